@@ -109,6 +109,11 @@ class EventRows:
         """The resume token of the last row."""
         return self._tokens[-1] if self._tokens else None
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of the last row, which has one."""
+        return f"{self._dbs[-1]}.{self._collections[-1]}"
+
     def operations(self) -> Mapping[str | None, int]:
         """How many rows there are of each `op`."""
         return Counter(self._ops)
@@ -165,7 +170,8 @@ class EventRows:
             # A signal of a collection that is not captured gets no row, and is acted on all the same.
             self.filtered += not is_control
             return event if is_control else None
-        if SKIPPED in event:
+        # A delete needs no document: without what was too large, the one before it, it is whole.
+        if SKIPPED in event and op != bronze.Op.DELETE.value:
             self._add_skipped(event, token, key=raw_event.key(document_key, raw, is_exact=is_exact))
             return None
         after = event.get("fullDocument")

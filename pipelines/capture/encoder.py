@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
+from cdc_core.signals import signal as signals
 from cdc_core.stream import transactions
 from pipelines import clock
 from pipelines.capture import tokens
+from pipelines.capture.logger import log
 from pipelines.capture.selection import Selection
 
 
@@ -28,13 +31,17 @@ class Encoder:
     tracker: transactions.TransactionTracker | None = None
     moves: transactions.ShardMoves | None = None
     rows: events.EventRows = field(init=False)
+    _incomplete: set[str] = field(default_factory=set)
+    """Collections of which an event was skipped, and that was noted since a snapshot could last be planned."""
 
     def __post_init__(self) -> None:
         self.rows = events.EventRows(self.name)
 
     def add(self, event: bytes) -> Mapping[str, Any] | None:
         """Add an event's rows; the event where it is a control event (`control`): more than a change of a document."""
-        return self.rows.add(
+        rows = self.rows
+        skipped = rows.skipped
+        control_event = rows.add(
             event,
             includes=self.selection.includes,
             fields=self.selection.fields,
@@ -45,6 +52,25 @@ class Encoder:
             is_signal_collection=self.selection.is_signal_collection,
             skipped=self.selection.skipped,
         )
+        if rows.skipped > skipped:
+            self._note_gap(rows)
+        return control_event
+
+    def _note_gap(self, rows: events.EventRows) -> None:
+        """Note that a collection is incomplete from the skipped event on whose row is the last one, until a snapshot reads it again."""
+        token, namespace = rows.token or "", rows.namespace
+        # What plans a snapshot waits for its commit (`then`): what is skipped behind it that snapshot need not hold.
+        if namespace in self._incomplete and not rows.then:
+            return
+        self._incomplete.add(namespace)
+        log.warning(
+            "%s: an event was too large and was skipped (cursor.oversize.handling.mode); its document stays as it was until %s",
+            namespace,
+            signals.snapshot_command(namespace),
+        )
+        cause = "an event was too large and was skipped"
+        gap = {"from": token, "to": token, "since": tokens.utc(token), "cause": cause, "collections": [namespace]}
+        rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, {"gap": gap}))
 
     def end_transaction(self, token: str) -> None:
         """A transaction's events share one cluster time: when the stream is past it, at `token`, the transaction is over."""
@@ -64,4 +90,6 @@ class Encoder:
     def take(self) -> events.EventRows:
         """The rows, to be committed; the next event begins new ones."""
         rows, self.rows = self.rows, events.EventRows(self.name)
+        if rows.then:
+            self._incomplete.clear()
         return rows

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.snapshot import state as snapshot_state
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream, snapshot_read
@@ -136,9 +137,10 @@ def test_commits_hold_no_more_than_max_batch_size(spark: Any, mongodb_uri: str, 
 def test_an_event_that_is_too_large_is_skipped_and_reported(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """`cursor.oversize.handling.mode: skip`: what is above the threshold is counted and noted, and the rest lands."""
+    """`cursor.oversize.handling.mode: skip`: what is above the threshold is counted and noted, and the rest lands, deletes among it."""
     given = {"cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 5000, "snapshot.mode": "no_data"}
-    database.create_collection("orders")
+    given["capture.mode"] = "change_streams_update_full_with_pre_image"
+    database.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
     once(spark, found)
     database.orders.insert_many([{"_id": 1}, {"_id": 2, "pad": "x" * 6000}, {"_id": 3}])
@@ -146,6 +148,11 @@ def test_an_event_that_is_too_large_is_skipped_and_reported(
     assert (result.events, result.skipped_events) == (2, 1)
     assert [row.key for row in landed(spark, found, "change")] == ["1", "3"]
     assert len(landed(spark, found, "notification")) == 1
+    payloads = [json.loads(row.payload) for row in landed(spark, found, "heartbeat")]
+    assert snapshot_state.unrepaired(payloads).keys() == {f"{database.name}.orders"}
+    database.orders.delete_one({"_id": 2})
+    assert once(spark, found).events == 1
+    assert [(row.op, row.key) for row in landed(spark, found, "change")] == [("c", "1"), ("c", "3"), ("d", "2")]
 
 
 def test_a_snapshotter_of_ones_own(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:

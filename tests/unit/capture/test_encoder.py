@@ -1,0 +1,74 @@
+"""What the rows of a commit say of events that were too large."""
+
+from __future__ import annotations
+
+import json
+
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from cdc_core.bronze import event_rows as events
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.capture.encoder import Encoder
+from pipelines.capture.selection import Selection
+
+
+def event(second: int, *, operation: str = "update", collection: str = "a", is_large: bool = True) -> bytes:
+    fields = {
+        "_id": {"_data": f"82{second:08X}000000012B022C0100296E04"},
+        "operationType": operation,
+        "clusterTime": Timestamp(second, 1),
+        "ns": {"db": "shop", "coll": collection},
+        "documentKey": {"_id": second},
+    }
+    return bson.encode({**fields, **({events.SKIPPED: 17_000_000} if is_large else {"fullDocument": {"_id": second}})})
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder("shop", Selection(None, None, None), max_rows=10, max_bytes=10_000)
+
+
+def gaps(rows: events.EventRows) -> list[tuple[str, str]]:
+    """Each gap of a commit: the collection, and since when."""
+    payloads = [json.loads(each.as_py() or "{}") for each in rows.table(batch=1, first_offset=0, ts_ms=0)["payload"]]
+    found = [each["gap"] for each in payloads if "gap" in each]
+    return [(name, each["since"]) for each in found for name in each["collections"]]
+
+
+def test_a_skipped_event_leaves_its_collection_incomplete(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+    """Noted once, and again behind what may have planned a snapshot, which ends the gaps of before."""
+    since = "1970-01-01 00:0{}:00 UTC"
+    for each in (event(60), event(61), event(120, collection="b"), event(121, collection="c", is_large=False)):
+        encoder.add(each)
+    first = encoder.take()
+    assert gaps(first) == [("shop.a", since.format(1)), ("shop.b", since.format(2))]
+    assert (first.skipped, first.changes, first.token) == (3, 1, f"82{121:08X}000000012B022C0100296E04")
+    encoder.add(event(180))
+    assert not gaps(encoder.take())
+    encoder.rows.then.append(lambda: None)
+    encoder.add(event(240))
+    assert gaps(encoder.take()) == [("shop.a", since.format(4))]
+    encoder.add(event(300))
+    assert gaps(encoder.take()) == [("shop.a", since.format(5))]
+    assert [each.message.split(":")[0] for each in caplog.records] == ["shop.a", "shop.b", "shop.a", "shop.a"]
+
+
+def test_a_snapshot_ends_the_gap_of_a_skipped_event(encoder: Encoder) -> None:
+    """As that of changes that were lost: `medallion status` tells it until then."""
+    encoder.add(event(60))
+    payloads = [json.loads(each.as_py()) for each in encoder.take().table(batch=1, first_offset=0, ts_ms=0)["payload"]]
+    assert "too large" in snapshot_state.unrepaired(payloads)["shop.a"].why
+    state = snapshot_state.SnapshotState("s1", ("shop.a",), kind=snapshot_state.SnapshotKind.INCREMENTAL)
+    whole = state.advanced("shop.a", snapshot_state.CollectionState(completed=True))
+    assert not snapshot_state.unrepaired([*payloads, state.begun(), whole.progress("shop.a")])
+
+
+def test_a_delete_needs_no_document(encoder: Encoder) -> None:
+    """Only its pre-image can be too large: without it the document goes all the same."""
+    encoder.add(event(60, operation="delete"))
+    rows = encoder.take()
+    assert (rows.skipped, rows.changes) == (0, 1) and not gaps(rows)
+    (row,) = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
+    assert (row["kind"], row["op"], row["key"], row["before"]) == ("change", "d", "60", None)
