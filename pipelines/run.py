@@ -20,7 +20,7 @@ from pipelines.operations import cut, cut_requests, maintain
 from pipelines.page import page as pages
 from pipelines.silver import run as silver
 from pipelines.spark import failures as spark_failures
-from pipelines.spark import jvm
+from pipelines.spark import jvm, parallel
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -185,8 +185,14 @@ class _Run:
         )
 
     def _maintain(self, stop: threading.Event) -> object:
-        def act() -> object:
-            return maintain.run(self.sessions(), self.settings, beside_writers=True, stop=stop)
+        def act() -> None:
+            failures = parallel.Failures()
+            found = maintain.run(self.sessions(), self.settings, beside_writers=True, stop=stop, failures=failures)
+            # Nobody sees the table that the command shows: bronze is held here, so that nothing ever goes from it.
+            for each in found.tables:
+                for line in each.left:
+                    log.warning("%s: %s", each.table, line)
+            failures.raised()
 
         return _kept(self.settings, act, stop=stop)
 

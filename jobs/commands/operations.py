@@ -30,15 +30,24 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
     loses its position. Says what it did, with files and bytes before and after.
     """
     from pipelines.operations import maintain
+    from pipelines.spark import parallel
     from pipelines.terminal import tables as report
 
+    failures = parallel.Failures()
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "maintain", quiet=True)
         run = functools.partial(
-            maintain.run, spark, settings, collection=collection, beside_writers=beside_writers, stop=stop
+            maintain.run,
+            spark,
+            settings,
+            collection=collection,
+            beside_writers=beside_writers,
+            stop=stop,
+            failures=failures,
         )
         result = interrupts.finished(spark, stop, run)
-    click.echo(maintain.to_json(result)) if as_json else report.maintained(result)
+    click.echo(maintain.to_json(result)) if as_json else report.maintained(result, is_whole=not failures.found)
+    failures.raised()
     maintain.refuse(result)
 
 

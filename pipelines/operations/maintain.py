@@ -115,16 +115,16 @@ def run(
     collection: str | None = None,
     beside_writers: bool = False,
     stop: threading.Event | None = None,
+    failures: parallel.Failures,
 ) -> MaintenanceResult:
-    """Maintain the tables of a pipeline, or those of one collection; one table's failure does not stop the others.
+    """Maintain the tables of a pipeline, or those of one collection.
 
-    Raises what failed, when all have had their turn; `SettingsError` for a collection that silver does not know.
+    A table that is damaged, or somebody else's, is noted in `failures` and keeps no other from its maintenance: what was done to those
+    is told here alone. Raises `SettingsError` for a collection that silver does not know.
     """
     began = time.monotonic()
     ended = stop or threading.Event()
     maintaining = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms())
-    # One table that is damaged or somebody else's must not keep the others from being compacted.
-    failures = parallel.Failures()
 
     def one(_: SparkSession, table: _Table) -> TableResult:
         return maintaining.maintained(table)
@@ -139,7 +139,6 @@ def run(
             failures.note("models", error)
     while left and not ended.is_set():
         found.append(maintained(spark, left.pop(0)))
-    failures.raised()
     done, not_begun = tuple(each for each in found if each is not None), tuple(each.ref.label for each in left)
     return MaintenanceResult(settings.name, done, time.monotonic() - began, not_begun)
 

@@ -260,10 +260,10 @@ VERDICTS_BESIDE = ("incomplete", "quarantined", "kept", "waiting", "changing", "
 SHOWN_DIFFERENCES = 20
 
 
-def maintained(found: Maintenance) -> None:
+def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
     """What `medallion maintain` shows: a line for each table."""
     if not found.tables:
-        console().print("there is no table yet: medallion run makes them")
+        console().print("there is no table yet: medallion run makes them" if is_whole else "no table could be maintained")
         return
     table = _plain_table("table", "files", "MB", "what was done")
     for each in found.tables:

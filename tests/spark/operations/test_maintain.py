@@ -23,6 +23,7 @@ from pipelines.gold import history_position
 from pipelines.gold import run as gold
 from pipelines.operations import cut, maintain, rebuild
 from pipelines.silver import run as silver
+from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 from pipelines.verify import run as verify
 from tests.harness import bronze_rows
@@ -62,6 +63,13 @@ CHUNKS = [WITHOUT_END.begun()] + [
 ]
 KEPT = [CHUNKS[0], CHUNKS[2], *CHUNKS[4:]]
 """A plan and the heartbeats of chunks; without those that say less than what follows them."""
+
+
+def maintained(spark: SparkSession, chosen: Any) -> maintain.MaintenanceResult:
+    """What one run did, in which no table failed."""
+    found = maintain.run(spark, chosen, failures=(failures := parallel.Failures()))
+    failures.raised()
+    return found
 
 
 def applied(spark: SparkSession, chosen: Any) -> None:
@@ -115,7 +123,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     silver_table, gold_table = layout.silver(bronze_rows.DB, "things"), layout.gold(bronze_rows.DB, "things")
     before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
     held = Writer.claim(spark, gold_table)
-    found = {each.table: each for each in maintain.run(spark, chosen).tables}
+    found = {each.table: each for each in maintained(spark, chosen).tables}
     assert "its writer is alive" in found[gold_table.label].left[0]
     maintaining = maintain._MaintenanceRun(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
     (beside,) = [each for each in maintaining.tables(None) if each.ref == gold_table]
@@ -140,7 +148,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 5, 9]
     assert registry.silver_position(spark, silver_table).to == 10
     trimmed = delta.properties(spark, layout.bronze("shop"))[bronze.TRIMMED]
-    maintain.run(spark, settings(lakehouse, maintenance={"bronze.retention.days": 2}))
+    maintained(spark, settings(lakehouse, maintenance={"bronze.retention.days": 2}))
     events = spark.table(str(layout.bronze("shop"))).where("kind = 'change' AND collection = 'things'")
     assert [row.batch for row in events.collect()] == [10]
     assert delta.properties(spark, layout.bronze("shop"))[bronze.TRIMMED] == trimmed
@@ -161,10 +169,10 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
     log.append({"things": [{"op": "u", "key": 2, "at": 30, "after": {"_id": 2}}]})
     applied(spark, chosen())
     capture = Writer.claim(spark, layout.bronze("shop"))
-    maintain.run(spark, chosen())
+    maintained(spark, chosen())
     assert not history_position.position(spark, layout.history(bronze_rows.DB, "things")).has_gap
     capture.release()
-    maintain.run(spark, chosen())
+    maintained(spark, chosen())
     log.append({"things": [{"op": "r", "key": 2, "at": 40, "after": {"_id": 2}}]})
     for _ in range(2):
         with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
@@ -193,7 +201,7 @@ def test_a_capture_that_comes_during_a_compaction_is_not_refused(
         optimized(session, table, **options)
 
     monkeypatch.setattr(maintenance, "optimize", optimize)
-    (found,) = [each for each in maintain.run(spark, chosen).tables if each.kind is maintain.TableKind.BRONZE]
+    (found,) = [each for each in maintained(spark, chosen).tables if each.kind is maintain.TableKind.BRONZE]
     assert came and found.after.files == 1
 
 
@@ -210,7 +218,7 @@ def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, 
     second = bronze_rows.Log(spark, table, log="second")
     for number in range(2):
         second.append({"things": [{"op": "c", "key": number, "at": 20 + number, "after": {"_id": number}}]})
-    maintain.run(spark, chosen)
+    maintained(spark, chosen)
     assert spark.table(str(table)).where("kind = 'change'").count() == 2
     assert spark.table(str(delta.layout(chosen.lakehouse).deletes(bronze_rows.DB, "things"))).count() == 4
 
@@ -228,10 +236,10 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
     log.append({"things": [{"op": "c", "key": 9, "at": 20, "after": {"_id": 9}}]})
     applied(spark, chosen)
     before = positions(spark, chosen)
-    maintain.run(spark, chosen)
+    maintained(spark, chosen)
     for number, file in enumerate(sorted(tmp_path.rglob("_delta_log/0*"))):
         os.utime(file, (time.time() - 40 * DAY + number,) * 2)
-    maintain.run(spark, chosen)
+    maintained(spark, chosen)
     assert before == positions(spark, chosen)
     assert [to for to, generation in before if generation] == [3, 3]
 
@@ -247,8 +255,12 @@ def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession
         applied(spark, chosen)
     for file in delta.data_files(spark, layout.silver(bronze_rows.DB, "others")) or []:
         (tmp_path / "silver" / bronze_rows.DB / "others" / file.name).unlink()
+    failures = parallel.Failures()
+    done = {each.table for each in maintain.run(spark, chosen, failures=failures).tables}
     with pytest.raises(errors.CollectionsFailed, match="medallion repair"):
-        maintain.run(spark, chosen)
+        failures.raised()
+    assert layout.silver(bronze_rows.DB, "things").label in done, "what was done to others is told all the same"
+    assert layout.silver(bronze_rows.DB, "others").label not in done
     assert delta.size(spark, layout.silver(bronze_rows.DB, "things")).files == 1
 
 

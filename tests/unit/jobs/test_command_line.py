@@ -19,7 +19,9 @@ import pytest
 from cdc_core import errors
 from jobs import command_line, log_lines
 from jobs.commands import application, inspection, interrupts
+from pipelines.delta import tables as delta
 from pipelines.operations import cut_requests, maintain, rebuild
+from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -307,6 +309,24 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     monkeypatch.setattr(maintain, "run", lambda *_, **__: left)
     assert command_line.main(["maintain", "--json", "--config", str(settings_file)]) == 75
     assert "silver/a/b" in capsys.readouterr().out
+
+
+def test_a_table_that_fails_hides_no_maintenance_of_another(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was done is shown before the error."""
+    size = delta.TableSize(1, 10)
+    done = maintain.TableResult("silver/a/b", maintain.TableKind.SILVER, size, size, ("checkpoint written",))
+
+    def run(*_: object, failures: parallel.Failures, **__: object) -> maintain.MaintenanceResult:
+        failures.note("silver/a/c", errors.FilesMissing("silver/a/c: medallion repair"))
+        return maintain.MaintenanceResult("shop", (done,), 0.0)
+
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    monkeypatch.setattr(maintain, "run", run)
+    assert command_line.main(["maintain", "--config", str(settings_file)]) == 3
+    shown = capsys.readouterr()
+    assert "checkpoint written" in shown.out and "medallion repair" in shown.err
 
 
 def test_a_terminal_of_few_signs_ends_no_command(settings_file: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.operations import maintain
+from pipelines.spark import parallel
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
 
@@ -18,7 +19,7 @@ from tests.harness.without_spark import SPARK, Hop
 def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows which tables the models have: the others have their turn, and the error comes after it."""
+    """Nobody knows which tables the models have: the others have their turn, and the error is told beside what was done to them."""
     seen: list[str] = []
     monkeypatch.setattr(maintain._MaintenanceRun, "maintained", lambda _, table: seen.append(table.kind.value))
     with without_spark.running():
@@ -26,8 +27,9 @@ def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
         hop.append((1, bson.encode({"_id": 1})))
         hop.run()
         settings: Any = replace(hop.settings, gold=replace(hop.settings.gold, models=str(tmp_path / "models")))
-        with pytest.raises(errors.SettingsError, match="there is no folder"):
-            maintain.run(SPARK, settings)
+        maintain.run(SPARK, settings, failures=(failures := parallel.Failures()))
+    with pytest.raises(errors.SettingsError, match="there is no folder"):
+        failures.raised()
     assert {"bronze", "silver", "gold", "ops"} <= set(seen)
 
 

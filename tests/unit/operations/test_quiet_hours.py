@@ -8,7 +8,9 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse
-from pipelines import run
+from pipelines import run as pipeline
+from pipelines.delta import tables as delta
+from pipelines.operations import maintain
 
 SMALLEST = {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.connection.string": "mongodb://localhost"}}
 
@@ -47,5 +49,20 @@ def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> No
         if len(asked) == 2:
             raise errors.CommitConflict("other commits came first")
 
-    assert run._kept(settings, act, stop=stop, clock=clock, pause=0.0) == 2
+    assert pipeline._kept(settings, act, stop=stop, clock=clock, pause=0.0) == 2
     assert len(asked) == 3
+
+
+def test_what_stays_is_told_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipeline holds bronze, so that nothing goes from it however old it is; who reads only the log has to know."""
+    settings = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "00:00-23:59", "bronze.retention.days": 30}})
+    size, stop = delta.TableSize(1, 10), threading.Event()
+    left = maintain.TableResult("bronze/shop", maintain.TableKind.BRONZE, size, size, left=("events stay",))
+
+    def run(*_: object, **__: object) -> maintain.MaintenanceResult:
+        stop.set()
+        return maintain.MaintenanceResult("shop", (left,), 0.0)
+
+    monkeypatch.setattr(maintain, "run", run)
+    pipeline._Run(settings, lambda: None, False, False, stop, None)._maintain(stop)  # type: ignore[arg-type, return-value]
+    assert [each.message for each in caplog.records] == ["bronze/shop: events stay"]
