@@ -201,5 +201,5 @@ class FencedCommits:
 
 def carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What a layer added to the metadata, which a claim or a release hands on."""
-    own = {"to", "writer", "host", "process", "started", "lease", "commit", "released"}
+    own = {"to", "writer", "host", "process", "started", "lease", "commit", "released", "errand"}
     return {name: value for name, value in metadata.items() if name not in own}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from cdc_core import errors
 from cdc_core.bronze import repair as bronze_repair
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import data_file, local_log
+from pipelines.delta import data_file, local_log, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
@@ -128,7 +128,7 @@ def _table(
             _forget_position(spark, tables.TableRef.at(str(root.joinpath("gold", *names[2:]))), take_over=take_over)
         writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         try:
-            to, extra = _position(writer, names)
+            to, extra = _position(writer, names, gone)
             version = writer.remove_files(gone, to=to, extra=extra)
         finally:
             with suppress(errors.MedallionError):
@@ -182,17 +182,27 @@ def _plan(
     return missing, "what these files held is gone"
 
 
-def _position(writer: Writer, names: Sequence[str]) -> tuple[object, dict[str, object]]:
-    """The position and the extras of a table whose missing files went."""
+def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.DataFile]) -> tuple[object, dict[str, object]]:
+    """The position and the extras of a table out of which files are taken."""
     match names:
+        case ("bronze", _):
+            # What is left came by these settings: the next start compares its own with them, and tells what they had left out.
+            first = min(span[0] if (span := file.between("batch")) else 0 for file in gone)
+            left = table_history.last_commit(
+                writer.spark, writer.table, saying=lambda said: (said.get("batch") or first) < first
+            )
+            said = {**((left.metadata if left is not None else None) or {}), **_named(writer.metadata, "batch", "log")}
+            return writer.metadata.get("to"), _named(said, "batch", "log", *bronze_log.OF_THE_STREAM)
         case ("silver", *_):
             # Without `high`, so that what is applied again counts as late and is compared with the rows that are left.
-            return 0, {name: writer.metadata[name] for name in ("generation", "log", "added") if name in writer.metadata}
+            return 0, _named(writer.metadata, "generation", "log", "added")
         case ("history", *_):
             # Where old events are not in bronze any more, it would begin in the middle, without a word.
-            return 0, {history_position.GAP: True} | {
-                name: writer.metadata[name] for name in ("added",) if name in writer.metadata
-            }
+            return 0, {history_position.GAP: True, **_named(writer.metadata, "added")}
         case ("gold", *_):
             return None, {}
-    return writer.metadata.get("to"), {name: writer.metadata[name] for name in ("batch", "log") if name in writer.metadata}
+    return writer.metadata.get("to"), {}
+
+
+def _named(said: Mapping[str, object], *names: str) -> dict[str, object]:
+    return {name: said[name] for name in names if name in said}

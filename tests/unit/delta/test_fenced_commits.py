@@ -61,6 +61,12 @@ def committed_after(refusals: int, error: Callable[[], Exception], log: list[Com
     return commit
 
 
+def test_an_errand_is_its_own_writers_alone() -> None:
+    """Who comes behind `medallion maintain` stays: a second one must not be told that it is gone in a minute."""
+    passing = claims.parsed(claims.WriterIdentity("w", "host", 1, "", "medallion maintain").metadata(now_ms=0, to=7))
+    assert passing and passing["errand"] and fenced_commits.carried({**passing, "batch": 7}) == {"batch": 7}
+
+
 @pytest.mark.parametrize("refusals", (0, 3, table_errors.COMMIT_ATTEMPTS - 1))
 def test_the_direct_log_is_tried_again_on_the_newest_version(
     writer: FencedCommits, log: list[Commit], refusals: int

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from cdc_core import errors
 from cdc_core.bronze import repair
 from cdc_core.tables import layout as tables
+from pipelines.delta import table_history
+from pipelines.delta.local_log import Commit
 from pipelines.operations import repair as tables_repair
 from pipelines.spark import parallel
 from tests.harness import without_spark
@@ -55,3 +58,24 @@ def test_schemas_go_all_together() -> None:
     """By an older schema than its table's a field would be taken for another: silver refuses a table without any."""
     files: Any = ["one", "another"]
     assert tables_repair._plan(files, files[:1], ("ops", "schemas"))[0] == files
+
+
+def test_what_is_left_of_bronze_names_the_settings_by_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the settings of then left out is told once more by the next start, which reads on from there."""
+    own = {"writer": "w", "log": "one"}
+    commits = [
+        Commit(number, 0, said)
+        for number, said in (
+            (9, {**own, "batch": 7, "released": True}),  # a repair of an earlier version
+            (8, {**own, "batch": 7, "stream": "new", "fields": [["shop.a.x"], []]}),
+            (7, {**own, "batch": 5, "stream": "old", "fields": [[], []]}),
+            (6, {**own, "batch": 4, "stream": "older"}),
+        )
+    ]
+    monkeypatch.setattr(table_history, "_newest_first", lambda *_: iter(commits))
+    writer: Any = SimpleNamespace(spark=None, table=None, metadata={**(commits[0].metadata or {}), "to": "8201"})
+    gone: Any = [SimpleNamespace(between=lambda _: (6, 7))]
+    said = {"batch": 7, "log": "one", "stream": "old", "fields": [[], []]}
+    assert tables_repair._position(writer, ("bronze", "shop"), gone) == ("8201", said)
+    unknown: Any = [SimpleNamespace(between=lambda _: None)]
+    assert tables_repair._position(writer, ("bronze", "shop"), unknown) == ("8201", {"batch": 7, "log": "one"})
