@@ -188,12 +188,20 @@ class Positions:
     def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
         """Whether a table stands before events that maintenance took from bronze, because all layers had applied them."""
         if position.to:
-            was_restored = table_history.is_restored(self.spark, self.table(namespace))
-            return was_restored and bronze_log.is_trimmed_behind(self.spark, self._bronze, position.to)
+            is_back = table_history.is_restored(self.spark, self.table(namespace)) or self._is_behind_gold(
+                namespace, position
+            )
+            return is_back and bronze_log.is_trimmed_behind(self.spark, self._bronze, position.to)
         first = (
             self.spark.sql(f"SELECT min(batch) AS batch FROM {self._bronze} WHERE {namespace.predicate}").collect()[0].batch
         )
         return first is not None and first > registry.noted_batch(self.spark, self.settings, namespace)
+
+    def _is_behind_gold(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
+        """Whether gold was made from more than the table holds: an older copy of its files was brought back."""
+        gold = self.layout.gold(*namespace)
+        commit = table_history.position(self.spark, gold) if delta.exists(self.spark, gold) else None
+        return (((commit.metadata or {}) if commit is not None else {}).get("to") or 0) > position.to
 
     def _is_trimmed(self) -> bool:
         return bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)

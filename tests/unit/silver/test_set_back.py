@@ -12,11 +12,13 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
 from pipelines.delta import live_files, local_log
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
 from pipelines.silver import set_back
+from pipelines.silver.positions import Positions
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
@@ -143,6 +145,19 @@ def test_where_the_tables_history_does_not_reach_back_all_is_applied(hop: Hop) -
     with pytest.raises(NeedsSpark):  # of a batch that comes late
         hop.silver()
     assert position(hop).to == 0
+
+
+def test_a_copy_of_silver_asks_for_what_was_trimmed_since(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bronze lacks events that only gold has applied by then: documents would stand as they were in the copy, without a word."""
+    hop.gold()
+    monkeypatch.setattr(Positions, "_is_trimmed", lambda _: True)
+    monkeypatch.setattr(bronze_log, "is_trimmed_behind", lambda _, __, batch: batch < 3)
+    monkeypatch.setattr(bronze_log, "is_whole", lambda *_: False)
+    append(hop, 5)
+    bring_back(hop, "silver", "ops", batch=5)
+    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+        append(hop, 6)
+    assert position(hop).to == 2
 
 
 @pytest.mark.parametrize("layers", [("bronze", "silver"), ("bronze",)])
