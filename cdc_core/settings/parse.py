@@ -305,6 +305,11 @@ def _silver(reader: SectionReader, found: object, source: Source) -> SilverSetti
         for namespace, options in own.items()
     }
     _check_namespaces(reader, collections, source)
+    folds_nothing = not source.capture_mode.has_full_updates
+    for path, each in [("silver.defaults", defaults), *((f"silver.collections.{name}", collections[name]) for name in own)]:
+        if each.history and each.keep_document is False and folds_nothing:
+            mode = source.capture_mode.value
+            reader.warnings.append(f"{path}.history: with keep.document: false it has no update of capture.mode: {mode}")
     return SilverSettings(defaults, collections)
 
 

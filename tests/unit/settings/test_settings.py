@@ -315,5 +315,8 @@ def test_warnings() -> None:
         "source.heartbeat.interval.ms",
         "silver.defaults.route.by.field",
     ]
+    given = {"defaults": {"keep.document": False}, "collections": {"shop.orders": {"history": True}}}
+    (no_updates,) = parsed(source={"capture.mode": "change_streams"}, silver=given).warnings
+    assert no_updates.startswith("silver.collections.shop.orders.history: ") and not parsed(silver=given).warnings
     (alone,) = parsed(source={"capture.target": "shop.orders"}).warnings
     assert alone.startswith("source.capture.target has no effect")
