@@ -70,6 +70,11 @@ def made_up(event: Mapping[str, Any]) -> list[str]:
     return [name for name in GIVEN if name in event and types.get(name, "object") != "object"]
 
 
+def changes_documents(stage: Stage) -> bool:
+    """Whether a stage is seen to take something out of documents, or to change them."""
+    return any(_takes(*next(iter(stage.items())), field) for field in GIVEN)
+
+
 def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> list[str]:
     """What is wrong with the stages, as far as they show it themselves; `needs_description` protects `updateDescription`."""
     protected = (*PROTECTED, "updateDescription") if needs_description else PROTECTED

@@ -274,19 +274,21 @@ def fingerprint(source: Source) -> str:
     }
     has_stages = source.cursor_pipeline_order is not PipelineOrder.USER_ONLY
     skipped = sorted(OPERATIONS - operations(source)) if has_stages else []
-    return "-".join((digest(stream)[:32], *skipped, *map(_named, _choosing(user_stages(source)))))
+    return "-".join((digest(stream)[:32], *skipped, *map(_named, _leaving_out(user_stages(source)))))
 
 
 CHANGING = frozenset({"$addFields", "$project", "$replaceRoot", "$replaceWith", "$set", "$unset"})
 """Stages that leave no event out."""
 
 
-def _choosing(stages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Each stage that may leave events out, behind those that change what it sees of them."""
+def _leaving_out(stages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Each stage that may leave events out, behind those that change what it sees of them, and each that leaves out a part of documents."""
     changing: list[dict[str, Any]] = []
     for each in stages:
         if CHANGING.issuperset(each):
             changing.append(each)
+            if cursor_pipeline.changes_documents(each):
+                yield [each]
         else:
             yield [*changing, each]
 
@@ -311,7 +313,7 @@ def no_longer_left_out(before: str, source: Source) -> frozenset[str]:
     gone = left_out(before) - left_out(fingerprint(source))
     stages = user_stages(source)
     # An earlier version named each stage by itself, also those that leave nothing out: what is still set is not gone.
-    if any(CHANGING.issuperset(each) and _named([each]) in gone for each in stages):
+    if any(CHANGING.issuperset(each) and _named([each]) in left_out(before) for each in stages):
         gone -= {_named([each]) for each in stages}
     return gone
 

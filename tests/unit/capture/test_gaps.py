@@ -28,6 +28,7 @@ KEEP = '[{{"$addFields": {{"keep": {{"$eq": ["$fullDocument.region", "{}"]}}}}}}
 MARKED, BEHIND, ELSEWHERE = (
     source({"cursor.pipeline": KEEP.format(*each)}) for each in (("EU", ""), ("EU", ', {"$unset": "keep"}'), ("US", ""))
 )
+MASKED, MASKED_OTHERWISE = (source({"cursor.pipeline": f'[{{"$unset": "fullDocument.{name}"}}]'}) for name in "ab")
 
 
 def token(second: int) -> str:
@@ -84,6 +85,9 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
         ([(10, WHOLE), (20, MARKED)], ELSEWHERE, 20),
         ([(10, WHOLE), (20, MARKED)], BEHIND, None),
         ([(10, WHOLE), (20, BEHIND)], MARKED, None),
+        ([(10, WHOLE), (20, MASKED)], WHOLE, 20),
+        ([(10, MASKED)], MASKED_OTHERWISE, 10),
+        ([(10, WHOLE)], MASKED, None),
     ],
 )
 def test_what_was_left_out_is_missing_when_it_is_captured_again(
