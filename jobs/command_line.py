@@ -11,6 +11,7 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -74,9 +75,10 @@ def _is_of_interrupt(error: BaseException | None) -> bool:
 
 
 def _translated(error: Exception) -> errors.MedallionError | None:
-    """What Spark raised, in our words; only where Spark was started."""
+    """What Spark raised, in our words; where it was not started, that a command's output finds no room."""
     if "pyspark" not in sys.modules:
-        return None
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        return errors.StorageExhausted("no space left for the output; free some and start again") if is_full else None
     from pipelines.spark import failures as spark_failures
 
     return spark_failures.translated(error)

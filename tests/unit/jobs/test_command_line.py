@@ -311,6 +311,15 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     assert "silver/a/b" in capsys.readouterr().out
 
 
+def test_an_output_without_room_is_no_bug() -> None:
+    """A full disk, as of `medallion import-debezium connector.json > conf/shop.yml`."""
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "jobs", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert run.returncode == 75 and "no space left" in run.stderr, run.stderr
+
+
 def test_a_table_that_fails_hides_no_maintenance_of_another(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
