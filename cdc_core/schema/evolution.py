@@ -258,6 +258,34 @@ class _Join:
                 return type_
 
 
+def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:
+    """The pinned paths whose columns have another type, to which they are not widened: until a rebuild."""
+    for path, pin in pins.items():
+        type_ = _held(schema.struct, path)
+        if type_ is None:
+            continue
+        if pin.is_map:
+            is_so = isinstance(type_, Map) and pin.type in (None, type_.value)
+        else:
+            is_so = type_ == pin.type or (pin.type is not None and widens(type_, pin.type))
+        if not is_so:
+            yield ".".join(path)
+
+
+def _held(type_: ColumnType, path: tuple[str, ...]) -> ColumnType | None:
+    """The type at a path, which leads through arrays and by `*` through maps; None where there is none."""
+    for name in path:
+        while isinstance(type_, Array):
+            type_ = type_.element
+        if isinstance(type_, Map) and name == "*":
+            type_ = type_.value
+        elif isinstance(type_, Struct) and name in type_.by_name:
+            type_ = type_.by_name[name].type
+        else:
+            return None
+    return type_
+
+
 def groups(shape: Shape) -> list[list[Kind]]:
     """The kinds that could make a column, by the document that showed each first, in the order of the
     events.

@@ -45,7 +45,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
@@ -347,20 +347,32 @@ class _SilverRun:
     ) -> schemas.SchemaVersion:
         """The schema of a table's columns, which stay laid out as they were; before there is any the settings may change."""
         kept = self.positions.schemas.get(str(namespace), schemas.SchemaVersion())
-        if not kept.schema.fields or kept.schema.naming.lays_out_as(column_names.ColumnNaming.of(options)):
-            return kept
-        if delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
+        is_laid_out = not kept.schema.fields or kept.schema.naming.lays_out_as(column_names.ColumnNaming.of(options))
+        if not is_laid_out and delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
             return replace(kept, schema=document_schema.EMPTY)
-        if namespace in self.told_layout:
-            return kept
-        self.told_layout.add(namespace)
-        log.warning(
-            "%s: flatten.struct, its delimiter, array.encoding or field.name.adjustment.mode was changed, and the table goes on with the "
-            "columns that it has; to lay them out as the settings say now: medallion rebuild --collection %s",
-            namespace,
-            shlex.quote(str(namespace)),
-        )
+        if namespace not in self.told_layout:
+            self.told_layout.add(namespace)
+            self._tell_what_waits(namespace, kept.schema, is_laid_out=is_laid_out)
         return kept
+
+    def _tell_what_waits(
+        self, namespace: registry.Namespace, schema: document_schema.DocumentSchema, *, is_laid_out: bool
+    ) -> None:
+        """Say which settings make no difference to the columns that are there, before a rebuild."""
+        waiting = []
+        if not is_laid_out:
+            waiting.append("flatten.struct, its delimiter, array.encoding or field.name.adjustment.mode was changed")
+        pinned = ", ".join(evolution.waiting_pins(schema, self.settings.silver.for_collection(str(namespace)).pins))
+        if pinned:
+            waiting.append(f"schema or map.fields pins other types of {pinned}")
+        for what in waiting:
+            log.warning(
+                "%s: %s, and the table goes on with the columns that it has; to lay them out as the settings say now: "
+                "medallion rebuild --collection %s",
+                namespace,
+                what,
+                shlex.quote(str(namespace)),
+            )
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
         table = self.positions.table(namespace)
