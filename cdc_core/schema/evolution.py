@@ -10,7 +10,7 @@ A path's column type comes from the first value that was seen there, in the orde
 so the schema depends on the documents and their order alone, and not on how they were cut into batches.
 Values that are seen for the first time side by side in one array and have no common type make a TEXT
 column: a STRING that holds strings as they are and other values as their JSON. A path that was only ever
-null, `[]` or `{}` has no column; a `[]` or `{}` without a column is rescued.
+null, `[]` or `{}` has no column, pinned or not; a `[]` or `{}` without a column is rescued.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _Join:
 
     def _fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         pin = self.pins.get(path)
-        if pin is not None and shape.kinds:
+        if pin is not None and shape.first is not None:
             # A map without a value so far has no column: what else stands there is rescued, and does not choose another type.
             return self._pinned(pin, shape, path, depth)
         type_: ColumnType | None = None

@@ -332,6 +332,16 @@ def test_a_pinned_map_is_one_whatever_comes_first(first: Any) -> None:
     assert bool(rescued) is (first not in ({}, None))
 
 
+@pytest.mark.parametrize("empty", [[], {}, [None], {"x": []}])
+@pytest.mark.parametrize("pin", ["string", "double", "map<double>"])
+def test_a_pinned_field_gets_its_column_with_its_first_value(empty: Any, pin: str) -> None:
+    """As any field does: of two that meet in a name the same one has it whole, in one batch and in several."""
+    documents, pins = [{"v": empty}, {"V": 1}, {"v": 2.5}], parse_pins({"v": pin})
+    for naming in (column_names.ColumnNaming(), column_names.ColumnNaming(flatten=True)):
+        for schema in (joined(documents, pins=pins, naming=naming), together(documents, pins=pins, naming=naming)):
+            assert [(column.path, column.name) for column in schema.columns] == [(("V",), "V"), (("v",), "v_2")]
+
+
 INT64, INEXACT = {"$numberLong": "5"}, {"$numberLong": "9007199254740993"}
 REGEX = {"$regularExpression": {"pattern": "^a", "options": ""}}
 RETYPED = (
