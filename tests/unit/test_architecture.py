@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,16 +39,32 @@ class Module:
     def package(self) -> str:
         return self.path.relative_to(PROJECT).parts[0]
 
-    def imports(self) -> Iterator[str]:
+    def imports(self) -> tuple[str, ...]:
         """Every dotted name that is imported at run time, wherever in the module."""
+        return self._imports
+
+    def names(self) -> tuple[str, ...]:
+        """Every name and attribute that the code uses, and every text in it but docstrings."""
+        return self._names
+
+    # Most tests ask every module, and a walk through all of them takes a second.
+
+    @functools.cached_property
+    def _imports(self) -> tuple[str, ...]:
+        return tuple(self._imported())
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self._named())
+
+    def _imported(self) -> Iterator[str]:
         for node in _running(self.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
-    def names(self) -> Iterator[str]:
-        """Every name and attribute that the code uses, and every text in it but docstrings."""
+    def _named(self) -> Iterator[str]:
         docstrings = {id(text) for text in _docstrings(self.tree)}
         for node in _running(self.tree):
             if isinstance(node, ast.Name):
