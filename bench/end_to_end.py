@@ -7,7 +7,7 @@ For each shape: a first load, then a mix of changes (of 32 changes 20 inserts, 1
 nothing to do is its start, and at least that of a Spark session, which silver and gold do without where there is nothing. Beside them the raw drains (pymongo's `find` and change stream over raw BSON), and what a Spark user would
 write by hand over the captured text in one session: `from_json` with the right schema, first written, then merged into one table.
 With `--indirect` each shape comes once more, into a lakehouse whose files and log no process reads or writes by itself: all goes through
-Spark's statements, as in a catalog. What its rows end with is their share of the direct way.
+Spark's statements, as in a catalog. What its rows end with is their share of the direct way. Each row is said as soon as it is there.
 """
 
 from __future__ import annotations
@@ -131,11 +131,13 @@ class Measured:
         return (*(count / net[verb] for verb in VERBS), *(count / seconds for seconds in whole))
 
 
-def measured(config: Path, *, is_direct: bool = True) -> Measured:
-    """One run of each verb over what there is, and one over nothing."""
+def measured(config: Path, *, is_direct: bool, starts: dict[str, float] | None) -> Measured:
+    """One run of each verb over what there is, and one over nothing, unless that was measured before."""
     seconds = {verb: command(verb, config, is_direct=is_direct) for verb in VERBS}
-    session = spark_start()
-    return Measured(seconds, {verb: max(command(verb, config, is_direct=is_direct), session) for verb in VERBS})
+    if starts is None:
+        session = spark_start()
+        starts = {verb: max(command(verb, config, is_direct=is_direct), session) for verb in VERBS}
+    return Measured(seconds, starts)
 
 
 def spark_start() -> float:
@@ -231,6 +233,7 @@ def plain(kind: Any, value: str, depth: int = 0) -> str:
 
 def settings(folder: Path, uri: str, db: str) -> Path:
     """The settings of a pipeline with a lakehouse in the folder."""
+    folder.mkdir(exist_ok=True)
     config = folder / "bench.yml"
     config.write_text(
         f"name: bench\nlakehouse: {{root: {folder}/lakehouse}}\nsource:\n"
@@ -240,7 +243,8 @@ def settings(folder: Path, uri: str, db: str) -> Path:
 
 
 def shape_rows(uri: str, shape: str, *, documents: int, seed: int, indirect: bool = False) -> Iterator[ground.Row]:
-    """A row of the first load and one of the mix; the same of the indirect way."""
+    """A row of the first load and one of the mix, each as soon as it is there, with one of the indirect way behind it; then the starts, and
+    what is written by hand."""
     db, count = f"bench_{shape}", int(documents * SHARE[shape])
     changes = int(count * 0.64)
     client = mongodb.client(uri)
@@ -248,30 +252,42 @@ def shape_rows(uri: str, shape: str, *, documents: int, seed: int, indirect: boo
         source = Source(client[db]["things"], shape, seed)
         source.insert(count)
         with ground.lakehouse() as root:
-            (root / "indirect").mkdir()
-            config, other = settings(root, uri, db), settings(root / "indirect", uri, db)
-            find = capture.raw_find(uri, db, "things")
-            first = measured(config)
-            slow_first = measured(other, is_direct=False) if indirect else None
-            start = client.admin.command("hello")["$clusterTime"]["clusterTime"]
-            source.change(changes)
-            drain = capture.raw_drain(uri, db, start=start, events=changes)
-            mix = measured(config)
-            slow_mix = measured(other, is_direct=False) if indirect else None
-            plain_first, plain_mix = by_hand(config, f"{db}.things")
-        yield (f"{shape}, first load", count, find, *first.rates(count), count / plain_first)
-        yield (f"{shape}, mix", changes, drain, *mix.rates(changes), changes / plain_mix)
-        for what, events, slow, fast in (("first load", count, slow_first, first), ("mix", changes, slow_mix, mix)):
-            if slow is not None:
-                rates = slow.rates(events)
-                yield (f"{shape}, {what}, indirect", events, "", *rates, f"{rates[3] / fast.rates(events)[3]:.2f} of direct")
-        yield (f"{shape}, starts (s)", "", "", *(mix.starts[verb] for verb in VERBS), sum(mix.starts.values()), "", "")
+            configs = {is_direct: settings(root / str(is_direct), uri, db) for is_direct in (True, False)[: 1 + indirect]}
+            found: dict[bool, Measured] = {}
+            raw = capture.raw_find(uri, db, "things")
+            for what, events in (("first load", count), ("mix", changes)):
+                if what == "mix":
+                    start = client.admin.command("hello")["$clusterTime"]["clusterTime"]
+                    source.change(changes)
+                    raw = capture.raw_drain(uri, db, start=start, events=changes)
+                for is_direct, config in configs.items():
+                    starts = found[is_direct].starts if is_direct in found else None
+                    found[is_direct] = measured(config, is_direct=is_direct, starts=starts)
+                    rates = found[is_direct].rates(events)
+                    share = "" if is_direct else f"{rates[3] / found[True].rates(events)[3]:.2f}"
+                    yield (f"{shape}, {what}" + ", indirect" * (not is_direct), events, raw, *rates, share)
+            for is_direct, each in found.items():
+                starts = each.starts
+                way = ", indirect" * (not is_direct)
+                yield (f"{shape}, starts (s){way}", "", "", *(starts[verb] for verb in VERBS), sum(starts.values()), "", "")
+            for what, seconds in zip(("first load", "mix"), by_hand(configs[True], f"{db}.things")):
+                yield (
+                    f"{shape}, {what}, by hand *",
+                    "",
+                    "",
+                    "",
+                    (count if what == "first load" else changes) / seconds,
+                    "",
+                    "",
+                    "",
+                    "",
+                )
     finally:
         client.drop_database(db)
         client.close()
 
 
-COLUMNS = ("documents", "count", "raw drain/s", *(f"{verb}/s" for verb in VERBS), "all/s", "with starts/s", "by hand/s *")
+COLUMNS = ("documents", "count", "raw drain/s", *(f"{verb}/s" for verb in VERBS), "all/s", "with starts/s", "of direct")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
