@@ -91,8 +91,8 @@ def _profile(settings: Settings, *, is_service: bool) -> Mapping[str, str]:
     if is_service:
         return {}
     bronze = local_log.folder(delta.layout(settings.lakehouse).bronze(settings.name))
-    # What lies elsewhere cannot be measured without the session that is to be started.
-    is_short = bronze is not None and local_log.is_smaller(bronze, SHORT_RUN_BYTES)
+    # What lies elsewhere cannot be measured without the session that is to be started: most runs go on from the one before.
+    is_short = bronze is None or local_log.is_smaller(bronze, SHORT_RUN_BYTES)
     return spark_conf.SHORT_RUN if is_short else {}
 
 

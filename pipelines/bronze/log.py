@@ -115,15 +115,17 @@ class BronzeLog:
 
         Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
         """
-        delta.create(spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",))
+        is_new = found is None and delta.create(
+            spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",)
+        )
         _check_columns(spark, table)
         writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         if found is not None and writer.version == found.version + 1:
             position = found.position
-        else:
-            position = read_position(spark, table)
+        else:  # of a table that was made just now the claim is the first commit
+            position = None if is_new and writer.version == 1 else read_position(spark, table)
         # A trim that was killed leaves it so, and whoever restored the table.
-        if delta.properties(spark, table).get("delta.appendOnly") != "true":
+        if writer.properties.get("delta.appendOnly") != "true":
             writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         return BronzeLog(spark, table, writer, position, extra or {})
 
@@ -199,12 +201,6 @@ class BronzeLog:
             self._compaction.join(timeout=60)
         with self._lock:
             self.writer.release({} if self.complete is None else {"complete": self.complete})
-
-
-def unclaimed_position(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
-    """A table's position, read before this process has claimed it."""
-    version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
-    return UnclaimedPosition(version, read_position(spark, table))
 
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:

@@ -22,7 +22,7 @@ from cdc_core.properties import types as values
 from cdc_core.sql.names import literal
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log, ops_tables, table_history
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -106,9 +106,8 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     """What `ops/collections` holds of a pipeline; `discovered` counts for the bronze whose history is called `log`.
     Nothing where the table does not exist yet."""
     table = delta.layout(settings.lakehouse).ops("collections")
-    if not delta.exists(spark, table):
+    if delta.found(spark, table) is None:
         return KnownCollections()
-    delta.check_ours(spark, table)
     rows = [row for row in _rows(spark, table) if row["pipeline"] == settings.name]
     first: dict[Namespace, int] = {}
     for row in rows:
@@ -124,13 +123,13 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
 
 def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The table's rows, kept until it has another commit: gold asks each second, and each note is a file until they are compacted."""
-    newest = table_history.commits(spark, table, limit=1)
+    newest = delta.stamp(spark, table)
     if table not in _READ or _READ[table][0] != newest:
         _READ[table] = newest, ops_tables.rows(spark, table, SCHEMA).to_pylist()
     return _READ[table][1]
 
 
-_READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]] = {}
+_READ: dict[tables.TableRef, tuple[object, list[dict[str, Any]]]] = {}
 
 
 def noted_batch(spark: SparkSession, settings: Settings, namespace: Namespace) -> int:
@@ -239,10 +238,12 @@ def bronze_commit(metadata: Mapping[str, Any]) -> BronzeCommit | None:
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
     """Where a silver table stands: its last commit's metadata, or the greatest batch of its rows as a lower bound."""
-    if not delta.exists(spark, table):
+    at = table_history.standing(spark, table)
+    if at.version < 0:
         return SilverPosition()
-    commit, version = _position_and_version(spark, table)
-    metadata = {} if commit is None or commit.metadata is None else commit.metadata
+    metadata = at.said
+    # At the newest version, whose rows are those of the position: what others committed since, such as OPTIMIZE, leaves them as they
+    # are, and the files of older versions to VACUUM.
     if metadata.get("to") is not None:
         return SilverPosition(
             metadata["to"],
@@ -253,28 +254,13 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("log"),
             metadata.get("documents"),
             tuple(metadata.get("added") or ()),
-            version,
+            at.version,
             CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
             metadata.get("origin") or "",
             bronze_commit(metadata),
         )
     delta.check_ours(spark, table)
-    row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
     # Without its generation the table's columns would be read by the schema that they had before the rebuild.
     generation = delta.properties(spark, table).get(GENERATION, "")
-    return SilverPosition(row.batch or 0, generation=generation, version=table_history.version(spark, table))
-
-
-def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[local_log.Commit | None, int]:
-    """The commit that states a table's position, and the newest version with the same rows: commits of others since
-    then, such as OPTIMIZE, leave the rows as they are and the files of older versions to VACUUM."""
-    commit = table_history.position(spark, table)
-    while True:
-        version = table_history.version(spark, table)
-        if commit is not None and commit.version == version:
-            return commit, version
-        again = table_history.position(spark, table)
-        # The version was read between two equal looks at the position: no commit of ours lies between them.
-        if again == commit:
-            return commit, version
-        commit = again
+    row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {at.version}").first()
+    return SilverPosition(row.batch or 0, generation=generation, version=at.version)

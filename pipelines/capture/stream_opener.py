@@ -51,13 +51,13 @@ class ExistingBronze:
     @staticmethod
     def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
         """Read it; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
-        if not delta.exists(spark, table):
+        at = table_history.standing(spark, table)
+        if at.version < 0:
             return ExistingBronze()
         delta.check_ours(spark, table)
-        last = table_history.last_commit(spark, table)
-        before = last.metadata.get("stream") if last is not None and last.metadata else None
+        before = ((at.last.metadata if at.last else None) or {}).get("stream")
         is_other = before is not None and not filters.is_same_stream(before, fingerprint)
-        return ExistingBronze(bronze_log.unclaimed_position(spark, table), is_other)
+        return ExistingBronze(bronze_log.UnclaimedPosition(at.version, bronze_log.read_position(spark, table)), is_other)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class FencedCommits:
         self.identity = identity
         self.version = base.version if base else 0
         self.metadata: dict[str, Any] = dict(base.metadata or {}) if base else {}
+        self.properties: Mapping[str, str] = {}
+        """The table's properties when it was claimed."""
         self.surplus_files = 0
         """Files that the last compaction of this writer left beyond those that the size explains."""
         self._unanswered: dict[str, Any] | None = None

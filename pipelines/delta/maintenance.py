@@ -128,8 +128,8 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
     Not done where the newest entry states no position and an older one does: the older one would be removed with the
     rest as soon as it is past its retention.
     """
-    said = table_history.position(spark, table)
-    if said is not None and said.version < table_history.version(spark, table):
+    at = table_history.standing(spark, table)
+    if at.position is not None and at.position.version < at.version:
         return False
     log = direct_log.of(spark, table)
     try:

@@ -20,7 +20,6 @@ from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import table_history
-from pipelines.delta import tables as delta
 from pipelines.delta.local_log import Commit
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
 
 def holder(spark: SparkSession, table: tables.TableRef) -> Mapping[str, Any] | None:
     """The claim of the writer that holds the table, in the sense of `is_held`; None where nobody does."""
-    last = table_history.last_commit(spark, table) if delta.exists(spark, table) else None
+    last = table_history.standing(spark, table).last
     return None if last is None or _verdict(last) is claims.Availability.FREE else last.metadata
 
 

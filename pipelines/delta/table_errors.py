@@ -50,6 +50,23 @@ def commit_attempts(table: tables.TableRef) -> Iterator[int]:
     raise conflict(table)
 
 
+_MISSING = (
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_TABLE_ONLY_OPERATION",
+    "DELTA_MISSING_TABLE",
+    "TABLE_OR_VIEW_NOT_FOUND",
+    "SCHEMA_NOT_FOUND",
+    "PATH_NOT_FOUND",
+)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a statement found no Delta table."""
+    return spark_failures.condition(error).startswith(_MISSING)
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether Delta refused a commit because another one came first."""
     java = getattr(error, "java_exception", None)

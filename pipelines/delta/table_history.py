@@ -6,9 +6,11 @@ Every commit of ours carries the table's position and its writer's claim as `use
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log, table_errors
@@ -65,13 +67,11 @@ def version(spark: SparkSession, table: tables.TableRef) -> int:
 
 def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Commit]:
     """The commits after `version`, newest first; no older one is read, however long the history is."""
-    newest = commits(spark, table, limit=1)[0].version
-    found: list[Commit] = []
-    while newest > version and (not found or found[-1].version > version + 1):
-        found = commits(spark, table, limit=newest - version)
-        if found[0].version == newest:
+    found = commits(spark, table, limit=1)
+    while found[-1].version > version + 1:
+        found = commits(spark, table, limit=(wanted := found[0].version - version))
+        if len(found) < wanted:  # the history goes back no further
             break
-        newest = found[0].version  # others committed between the two looks
     return [commit for commit in found if commit.version > version]
 
 
@@ -90,7 +90,7 @@ def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commi
             if oldest is None or commit.version < oldest:
                 oldest = commit.version
                 yield commit
-        if len(listed) < limit:
+        if len(listed) < limit or oldest == 0:
             return
 
 
@@ -102,28 +102,58 @@ def last_commit(
     return next((commit for commit in own if saying(commit.metadata or {})), None)
 
 
-def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
-    """The commit of ours that the table's rows are at: the newest one, or, after a RESTORE, that of the restored version.
+@dataclass(frozen=True)
+class Standing:
+    """Where a table stands, by one look at its history.
 
-    None where history has none, or no longer reaches back to the restored version.
+    `position` is the commit of ours that the rows are at: the newest one, or, after a RESTORE, that of the restored version; None
+    where history has none, or no longer reaches back to there. `is_restored` says that a RESTORE is newer than all of ours but claims.
     """
-    return position_and_restored(spark, table)[0]
+
+    version: int = -1
+    """The newest version: behind `position` others committed, if anybody did. Less than 0 where no Delta table lies there."""
+    last: Commit | None = None
+    """The newest commit of ours."""
+    position: Commit | None = None
+    is_restored: bool = False
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """What `position` says; nothing where there is none."""
+        return (self.position.metadata if self.position else None) or {}
 
 
-def position_and_restored(spark: SparkSession, table: tables.TableRef) -> tuple[Commit | None, bool]:
-    """`position`, and `is_restored`, by one look at the history."""
-    reached: int | None = None
-    for commit in _newest_first(spark, table):
+NOT_THERE = Standing()
+
+
+def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
+    """Where the table stands, or `NOT_THERE`; what is committed while it is read does not count."""
+    folder = local_log.readable(spark, table)
+    if folder is not None and not local_log.exists(folder):
+        return NOT_THERE
+    try:
+        return _standing(_newest_first(spark, table))
+    except (errors.TableNotOurs, *table_errors.SPARK_ERRORS) as error:
+        if table_errors.is_missing(error.__cause__ or error):
+            return NOT_THERE
+        raise
+
+
+def _standing(history: Iterable[Commit]) -> Standing:
+    version, reached, last = -1, None, None
+    for commit in history:
+        version = max(version, commit.version)
+        last = last or (commit if commit.metadata is not None else None)
         # Committed after the restored version and undone by the RESTORE: what it says of the rows is no longer true.
         if reached is not None and commit.version > reached:
             continue
         if commit.restored is not None:
             reached = commit.restored
         elif commit.metadata is not None:
-            return commit, reached is not None or RESTORED in commit.metadata
-    return None, reached is not None
+            return Standing(version, last, commit, reached is not None or RESTORED in commit.metadata)
+    return Standing(version, last, None, reached is not None)
 
 
-def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Whether a RESTORE is newer than all commits of ours but claims."""
-    return position_and_restored(spark, table)[1]
+def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
+    """The commit of ours that the table's rows are at, as in `Standing`."""
+    return standing(spark, table).position

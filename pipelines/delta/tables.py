@@ -27,17 +27,6 @@ from pipelines.spark import session as sparks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MISSING = (
-    "DELTA_TABLE_NOT_FOUND",
-    "DELTA_MISSING_DELTA_TABLE",
-    "DELTA_PATH_DOES_NOT_EXIST",
-    "DELTA_TABLE_ONLY_OPERATION",
-    "DELTA_MISSING_TABLE",
-    "TABLE_OR_VIEW_NOT_FOUND",
-    "SCHEMA_NOT_FOUND",
-    "PATH_NOT_FOUND",
-)
-
 
 def layout(lakehouse: Any) -> tables.Layout:
     """The layout of the settings' lakehouse; a relative root is relative to the working directory, which no other needs."""
@@ -57,17 +46,17 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     folder = local_log.readable(spark, table)
     if folder is not None:
         return local_log.exists(folder)
-    return _is_known_to_spark(spark, table)
+    return _shown(spark, table) is not None
 
 
-def _is_known_to_spark(spark: SparkSession, table: tables.TableRef) -> bool:
+def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
+    """The properties of a table that Spark knows, by the one statement about a table that takes no job; None where there is none."""
     try:
-        spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
+        return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
     except table_errors.SPARK_ERRORS as error:
-        if spark_failures.condition(error).startswith(_MISSING):
-            return False
+        if table_errors.is_missing(error):
+            return None
         raise table_errors.translated(error, table) from error
-    return True
 
 
 def create(
@@ -77,8 +66,8 @@ def create(
     columns: str,
     properties: Mapping[str, str] | None = None,
     cluster_by: Sequence[str] = (),
-) -> None:
-    """Make the table where there is none. Safe to repeat.
+) -> bool:
+    """Make the table where there is none; whether that was done. Safe to repeat.
 
     Raises `TableNotOurs` where a table lies that this project did not make, `DecisionNeeded` where something else keeps its
     folder.
@@ -89,8 +78,8 @@ def create(
     location = table.path
     with _creating:
         for attempt in table_errors.commit_attempts(table):
-            if exists(spark, table):
-                return check_ours(spark, table)
+            if found(spark, table) is not None:
+                return False
             # In a catalog a schema has to be there before its tables; a path needs nothing.
             if table.path is None:
                 _make_schema(spark, str(table).rpartition(".")[0])
@@ -98,7 +87,7 @@ def create(
                 spark.sql(sql)
                 # To IF NOT EXISTS a log's folder without a commit is a table: what a process leaves that is killed there.
                 if exists(spark, table):
-                    return None
+                    return True
             except table_errors.SPARK_ERRORS as error:
                 # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
                 is_being_made = spark_failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
@@ -113,11 +102,12 @@ def create(
             may_be_made, is_last = abandoned.clear(spark, table, location), attempt + 1 == table_errors.COMMIT_ATTEMPTS
             if is_last and not may_be_made:
                 raise abandoned.left(table, location)
-            if is_last and local_log.folder(table) is not None and _is_known_to_spark(spark, table):
+            if is_last and local_log.folder(table) is not None and _shown(spark, table) is not None:
                 raise errors.DecisionNeeded(
                     f"{table.label}: Spark takes this for a path of another file system than this machine's; write lakehouse.root "
                     "with its scheme (hdfs://…, dbfs:/…, or file:/… for a disk that both of them see)"
                 )
+    raise table_errors.conflict(table)
 
 
 def _make_schema(spark: SparkSession, name: str) -> None:
@@ -158,9 +148,21 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
         path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
 
 
-def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
-    """Raise `TableNotOurs` unless the table was made by this project in a format that it knows."""
-    found = properties(spark, table)
+def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | None:
+    """The properties of the table of ours that lies there, None where none does; raises `TableNotOurs`."""
+    folder = local_log.readable(spark, table)
+    if folder is not None:
+        return check_ours(spark, table) if local_log.exists(folder) else None
+    shown = _shown(spark, table)
+    return None if shown is None else _of_ours(table, shown)
+
+
+def check_ours(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str]:
+    """The table's properties; raises `TableNotOurs` unless it was made by this project in a format that it knows."""
+    return _of_ours(table, properties(spark, table))
+
+
+def _of_ours(table: tables.TableRef, found: Mapping[str, str]) -> Mapping[str, str]:
     if definition.FORMAT_PROPERTY not in found:
         raise errors.TableNotOurs(
             f"{table.label}: a Delta table lies there that this pipeline did not make; "
@@ -171,6 +173,7 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
             f"{table.label}: its format is {found[definition.FORMAT_PROPERTY]}, this version writes {definition.FORMAT}; "
             "use the version of mongo-medallion that made it"
         )
+    return found
 
 
 def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
@@ -191,6 +194,16 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
         return found
     with table_errors.translating(table):
         return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+
+
+def stamp(spark: SparkSession, table: tables.TableRef) -> object:
+    """What another commit makes another one, by a statement without a job, which to tell the version would take."""
+    folder = local_log.readable(spark, table)
+    newest = None if folder is None else local_log.newest_version(folder)
+    if folder is not None and newest is not None:
+        return newest, local_log.stamp(folder, newest)
+    with table_errors.translating(table):
+        return spark.sql(f"DESCRIBE DETAIL {table}").select("id", "lastModified", "numFiles", "sizeInBytes").collect()
 
 
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:

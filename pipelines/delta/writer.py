@@ -59,22 +59,20 @@ class Writer(StatementCommits):
         over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`; with `take_over` neither of the first
         two. A refused writer has committed nothing.
         """
-        delta.check_ours(spark, table)
+        properties = delta.check_ours(spark, table)
         store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
         for _ in table_errors.commit_attempts(table):
-            # Read first: whatever is committed after it makes the claim's commit fail.
-            base = table_history.version(spark, table)
-            last = table_history.last_commit(spark, table)
+            # Whatever is committed after this look makes the claim's commit fail.
+            at = table_history.standing(spark, table)
             if not take_over:
-                owners.refuse_second(table, last)
-            position = table_history.position(spark, table)
-            writer = Writer(spark, table, identity=owners.identity(errand), base=position)
-            # The fence stands on the version that was read first, however old the commit is whose position counts.
-            writer.version = base
+                owners.refuse_second(table, at.last)
+            writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
+            # The fence stands on the newest version, however old the commit is whose position counts.
+            writer.version, writer.properties = at.version, properties
             with contextlib.suppress(errors.OwnershipLost):
-                newest = (last.metadata if last else None) or {}
+                newest = (at.last.metadata if at.last else None) or {}
                 extra = {name: newest[name] for name in kept if name in newest}
-                extra |= {} if last == position else {table_history.RESTORED: base}
+                extra |= {} if at.last == at.position else {table_history.RESTORED: at.version}
                 writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
                 break
         return writer

@@ -78,7 +78,7 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     if not at.to and not at.has_gap:
         return
     is_behind = at.has_gap or (
-        table_history.is_restored(spark, table) and bronze_log.is_trimmed_behind(spark, bronze_table, at.to)
+        table_history.standing(spark, table).is_restored and bronze_log.is_trimmed_behind(spark, bronze_table, at.to)
     )
     if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
         raise errors.DecisionNeeded(

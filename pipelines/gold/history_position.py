@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from pipelines.bronze import registry
 from pipelines.delta import table_history
-from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,8 +50,7 @@ class HistoryPosition:
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
     """Where a history's table stands; at the beginning where there is none."""
-    commit = table_history.position(spark, table) if delta.exists(spark, table) else None
-    said = {} if commit is None or commit.metadata is None else commit.metadata
+    said = table_history.standing(spark, table).said
     found = said if is_history(said) else {}
     return HistoryPosition(
         found.get("to") or 0,

@@ -84,10 +84,10 @@ class ModelTable:
         """What a run has to do, by the positions that the table's last commit names."""
         model, table = self.model, self.table
         to: dict[str, Any] = self.inputs.positions(model)
-        if not delta.exists(self.spark, table):
+        at = table_history.standing(self.spark, table)
+        if at.version < 0:
             return ModelWork("whole", to, {}, "it is not there yet")
-        commit = table_history.position(self.spark, table)
-        live = dict(commit.metadata or {}) if commit is not None else {}
+        live = dict(at.said)
         if self.is_anew:
             return ModelWork("whole", to, live, "--full-refresh asks for it")
         # Rows of another query cannot be changed into rows of this one key by key.

@@ -389,12 +389,10 @@ class _GoldRun:
 
     def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
         table = self.layout.gold(*namespace)
-        if table not in self.claims and not delta.exists(self.spark, table):
-            return current.GoldPosition()
-        commit, is_restored = table_history.position_and_restored(self.spark, table)
-        history_position.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
+        at = table_history.standing(self.spark, table)
+        history_position.spare(table, at.said, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
-        metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
+        metadata = {} if at.is_restored else at.said
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
         return current.GoldPosition(

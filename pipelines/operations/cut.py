@@ -346,8 +346,8 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
 def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, int]:
     """The cluster time before which bronze is complete, where its owner said so after its newest batch; and that batch."""
     # Behind it may lie what others committed, such as an OPTIMIZE, which brings no events.
-    last, is_restored = table_history.position_and_restored(spark, table)
-    said = (last.metadata or {}) if last is not None and not is_restored else {}
+    at = table_history.standing(spark, table)
+    said = {} if at.is_restored else at.said
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     complete = said.get("complete")
     # What was said before the newest batch is no promise about the events in it.
@@ -386,19 +386,16 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
             makes[f"{namespace}_history"] = layout.history
         for name, make in makes.items():
             table = make(*namespace)
-            if not delta.exists(spark, table):
+            at = table_history.standing(spark, table)
+            if at.version < 0:
                 continue
-            version = table_history.version(
-                spark, table
-            )  # read before the position: what is not past the cut then was not before
-            commit = table_history.position(spark, table)
-            to = (commit.metadata or {}).get("to") if commit is not None else None
+            to = at.said.get("to")
             # Below the batch silver may stay: a collection without events does not move its position with each batch.
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(
                     f"{table.label}: another run moved silver or gold on while the cut was made; nothing was noted. Stop it, or try again"
                 )
-            found.append(CutTable(name, str(table), version))
+            found.append(CutTable(name, str(table), at.version))
     return found
 
 

@@ -322,8 +322,7 @@ class _MaintenanceRun:
         return min(self._position(each) for each in found)
 
     def _position(self, table: TableRef) -> int:
-        commit = table_history.position(self.spark, table) if delta.exists(self.spark, table) else None
-        said = (commit.metadata or {}) if commit is not None else {}
+        said = table_history.standing(self.spark, table).said
         # The batches of another bronze say nothing of what was applied of this one.
         is_of_other = None not in (said.get("log"), self._log) and said["log"] != self._log
         to = said.get("to")

@@ -188,9 +188,8 @@ class Positions:
     def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
         """Whether a table stands before events that maintenance took from bronze, because all layers had applied them."""
         if position.to:
-            is_back = table_history.is_restored(self.spark, self.table(namespace)) or self._is_behind_gold(
-                namespace, position
-            )
+            was_restored = table_history.standing(self.spark, self.table(namespace)).is_restored
+            is_back = was_restored or self._is_behind_gold(namespace, position)
             return is_back and bronze_log.is_trimmed_behind(self.spark, self._bronze, position.to)
         first = (
             self.spark.sql(f"SELECT min(batch) AS batch FROM {self._bronze} WHERE {namespace.predicate}").collect()[0].batch

@@ -164,10 +164,7 @@ class TableProgressReader:
         """The batch up to which the table is at least applied."""
         if self.layer is Layer.BRONZE:
             return position_of(self.spark, self.bronze).batch
-        if not delta.exists(self.spark, self.table):
-            return 0
-        commit = table_history.position(self.spark, self.table)
-        to = (commit.metadata or {}).get("to") if commit is not None else None
+        to = table_history.standing(self.spark, self.table).said.get("to")
         return to if isinstance(to, int) else 0
 
     def _unseen(self, token: str, at: documents.Time) -> frozenset[str]:

@@ -100,6 +100,26 @@ def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lake
     assert [row.v for row in session.table(str(table)).collect()] == [1]
 
 
+@pytest.mark.parametrize("session", [Environment.STATEMENTS], indirect=True)
+def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a table's history is a job: a claim takes three, a commit two, and whether a table is there none."""
+    asked: list[str] = []
+    sql = type(session).sql
+    monkeypatch.setattr(
+        type(session), "sql", lambda self, query, *rest: asked.append(query.split(" delta.")[0]) or sql(self, query, *rest)
+    )
+    table = tables.TableRef.at(str(lakehouse / "t"))
+    assert delta.create(session, table, columns="n BIGINT") and not delta.create(session, table, columns="n BIGINT")
+    assert asked == ["SHOW TBLPROPERTIES", "CREATE TABLE IF NOT EXISTS", "SHOW TBLPROPERTIES", "SHOW TBLPROPERTIES"]
+    asked.clear()
+    writer = Writer.claim(session, table)
+    assert asked == ["SHOW TBLPROPERTIES", *["DESCRIBE HISTORY"] * 3]
+    asked.clear()
+    writer.append(session.range(3).withColumnRenamed("id", "n"), to=1)
+    assert asked == ["DESCRIBE HISTORY"] * 2
+    assert table_history.standing(session, tables.TableRef.at(str(lakehouse / "none"))) == table_history.NOT_THERE
+
+
 @pytest.mark.journey
 @AWAY
 def test_histories(session: SparkSession, lakehouse: Path) -> None:

@@ -38,15 +38,15 @@ def rows(*numbers: int) -> pa.Table:
 def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> Writer:
     """An owner of the table who commits a row once more, while the next writer looks for what it takes over."""
     owner = Writer.claim(spark, table)
-    found = table_history.position
+    found = table_history.standing
 
     def meanwhile(*asked: Any) -> Any:
-        position = found(*asked)
+        at = found(*asked)
         if not owner.metadata.get("to"):
             owner.append_arrow(rows(1), to="after one")
-        return position
+        return at
 
-    monkeypatch.setattr(table_history, "position", meanwhile)
+    monkeypatch.setattr(table_history, "standing", meanwhile)
     return owner
 
 

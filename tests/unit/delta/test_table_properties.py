@@ -42,7 +42,7 @@ class Catalog:
             self.tables.add(name)
         elif statement.startswith("DESCRIBE SCHEMA") and name not in self.schemas:
             raise AnalysisException(name, errorClass="SCHEMA_NOT_FOUND")
-        elif statement.startswith("DESCRIBE HISTORY") and name not in self.tables:
+        elif statement.startswith("SHOW TBLPROPERTIES") and name not in self.tables:
             raise AnalysisException(name, errorClass="TABLE_OR_VIEW_NOT_FOUND")
         return SimpleNamespace(collect=list)
 

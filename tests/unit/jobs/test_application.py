@@ -12,6 +12,7 @@ import pytest
 
 from jobs.commands import application
 from jobs.commands.options import SettingsFile
+from pipelines.delta import local_log
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import session as sparks
 
@@ -53,6 +54,12 @@ def test_a_run_over_little_does_not_wait_for_the_optimizing_compiler(
 ) -> None:
     """What it compiles would pay for itself after two million documents; a service, and a run over more, get it."""
     assert _profile(tmp_path, monkeypatch, "silver", bronze_bytes=bronze_bytes, is_service=is_service) == expected
+
+
+def test_a_run_over_what_cannot_be_measured_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_log, "folder", lambda table: None)
+    profile = _profile(tmp_path, monkeypatch, "silver", bronze_bytes=5000 * MEGABYTE, is_service=False)
+    assert profile == spark_conf.SHORT_RUN
 
 
 def test_a_capture_has_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
