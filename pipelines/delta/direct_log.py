@@ -42,6 +42,8 @@ from pipelines.spark import session as sparks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from pipelines.delta.key_search import Places
+
 log = logging.getLogger(__name__)
 
 
@@ -118,7 +120,7 @@ class DirectLog:
         keys: Sequence[str],
         live: live_files.LiveFiles,
         schema: pa.Schema,
-        places: live_files.Places | None,
+        places: Places | None,
         *,
         base: int,
         metadata: str,

@@ -8,10 +8,8 @@ nor Delta is called. Source: Delta's protocol, "Action Reconciliation", "Deletio
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +24,17 @@ from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, deleted_rows, local_log, stored_files, table_schema
+from pipelines.delta import (
+    checkpoint,
+    deleted_rows,
+    file_statistics,
+    key_index,
+    key_search,
+    local_log,
+    stored_files,
+    table_schema,
+)
+from pipelines.delta.key_search import Places
 from pipelines.delta.table_files import LocalFiles
 
 if TYPE_CHECKING:
@@ -36,10 +44,6 @@ MANY_ROWS = 50_000_000
 """Keys are looked for in files of at most so many rows, of which a million takes less than a tenth of a second; among more,
 executors find them sooner."""
 
-_GROUP_ROWS = 500_000
-"""So many of their keys each thread holds at a time."""
-
-_THREADS = min(4, os.cpu_count() or 1)
 
 MANY_BYTES = 64 * 2**20
 """Rows are read here from files of at most so many bytes: a document may have 16 MB."""
@@ -57,10 +61,6 @@ READS = frozenset(
     {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
 )
 """The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
-
-
-Places = Sequence[tuple[dict[str, Any], list[int]]]
-"""Rows of a table: files, by their `add` actions, each with the numbers of some of its rows in order."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class LiveFiles:
 
     def row_count(self) -> int:
         """How many rows the live files have, deleted ones too; very many where Delta's statistics do not say it."""
-        return sum(map(_count, self.files()))
+        return sum(map(file_statistics.row_count, self.files()))
 
     def holds(self, files: Sequence[Mapping[str, Any]]) -> bool:
         """Whether all of these are live, with the same deleted rows."""
@@ -109,9 +109,9 @@ class LiveFiles:
 
     def by_size(self, *, rows: int, size_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The files with the fewest rows, as many as have so many rows and bytes together, and the others."""
-        files = sorted(self.files(), key=_count)
+        files = sorted(self.files(), key=file_statistics.row_count)
         for number, each in enumerate(files):
-            rows, size_bytes = rows - _count(each), size_bytes - each["size"]
+            rows, size_bytes = rows - file_statistics.row_count(each), size_bytes - each["size"]
             if rows < 0 or size_bytes < 0:
                 return files[:number], files[number:]
         return files, []
@@ -144,15 +144,11 @@ class LiveFiles:
         if self.is_many(column, values):
             raise table_schema.NotReadable
         wanted = sorted(set(values))
-        files = [each for each in self.files() if _may_hold(each, column, wanted)]
+        files = [each for each in self.files() if file_statistics.may_hold(each, column, wanted)]
         if not files:
             return []
-        values_wanted = pa.array(wanted, pa.string())
         _bring(self.folder, files, with_vectors=False)
-        # Arrow leaves Python's lock alone while it reads and compares.
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-keys") as pool:
-            found = pool.map(lambda group: _places(self.folder, group, column, values_wanted), _groups(files))
-            return [*itertools.chain.from_iterable(found)]
+        return key_search.places(self.folder, files, column, wanted, is_large=self.row_count() >= key_index.LARGE_ROWS)
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
         """The rows whose `column`, a BIGINT, is greater than `bound`, as the table's schema types them.
@@ -160,7 +156,7 @@ class LiveFiles:
         Raises `NotReadable` where the files that may hold some have more than `limit` rows, or `MANY_BYTES`.
         """
         files = self._files_above(column, bound)
-        if sum(_count(each) for each in files) > limit:
+        if sum(file_statistics.row_count(each) for each in files) > limit:
             raise table_schema.NotReadable
         _refuse_large(self.folder, files, {*columns, column})
         found = [*self.parts_above(column, bound, columns=columns)]
@@ -168,7 +164,7 @@ class LiveFiles:
 
     def count_above(self, column: str, bound: int) -> int:
         """How many rows the files have that may hold a `column` greater than `bound`: at least as many as there are."""
-        return sum(_count(each) for each in self._files_above(column, bound))
+        return sum(file_statistics.row_count(each) for each in self._files_above(column, bound))
 
     def parts_above(self, column: str, bound: int, *, columns: Sequence[str]) -> Iterator[pa.Table]:
         """What `rows_above` gives, of any number of rows: in parts of at most `PART_ROWS` rows and about `MANY_BYTES`.
@@ -188,7 +184,7 @@ class LiveFiles:
             raise table_schema.NotReadable from error
 
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
-        highest = ((each, _said(each.get("stats"), column)[2]) for each in self.files())
+        highest = ((each, file_statistics.said(each.get("stats"), column)[2]) for each in self.files())
         return [each for each, high in highest if high is None or high > bound]
 
     # --- the log
@@ -250,7 +246,10 @@ class LiveFiles:
         if self.row_count() <= MANY_ROWS:
             return False
         wanted = sorted(set(values))
-        return sum(_count(each) for each in self.files() if _may_hold(each, column, wanted)) > MANY_ROWS
+        return (
+            sum(file_statistics.row_count(each) for each in self.files() if file_statistics.may_hold(each, column, wanted))
+            > MANY_ROWS
+        )
 
     def is_unchecked(self) -> bool:
         """Whether the table asks nothing of a row that is written, beside its type."""
@@ -293,44 +292,6 @@ def _bring(folder: Path, files: Sequence[Mapping[str, Any]], *, with_vectors: bo
     stored_files.bring(folder, named)
 
 
-def _groups(files: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The files in groups of at most `_GROUP_ROWS` rows, or one file."""
-    group: list[dict[str, Any]] = []
-    count = 0
-    for file in files:
-        if group and count + _count(file) > _GROUP_ROWS:
-            yield group
-            group, count = [], 0
-        group.append(file)
-        count += _count(file)
-    if group:
-        yield group
-
-
-def _places(
-    folder: Path, files: Sequence[dict[str, Any]], column: str, wanted: pa.Array
-) -> list[tuple[dict[str, Any], list[int]]]:
-    """`LiveFiles.places` in these files."""
-    columns = [_texts(_read(folder, each, [column]), column) for each in files]
-    # Many files at once: Arrow hashes the values that are looked for in each call.
-    chunks = [chunk for rows in columns for chunk in rows.chunks]
-    is_wanted = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=wanted)
-    found, start = [], 0
-    for each, rows in zip(files, columns):
-        numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
-        start += len(rows)
-        if numbers:
-            found.append((each, numbers))
-    return found
-
-
-def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
-    """A column of texts, in the chunks that it was read in: one of them all would be a copy, which takes as long as the reading."""
-    if column in rows.column_names and pa.types.is_string(rows[column].type):
-        return rows[column]
-    return table_schema.conformed(rows, pa.schema([(column, pa.string())]))[column]
-
-
 def rows_at(
     live: LiveFiles,
     places: Places,
@@ -359,7 +320,7 @@ def rows_at(
             found.append(table_schema.conformed(part, schema))
         return found
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-rows") as pool:
+    with ThreadPoolExecutor(key_search.THREADS, thread_name_prefix="medallion-rows") as pool:
         parts = pool.map(read, paths, (numbers for _, numbers in held))
         return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(parts)])
 
@@ -370,7 +331,7 @@ def present(live: LiveFiles, places: Places) -> Places:
     found = []
     for file, numbers in places:
         if vector := file.get("deletionVector"):
-            is_present = _mask(live.folder, vector, _count(file)).take(pa.array(numbers, pa.int64()))
+            is_present = _mask(live.folder, vector, file_statistics.row_count(file)).take(pa.array(numbers, pa.int64()))
             numbers = list(itertools.compress(numbers, is_present.to_pylist()))
         if numbers:
             found.append((file, numbers))
@@ -425,14 +386,6 @@ def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str]) -> int:
     return local_log.rows_at_a_time(parquet, columns, most=min(_READ_ROWS, PART_ROWS), size_bytes=MANY_BYTES)
 
 
-def _read(folder: Path, file: Mapping[str, Any], columns: list[str]) -> pa.Table:
-    """Columns of a data file, with the rows that are deleted in it."""
-    path = local_log.data_path(folder, file["path"])
-    # Spark's own form of a timestamp, by default, which in nanoseconds would end in 2262.
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
-        return parquet.read(_held(parquet, columns))
-
-
 def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
     """Those of the columns that a file has: one that is older than a column has none of it."""
     names = set(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
@@ -448,43 +401,3 @@ def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
     """What Delta knows a file by: its name and its deletion vector."""
     vector = file.get("deletionVector") or {}
     return file["path"], vector.get("storageType"), vector.get("pathOrInlineDv"), vector.get("offset")
-
-
-def share_deleted(file: Mapping[str, Any]) -> float:
-    """How much of a file's rows is deleted, from 0 to 1."""
-    return float((file.get("deletionVector") or {}).get("cardinality", 0) / max(1, _count(file)))
-
-
-@functools.lru_cache(maxsize=1 << 17)
-def _said(stats: str | None, column: str) -> tuple[int | None, Any, Any]:
-    """What a file's statistics say: how many rows it has, and the least and the greatest value of a column.
-
-    Held, because each batch asks it of each file, and of a wide table it is kilobytes of JSON.
-    """
-    said = json.loads(stats or "{}")
-    return said.get("numRecords"), *((said.get(each) or {}).get(column) for each in ("minValues", "maxValues"))
-
-
-def _count(file: Mapping[str, Any]) -> int:
-    """How many rows a file has, deleted ones too."""
-    count, _, _ = _said(file.get("stats"), "")
-    return MANY_ROWS + 1 if count is None else int(count)
-
-
-def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
-    """How many rows those of the files have whose bounds leave room for a value from `low` to `high`."""
-    bounds = ((each, *_said(each.get("stats"), column)[1:]) for each in files)
-    return sum(
-        _count(each)
-        for each, least, greatest in bounds
-        if least is None or greatest is None or (least <= high and low <= greatest)
-    )
-
-
-def _may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
-    """Whether a file's bounds leave room for one of the sorted values."""
-    _, low, high = _said(file.get("stats"), column)
-    if low is None or high is None:
-        return True
-    at = bisect.bisect_left(values, low)
-    return at < len(values) and bool(values[at] <= high)

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, live_files, local_log, query_execution, table_errors, table_history
+from pipelines.delta import direct_log, file_statistics, live_files, local_log, query_execution, table_errors, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -190,7 +190,7 @@ def _compact_files(writer: Writer) -> bool:
     parts, others = live.by_size(rows=FEW_ROWS, size_bytes=FEW_BYTES)
     # Of what a service puts together itself files of a middling size are left.
     are_many = len([each for each in others if each["size"] < LARGE_FILE // 4]) >= MANY_FILES
-    if are_many or any(live_files.share_deleted(each) > MUCH_DELETED for each in others):
+    if are_many or any(file_statistics.share_deleted(each) > MUCH_DELETED for each in others):
         return False
     return len(parts) > 1 and writer.compact_files(parts) is not None
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from pipelines.delta.key_search import Places
+
 
 class Writer(StatementCommits):
     """A held claim on one table: the only way to commit to it.
@@ -159,7 +161,7 @@ class Writer(StatementCommits):
         *,
         schema: pa.Schema,
         keys: Sequence[str] = (),
-        places: live_files.Places | None = None,
+        places: Places | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
         statistics: Sequence[str] = (),

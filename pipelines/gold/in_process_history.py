@@ -27,6 +27,7 @@ from pipelines.gold.history_position import HistoryPosition
 from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
+    from pipelines.delta.key_search import Places
     from pipelines.delta.live_files import LiveFiles
 
 READ_BYTES = 512 * 2**20
@@ -226,7 +227,7 @@ def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersion
     return stored
 
 
-def _ending_later(live: LiveFiles, places: live_files.Places, low: str) -> live_files.Places:
+def _ending_later(live: LiveFiles, places: Places, low: str) -> Places:
     """Those of some versions that end at `low` or later: of a document that changes all the time nearly all ended long ago."""
     ends = _rows(live, places, ["__until"])["__until"]
     is_later = iter(pc.fill_null(pc.greater_equal(ends, low), True).to_pylist())
@@ -234,7 +235,7 @@ def _ending_later(live: LiveFiles, places: live_files.Places, low: str) -> live_
     return [(file, rows) for file, rows in later if rows]
 
 
-def _rows(live: LiveFiles, places: live_files.Places, columns: Sequence[str]) -> pa.Table:
+def _rows(live: LiveFiles, places: Places, columns: Sequence[str]) -> pa.Table:
     count = sum(len(numbers) for _, numbers in places)
     read_bytes = READ_BYTES + VERSION_READ_BYTES * count
     return live_files.rows_at(live, places, columns=columns, size_bytes=collection_events.MANY_BYTES, read_bytes=read_bytes)

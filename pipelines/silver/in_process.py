@@ -20,7 +20,7 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
-from pipelines.delta import live_files, table_schema, upsert
+from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
@@ -57,7 +57,7 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     if events <= limit:
         return None
     # Each range looks for its keys; Spark does so once for all.
-    looked_through = live_files.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
+    looked_through = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
         return None
     return reduce.ranges(found.events, span=work.span, limit=limit)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.tables import deletion_vector
-from pipelines.delta import live_files, table_schema
+from pipelines.delta import file_statistics, key_search, live_files, table_schema
 from pipelines.delta.live_files import LiveFiles
 from pipelines.delta.table_schema import NotReadable
 
@@ -155,7 +155,7 @@ def test_keys_are_found_in_files_of_other_writers(table: Table) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_places_are_found_group_by_group(table: Table, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """However many rows are held at a time."""
-    monkeypatch.setattr(live_files, "_GROUP_ROWS", rows)
+    monkeypatch.setattr(key_search, "_GROUP_ROWS", rows)
     files = [table.file(keys, 1) for keys in (["a", "b"], ["c", "d"], ["a", "e"], ["b"])]
     live = LiveFiles(table.folder)
     assert live.at(table.commit(*({"add": each} for each in files)))
@@ -273,7 +273,7 @@ def test_the_smallest_files_are_chosen_and_read_without_their_deleted_rows(table
     assert live.by_size(rows=9, size_bytes=15) == ([two], [cut, three])
     assert live.rows([two, cut])["__key"].to_pylist() == ["c", "a"]
     assert live.holds([two, cut]) and not live.holds([one])
-    assert live_files.share_deleted(cut) == 0.5
+    assert file_statistics.share_deleted(cut) == 0.5
 
 
 def test_timestamps_in_the_form_of_old_spark_are_those_of_any_year(table: Table) -> None:

@@ -1,0 +1,55 @@
+"""What the statistics in a table's log say of its data files, each of which is given by its `add` action.
+
+Source: Delta's protocol, "Per-file Statistics".
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+UNKNOWN_ROWS = 10**9
+"""A file whose statistics do not say how many rows it has may have very many."""
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def said(stats: str | None, column: str) -> tuple[int | None, Any, Any]:
+    """How many rows a file has, and the least and the greatest value of a column.
+
+    Held, because each batch asks it of each file, and of a wide table it is kilobytes of JSON.
+    """
+    held = json.loads(stats or "{}")
+    return held.get("numRecords"), *((held.get(each) or {}).get(column) for each in ("minValues", "maxValues"))
+
+
+def row_count(file: Mapping[str, Any]) -> int:
+    """How many rows a file has, deleted ones too."""
+    found, _, _ = said(file.get("stats"), "")
+    return UNKNOWN_ROWS if found is None else int(found)
+
+
+def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
+    """How many rows those of the files have whose bounds leave room for a value from `low` to `high`."""
+    bounds = ((each, *said(each.get("stats"), column)[1:]) for each in files)
+    return sum(
+        row_count(each)
+        for each, least, greatest in bounds
+        if least is None or greatest is None or (least <= high and low <= greatest)
+    )
+
+
+def share_deleted(file: Mapping[str, Any]) -> float:
+    """How much of a file's rows is deleted, from 0 to 1."""
+    return float((file.get("deletionVector") or {}).get("cardinality", 0) / max(1, row_count(file)))
+
+
+def may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
+    """Whether a file's bounds leave room for one of the sorted values."""
+    _, low, high = said(file.get("stats"), column)
+    if low is None or high is None:
+        return True
+    at = bisect.bisect_left(values, low)
+    return at < len(values) and bool(values[at] <= high)

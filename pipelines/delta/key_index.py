@@ -1,0 +1,173 @@
+"""Where the keys of data files are, held in memory: a batch of five documents need not read the keys of millions.
+
+No data file changes once it is there, so that what was read of one stays right. A file is read again and again only by who stays:
+a service, or a run that catches up; a command that applies one batch reads each once, and makes no index.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+LARGE_ROWS = 500_000
+"""Smaller tables are read as fast as they are looked up."""
+
+HELD_BYTES = 256 * 2**20
+"""So many bytes of indexes this process keeps: those of eleven million rows."""
+
+_LOOKS = 3
+"""A file whose keys are read this often gets an index, which takes as long as a dozen readings."""
+
+_ROWS_AT_ONCE = 1_000_000
+"""An index of more rows in one search would hold the batch up."""
+
+_KEPT_SECONDS = 300
+"""What nobody asked for this long makes room for others."""
+
+_MANY_ENTRIES = 100_000
+"""Of so many files it is known how often they were read."""
+
+_ROW_BYTES = 24
+"""What an index takes for a row, at most."""
+
+_SEED = secrets.randbits(64)
+"""Nobody outside can choose two keys of one digest."""
+
+
+class SearchKeys:
+    """The keys that a search is for."""
+
+    def __init__(self, keys: pa.Array, *, is_kept: bool) -> None:
+        self.keys = keys
+        self.rows_left = _ROWS_AT_ONCE if is_kept else 0
+        """How many rows this search may still index."""
+
+    @functools.cached_property
+    def digests(self) -> np.ndarray:
+        return _digests(pa.chunked_array([self.keys]))
+
+
+class KeyIndex:
+    """The rows of each key of one file, by the 128 bits of xxh3."""
+
+    def __init__(self, keys: pa.ChunkedArray) -> None:
+        digests = _digests(keys)
+        order = np.argsort(digests[:, 0])
+        self._high, self._low = digests[order].T.copy()
+        self._rows = order.astype(np.uint32)
+        # Most keys are in another file, and a look at one bit tells so of fifteen in sixteen.
+        self._shift = np.uint64(64 - max(3, (len(order) * 16 - 1).bit_length()))
+        marks = np.zeros(1 << (64 - int(self._shift)), bool)
+        marks[self._high >> self._shift] = True
+        self._marks = np.packbits(marks, bitorder="little")
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.nbytes for each in (self._high, self._low, self._rows, self._marks))
+
+    def rows(self, sought: SearchKeys) -> list[int]:
+        """The numbers of the rows that have one of the keys, in order."""
+        slots = sought.digests[:, 0] >> self._shift
+        is_marked = self._marks[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8) & 1
+        high, low = sought.digests[is_marked.astype(bool)].T
+        first, end = (np.searchsorted(self._high, high, side) for side in ("left", "right"))
+        counts = end - first
+        # One row after another of each key: a history has many of one.
+        at = np.repeat(first, counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: list[int] = np.sort(self._rows[at[self._low[at] == np.repeat(low, counts)]]).tolist()
+        return found
+
+
+def _digests(keys: pa.ChunkedArray) -> np.ndarray:
+    """Two numbers of 64 bits for each key, which has no nulls."""
+    digest = xxhash.xxh3_128_digest
+    found = b"".join([digest(each, _SEED) for chunk in keys.chunks for each in chunk.cast(pa.binary()).to_pylist()])
+    return np.frombuffer(found, np.uint64).reshape(-1, 2)
+
+
+@dataclass
+class _KnownKeys:
+    """What is known of one file's keys."""
+
+    looks: int = 0
+    index: KeyIndex | None = None
+    used: float = 0.0
+
+
+_Name = tuple[Path, str, int, int]
+
+
+class _HeldIndexes:
+    """What this process knows of keys, by file; what was asked for longest ago comes first."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[_Name, _KnownKeys] = OrderedDict()
+        self._size_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, name: _Name) -> KeyIndex | None:
+        with self._lock:
+            return self._used(name).index if name in self._entries else None
+
+    def is_due(self, name: _Name, rows: int) -> bool:
+        """Count a look at a file's keys; whether an index of so many rows is to be made, for which there is room then."""
+        with self._lock:
+            self._entries.setdefault(name, _KnownKeys())
+            entry = self._used(name)
+            entry.looks += 1
+            return entry.looks >= _LOOKS and entry.index is None and self._has_room(_ROW_BYTES * rows)
+
+    def put(self, name: _Name, index: KeyIndex) -> None:
+        with self._lock:
+            if name in self._entries and self._entries[name].index is None:
+                self._entries[name].index = index
+                self._size_bytes += index.size_bytes
+
+    def _used(self, name: _Name) -> _KnownKeys:
+        entry = self._entries[name]
+        entry.used = time.monotonic()
+        self._entries.move_to_end(name)
+        return entry
+
+    def _has_room(self, size_bytes: int) -> bool:
+        oldest = time.monotonic() - _KEPT_SECONDS
+        while len(self._entries) > _MANY_ENTRIES or next(iter(self._entries.values())).used < oldest:
+            _, entry = self._entries.popitem(last=False)
+            self._size_bytes -= entry.index.size_bytes if entry.index else 0
+        return self._size_bytes + size_bytes <= HELD_BYTES
+
+
+_HELD = _HeldIndexes()
+
+
+def rows(path: Path, column: str, sought: SearchKeys) -> list[int] | None:
+    """The numbers of a file's rows that have one of the keys, in order; None where there is no index of the column yet.
+
+    Raises `OSError`.
+    """
+    index = _HELD.get(_name(path, column))
+    return None if index is None else index.rows(sought)
+
+
+def saw(path: Path, column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
+    """Note that a file's column was read for a search, of which an index is kept after some times. Raises `OSError`."""
+    name = _name(path, column)
+    if len(keys) <= sought.rows_left and not keys.null_count and _HELD.is_due(name, len(keys)):
+        sought.rows_left -= len(keys)
+        _HELD.put(name, KeyIndex(keys))
+
+
+def _name(path: Path, column: str) -> _Name:
+    # A table that was brought back from elsewhere may have another file of the name.
+    status = os.stat(path)
+    return path, column, status.st_size, status.st_mtime_ns
