@@ -10,6 +10,7 @@ import bson
 import pytest
 
 from cdc_core import errors
+from pipelines.delta.writer import Writer
 from pipelines.operations import maintain
 from pipelines.spark import parallel
 from tests.harness import without_spark
@@ -54,3 +55,23 @@ def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypat
         hop.run()
         with pytest.raises(without_spark.NeedsSpark):
             maintaining.maintained(silver)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """A pipeline maintains its tables each night, and holds bronze: of thousands each would take a query, for nothing."""
+    monkeypatch.setattr(maintain, "_has_rows", lambda *_: is_old)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        kept = replace(hop.settings.maintenance, bronze_retention_days=1)
+        maintaining = maintain._MaintenanceRun(SPARK, replace(hop.settings, maintenance=kept), True, now_ms=0)
+        words, capture = maintain._ResultLines(), Writer.claim(SPARK, hop.bronze)
+        maintaining._trim(hop.bronze, words)
+        assert words.left == ["events older than 1 days stay: its writer is alive"] * is_old
+        capture.release()
+        with pytest.raises(without_spark.NeedsSpark):
+            maintaining._trim(hop.bronze, words)
