@@ -418,15 +418,24 @@ def _update(
     """An update of the texts of a bronze row."""
     updated = _paths(updated_fields)
     named = None if disambiguated_paths is None else _paths(disambiguated_paths)
-    if updated is None or (named is None and disambiguated_paths is not None) or _names_twice(disambiguated_paths, named):
+    if updated is None or (named is None and disambiguated_paths is not None):
         return PartialUpdate.unreadable(sequence)
+    removed = removed_fields or ()
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
-    return PartialUpdate(sequence, updated, removed_fields or (), cuts, named)
+    # One of two paths with one text has a name with dots, and that one the server lists.
+    if named and _names_twice(updated_fields, [*removed, *(field for field, _ in cuts)]):
+        return PartialUpdate.unreadable(sequence)
+    return PartialUpdate(sequence, updated, removed, cuts, named)
 
 
-def _names_twice(text: str | None, named: Any) -> bool:
+def _names_twice(updated_fields: str | None, others: Sequence[str]) -> bool:
     """Whether two paths have one text, `a.b` in `a` and a field `a.b`: which value is whose, nobody can say."""
-    return bool(named) and text is not None and text.count('":[') - text.count('\\":[') > len(named)
+    try:
+        pairs = json.loads(updated_fields or "{}", object_pairs_hook=list)
+    except RecursionError:
+        return True
+    paths = [*(wrappers.unescape_key(path) for path, _ in pairs), *others]
+    return len({*paths}) < len(paths)
 
 
 def _paths(text: str | None) -> Any:

@@ -393,10 +393,16 @@ def test_twice_is_once() -> None:
     assert fold.fold({}, of) == fold.fold({}, of) == ({"a": {"b": [1, 2]}}, False)
 
 
+NAMED_TWICE = RepeatedFields((("a.b", ["a.b"]), ("a.b", ["a", "b"])))
+
+
+@pytest.mark.parametrize("named", [NAMED_TWICE, {"a.b": ["a.b"]}], ids=["both listed", "one listed"])
 @pytest.mark.parametrize("updated", [(("a.b", 2), ("a.b", 3)), (("a.b", 2),), ()])
-def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(updated: tuple[tuple[str, object], ...]) -> None:
-    """The field `a.b` and the field `b` of `a`, set or removed by one update: the server gives both under one name."""
-    named = RepeatedFields((("a.b", ["a.b"]), ("a.b", ["a", "b"])))
+def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(
+    updated: tuple[tuple[str, object], ...], named: object
+) -> None:
+    """The field `a.b` and the field `b` of `a`, set or removed by one update: the server gives both under one name, and lists only
+    those that could be read otherwise: of a field `a.0` and the first of the array `a` one."""
     given = {
         "updatedFields": RepeatedFields(updated),
         "removedFields": ["a.b"] * (2 - len(updated)),
