@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import document_schema, evolution
+from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
@@ -87,6 +87,8 @@ class RecordTables:
             return JsonRow(key, None, result.headers)
         rescued = dict(result.displaced)
         value = connect_json.document(result.document, self.schema(result.collection).struct, rescued)
+        if rescued and RESCUED in value:  # a field of the document has the name
+            cast.rescue(rescued, RESCUED, cast.ejson(result.document[RESCUED]))
         return JsonRow(key, {**value, RESCUED: {**rescued}} if rescued else value, result.headers)
 
 

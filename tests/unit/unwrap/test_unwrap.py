@@ -165,6 +165,16 @@ def test_nulls_are_left_out_of_printed_rows() -> None:
         ),
         ({"__op": "mine"}, {"add.fields": "op"}, {"__op": "u", "__rescued": {"__op": '"mine"'}}),
         ({"__rescued": 5}, {}, {"__rescued": 5}),
+        (
+            {"__rescued": {"x": 5}, "a": {"b": 1}, "a_b": 2},
+            {"flatten.struct": "true"},
+            {"__rescued_x": 5, "a_b": 2, "__rescued": {"a.b": "1"}},
+        ),
+        (
+            {"__rescued": {"x": 5}, "a-b": 1, "a_b": 2},
+            {"field.name.adjustment.mode": "avro"},
+            {"a_b": 2, "__rescued": {"a-b": "1", "__rescued": '{"x":5}'}},
+        ),
     ],
 )
 def test_of_two_fields_that_meet_in_a_name_neither_is_lost(after: Any, options: Any, value: Any) -> None:
