@@ -63,9 +63,11 @@ class Writer(StatementCommits):
         """
         properties = delta.check_ours(spark, table)
         store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
-        for _ in table_errors.commit_attempts(table):
+        for attempt in table_errors.commit_attempts(table):
             # Whatever is committed after this look makes the claim's commit fail.
             at = table_history.standing(spark, table)
+            if attempt:  # what was committed may be a property
+                properties = delta.properties(spark, table)
             if not take_over:
                 owners.refuse_second(table, at.last)
             writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
