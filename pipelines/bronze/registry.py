@@ -22,7 +22,7 @@ from cdc_core.properties import types as values
 from cdc_core.sql.names import literal
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
-from pipelines.delta import ops_tables, table_history
+from pipelines.delta import ops_tables, stored_files, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
     return KnownCollections(0, tuple(kept), refused)
 
 
+@stored_files.one_look()
 def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> KnownCollections:
     """What `ops/collections` holds of a pipeline; `discovered` counts for the bronze whose history is called `log`.
     Nothing where the table does not exist yet."""

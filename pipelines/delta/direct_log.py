@@ -247,12 +247,14 @@ class DirectLog:
         # error instead of a second attempt one version higher, on top of commits that were not checked.
         self._session.setActiveSession(self._fencing)
         try:
-            return int(transaction.commit(actions.seq(), self._operation(metadata)))
+            version = int(transaction.commit(actions.seq(), self._operation(metadata)))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         finally:
             with contextlib.suppress(Exception):  # a JVM that is gone is the error that the caller gets
                 self._session.setActiveSession(self._spark._jsparkSession)
+        stored_files.note_commit(self.store.folder, version)
+        return version
 
     def append(self, file: data_file.ParquetFile) -> None:
         """Commit the file after whatever others committed."""

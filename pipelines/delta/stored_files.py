@@ -18,6 +18,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -73,20 +74,19 @@ class StoredFiles:
 
     def put(self, name: str) -> None:
         draft = self.draft(name)
-        source = self._path(f"file:{draft}")
         # By a stream, as Spark writes its own files. `copyFromLocalFile` on S3A takes another client of the SDK, which fails
         # at stores that answer its `Expect: 100-continue` twice.
-        copy = jvm.java_class(self.spark, "org.apache.hadoop.fs.FileUtil").copy
-        files = self._files
+        copy = jvm.java_class(self.spark, "org.apache.hadoop.io.IOUtils").copyBytes
         try:
-            copy(source.getFileSystem(files.getConf()), source, files, self._at(name), False, True, files.getConf())
+            source = jvm.java_class(self.spark, "java.io.FileInputStream")(str(draft))
+            copy(source, self._created(name), _BUFFER_BYTES, True)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
         self._keep(name)
 
     def write(self, name: str, content: bytes) -> None:
-        out = self._files.create(self._at(name), True)
+        out = self._created(name)
         out.write(bytearray(content))
         out.close()  # what the store refuses, it refuses here
         try:
@@ -95,6 +95,12 @@ class StoredFiles:
             self.draft(name).unlink(missing_ok=True)
         else:
             self._keep(name)
+
+    def _created(self, name: str) -> Any:
+        """A stream into a new file, of a name that nobody else has."""
+        creating = self._files.createFile(self._at(name)).overwrite(True).recursive()
+        # S3A need not look whether there is a folder of the name, or a file.
+        return creating.opt("fs.s3a.create.performance", True).build()
 
     def _keep(self, name: str) -> None:
         """Make a draft that was put a copy: whoever reads the table next finds it here."""
@@ -255,6 +261,7 @@ class CopiedLog:
     _first: int = -1
     _newest: int = -1
     _modified_ms: int = -1
+    _committed: int = -1
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -271,7 +278,8 @@ class CopiedLog:
         """Copy what was committed since the last look. Raises `OSError` where the log cannot be read, or not by this
         process."""
         with self._lock:
-            if self._newest >= 0 and not self._is_same():
+            is_ours = self._newest >= 0 and self._committed == self._newest + 1
+            if self._newest >= 0 and not is_ours and not self._is_same():
                 self._forget()
             if self._newest < 0 and not self._begin():
                 return
@@ -280,6 +288,11 @@ class CopiedLog:
             if self._newest - self._first > OLD_COMMITS:
                 with contextlib.suppress(OSError):  # the commits that are copied say the same
                     self._begin_later()
+
+    def note_commit(self, version: int) -> None:
+        """This process has made a commit, which follows on those that are copied: it need not be looked for."""
+        with self._lock:
+            self._committed = version
 
     def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
         """Copy a commit, if that is to be had at a bearable price. One that `is_alone`, no step on a way through all, takes a request."""
@@ -346,7 +359,7 @@ class CopiedLog:
     def _is_copied(self, version: int) -> bool:
         """Whether the store has the commit, which is copied then."""
         name = commit_name(version)
-        if not self.files.is_file(name):
+        if version != self._committed and not self.files.is_file(name):
             return False
         try:
             modified_ms, size_bytes = self.files.status(name)
@@ -383,10 +396,34 @@ def _has_commits_elsewhere(spark: SparkSession, location: str) -> bool:
     return any((conf.get(name, "") or "").endswith("DynamoDBLogStore") for name in names)
 
 
+_LOOKED: ContextVar[set[Path] | None] = ContextVar("looked", default=None)
+
+
+@contextlib.contextmanager
+def one_look() -> Iterator[None]:
+    """In the block, or the function, this thread looks at each log once: for what is asked together while it writes nothing."""
+    outer = _LOOKED.get()
+    token = _LOOKED.set(set() if outer is None else outer)
+    try:
+        yield
+    finally:
+        _LOOKED.reset(token)
+
+
 def follow(folder: Path) -> None:
     """Bring a copied log up to what the store has now, as `CopiedLog.follow`; a table's own folder is as it is."""
+    held, looked = copied(folder), _LOOKED.get()
+    if held is None or (looked is not None and folder in looked):
+        return
+    held.follow()
+    if looked is not None:
+        looked.add(folder)
+
+
+def note_commit(folder: Path, version: int) -> None:
+    """This process has committed a version of a table, whose log may be a copied one."""
     if held := copied(folder):
-        held.follow()
+        held.note_commit(version)
 
 
 def copied(folder: Path) -> CopiedLog | None:

@@ -18,6 +18,10 @@ class TableFiles(Protocol):
     """The folder of one table."""
 
     @property
+    def folder(self) -> Path:
+        """Where this process reads it."""
+
+    @property
     def is_remote(self) -> bool:
         """Whether each look at it is a request to a store."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log, table_errors
+from pipelines.delta import local_log, stored_files, table_errors
 from pipelines.delta.local_log import Commit
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Standing:
 NOT_THERE = Standing()
 
 
+@stored_files.one_look()
 def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
     """Where the table stands, or `NOT_THERE`; what is committed while it is read does not count."""
     folder = local_log.readable(spark, table)

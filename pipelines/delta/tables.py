@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import abandoned, data_file, direct_log, local_log, store_exclusion, table_errors
+from pipelines.delta import abandoned, data_file, direct_log, local_log, store_exclusion, stored_files, table_errors
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -148,6 +148,7 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
         path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
 
 
+@stored_files.one_look()
 def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | None:
     """The properties of the table of ours that lies there, None where none does; raises `TableNotOurs`."""
     folder = local_log.readable(spark, table)

@@ -29,7 +29,7 @@ from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
-from pipelines.delta import ops_tables
+from pipelines.delta import ops_tables, stored_files
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -316,6 +316,7 @@ def latest(
     return of_generations(newest(spark, table, until=until), generations or {})
 
 
+@stored_files.one_look()
 def newest(spark: SparkSession, table: tables.TableRef, *, until: int | None = None) -> list[tuple[str, SchemaVersion]]:
     """The newest schema of each collection, and of each generation of its table; `until` is the last batch that counts."""
     if not delta.exists(spark, table):

@@ -51,7 +51,7 @@ from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collection_events, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import maintenance, query_execution, table_history
+from pipelines.delta import maintenance, query_execution, stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
@@ -184,9 +184,10 @@ class _SilverRun:
     def run_round(self) -> SilverResult:
         """Apply what bronze holds now."""
         started = time.monotonic()
-        if not delta.exists(self.spark, self.bronze):
-            return SilverResult(0, 0, 0.0)
-        positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
+        with stored_files.one_look():
+            if not delta.exists(self.spark, self.bronze):
+                return SilverResult(0, 0, 0.0)
+            positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
         to = newest.batch if self.bound is None else min(newest.batch, self.bound)
         positions.look(newest)
         if positions.discovered is None:

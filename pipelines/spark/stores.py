@@ -56,6 +56,9 @@ STORES: Mapping[str, ObjectStore] = {
         ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api"),
         {
             log_store_of("s3a"): log_store.CONDITIONAL_PUT,
+            **log_store.CHECKSUMS,
+            # The default, of Amazon's accelerator, asks for a file's length also where it is told.
+            "spark.hadoop.fs.s3a.input.stream.type": "classic",
             # In memory, so that nothing stays on a disk after a kill; a file that is written takes up to three blocks of the direct
             # memory, which is as large as the heap, and 32 cores write 32 files.
             "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",

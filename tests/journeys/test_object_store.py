@@ -60,6 +60,11 @@ def test_rounds_of_changes_and_a_kill_on_s3(
         orders.update_many({"_id": {"$lt": 10 * number}}, {"$inc": {"v": 1}})
         orders.delete_one({"_id": 40 + number})
         orders.insert_one({"_id": 100 + number, "v": number})
+    put = {path for method, path in store.requests if method == "PUT"}
+    commits = {path for path in put if path.endswith(".json") and "/_delta_log/0" in path}
+    without = {path for path in commits if f"{path.removesuffix('.json')}.crc" not in put}
+    assert commits and len(without) <= 3, "each has a checksum, but where a kill came between them"
+    assert not any(".crc." in path for path in put), "which is not written aside and renamed"
 
 
 @pytest.mark.timeout(600)

@@ -65,7 +65,11 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     /** A directory bucket of S3 Express gives names in no order. */
     private static boolean isListedInOrder(FileSystem fileSystem) {
         String bucket = fileSystem.getUri().getHost();
-        return fileSystem.getClass().getName().equals(S3A) && bucket != null && !bucket.endsWith("--x-s3");
+        return isS3A(fileSystem) && bucket != null && !bucket.endsWith("--x-s3");
+    }
+
+    static boolean isS3A(FileSystem fileSystem) {
+        return fileSystem.getClass().getName().equals(S3A);
     }
 
     /** Files one after the other, the next of which is found when the one before is taken. */

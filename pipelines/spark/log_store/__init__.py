@@ -11,6 +11,8 @@ FILES_JAR = Path(__file__).with_name("mongo-medallion-local-files.jar")
 JAR = Path(__file__).with_name("mongo-medallion-log-store.jar")
 LOCAL = "io.mongomedallion.storage.HardLinkLogStore"
 CONDITIONAL_PUT = "io.mongomedallion.storage.ConditionalPutLogStore"
+CHECKSUMS = {"spark.sql.streaming.checkpointFileManagerClass": "io.mongomedallion.storage.ChecksumFileManager"}
+"""The setting by which the checksum of each version is one PUT on S3, in place of a file that is renamed."""
 FILE_SYSTEM = {
     "spark.hadoop.fs.file.impl": "io.mongomedallion.storage.InProcessLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "io.mongomedallion.storage.InProcessLocalFs",

@@ -18,11 +18,22 @@ from pipelines.spark import log_store
 
 _FOLDER = log_store.JAR.parent
 SOURCES = {
-    log_store.JAR: sorted(_FOLDER.glob("*LogStore.java")),
+    log_store.JAR: sorted([*_FOLDER.glob("*LogStore.java"), _FOLDER / "ChecksumFileManager.java"]),
     log_store.FILES_JAR: sorted(_FOLDER.glob("InProcess*.java")),
 }
 """What each jar is built from."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+_SPARK_JARS = ("hadoop-client-api-", "scala-library-", "slf4j-api-", "spark-common-utils_", "spark-sql_")
+
+
+def spark_jars() -> list[Path]:
+    """Those of the installed Spark that the sources are compiled against."""
+    import pyspark
+
+    folder = Path(pyspark.__file__).parent / "jars"
+    return [jar for jar in sorted(folder.iterdir()) if jar.name.startswith(_SPARK_JARS)]
 
 
 def digest(jar: Path) -> str:
@@ -31,7 +42,7 @@ def digest(jar: Path) -> str:
 
 
 def classes(jar: Path, needed: Sequence[Path]) -> dict[str, bytes]:
-    """The classes of a jar's sources, by their path in it, compiled against the jars of Hadoop and Delta."""
+    """The classes of a jar's sources, by their path in it, compiled against the jars of Spark and Delta."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["javac", "--release", "17", "-proc:none", "-g:none", "-cp", ":".join(map(str, needed)), "-d", folder]
         subprocess.run([*command, *map(str, SOURCES[jar])], check=True)
@@ -48,16 +59,13 @@ def write(jar: Path, compiled: dict[str, bytes]) -> None:
 
 def main() -> None:
     """Compile against the Spark that is installed and the Delta that it resolved last."""
-    import pyspark
-
     from pipelines.spark import delta_jars
 
-    hadoop = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("hadoop-client-api-*.jar"))
     delta = [Path(jar) for jar in delta_jars.resolved_jars() if "delta-storage" in jar]
     if not delta:
         sys.exit("start a session once, so that Delta's jars are on this machine: medallion demo")
     for jar in SOURCES:
-        write(jar, classes(jar, [*hadoop, *delta]))
+        write(jar, classes(jar, [*spark_jars(), *delta]))
 
 
 if __name__ == "__main__":

@@ -99,6 +99,42 @@ def test_a_table_is_followed_from_before_it_is_there(table: Table) -> None:
     assert table.newest() == 2 and len(table.files.asked) == asked, "no commit is copied twice"
 
 
+def test_questions_that_are_asked_together_look_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those after them see what was committed meanwhile."""
+    looks: list[Path] = []
+    follow = CopiedLog.follow
+    monkeypatch.setattr(CopiedLog, "follow", lambda self: looks.append(self.folder) or follow(self))
+    table.commit(0, METADATA)
+    with stored_files.one_look():
+        assert table.newest() == 0
+        table.commit(1, METADATA)
+        with stored_files.one_look():
+            assert table.newest() == 0
+        assert table.newest() == 0 and len(looks) == 1
+    assert table.newest() == 1 and len(looks) == 2
+
+
+def test_a_commit_of_its_own_is_not_looked_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied at the next look; one that is not there after all is none."""
+    sought: list[str] = []
+    is_file = Folder.is_file
+    monkeypatch.setattr(
+        Folder, "is_file", lambda self, name: sought.append(Path(name).stem.lstrip("0")) or is_file(self, name)
+    )
+    table.commit(0, METADATA)
+    assert table.newest() == 0
+    sought.clear()
+    table.commit(1, METADATA)
+    stored_files.note_commit(table.copies, 1)
+    assert table.newest() == 1 and sought == ["2"]
+    stored_files.note_commit(table.copies, 2)
+    assert table.newest() == 1
+    for version in (2, 3):
+        table.commit(version, METADATA)
+    assert table.newest() == 3
+    stored_files.note_commit(table.folder, 4)  # a table's own folder has no copies
+
+
 def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
     for version in range(3):
         table.commit(version, METADATA)
@@ -255,7 +291,7 @@ def test_each_process_has_copies_of_its_own(tmp_path: Path, monkeypatch: pytest.
 def test_a_full_disk_here_is_none_in_the_store(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[bytes] = []
     out = SimpleNamespace(write=lambda content: written.append(bytes(content)), close=lambda: None)
-    table.files.__dict__["_files"] = SimpleNamespace(create=lambda name, overwrite: out)
+    table.files.__dict__["_created"] = lambda name: out
     table.files.write("a.bin", b"whole")
     assert table.files.read("a.bin", 1, 3) == b"hol"
 

@@ -6,7 +6,6 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from pipelines.spark import delta_jars, log_store
@@ -21,13 +20,12 @@ def test_a_jar_was_built_from_the_sources_beside_it(jar: Path) -> None:
     assert f"Source-SHA-256: {build.digest(jar)[:48]}".encode() in held.pop("META-INF/MANIFEST.MF")
     delta = [Path(each) for each in delta_jars.resolved_jars() if "delta-storage" in each]
     if shutil.which("javac") and delta:
-        hadoop = Path(pyspark.__file__).parent.joinpath("jars").glob("hadoop-client-api-*.jar")
-        assert build.classes(jar, [*hadoop, *delta]) == held
+        assert build.classes(jar, [*build.spark_jars(), *delta]) == held
     assert {Path(name).stem.partition("$")[0] for name in held} == {source.stem for source in build.SOURCES[jar]}
 
 
 def test_the_classes_that_settings_name_are_in_the_jars() -> None:
-    named = {log_store.LOCAL, log_store.CONDITIONAL_PUT, *log_store.FILE_SYSTEM.values()}
+    named = {log_store.LOCAL, log_store.CONDITIONAL_PUT, *log_store.CHECKSUMS.values(), *log_store.FILE_SYSTEM.values()}
     assert {each.rpartition(".")[2] for each in named} == {
         source.stem for sources in build.SOURCES.values() for source in sources
     }
