@@ -302,12 +302,13 @@ def rows_at(
 ) -> pa.Table:
     """Columns of the rows at these places (`LiveFiles.places`) but the deleted ones, as the table's schema types them.
 
-    Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their files of more than `read_bytes`.
+    Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their row groups of more than `read_bytes`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
     held = present(live, places)
     paths = [local_log.data_path(live.folder, file["path"]) for file, _ in held]
-    if sum(local_log.columns_bytes(path, set(columns)) for path in paths) > read_bytes:
+    sizes = (local_log.columns_bytes(path, set(columns), rows=rows) for path, (_, rows) in zip(paths, held, strict=True))
+    if sum(sizes) > read_bytes:
         raise table_schema.NotReadable
 
     def read(path: Path, numbers: Sequence[int]) -> list[pa.Table]:
@@ -341,13 +342,15 @@ def present(live: LiveFiles, places: Places) -> Places:
 def _parts_at(path: Path, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
     """Columns of these rows of a data file, whose numbers are in order."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
-        held = _held(parquet, columns)
-        at_a_time, start = _rows_at_a_time(parquet, held), 0
-        for batch in parquet.iter_batches(at_a_time, columns=held):
-            low, high = (bisect.bisect_left(numbers, bound) for bound in (start, start + len(batch)))
-            if low < high:
-                yield pa.Table.from_batches([batch.take(pa.array([each - start for each in numbers[low:high]]))])
-            start += len(batch)
+        held, groups = _held(parquet, columns), local_log.row_groups(parquet, numbers)
+        for group, rows in groups.items():
+            start = rows.start
+            at_a_time = _rows_at_a_time(parquet, held, group)
+            for batch in parquet.iter_batches(at_a_time, row_groups=[group], columns=held):
+                low, high = (bisect.bisect_left(numbers, bound) for bound in (start, start + len(batch)))
+                if low < high:
+                    yield pa.Table.from_batches([batch.take(pa.array([each - start for each in numbers[low:high]]))])
+                start += len(batch)
 
 
 def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -382,8 +385,9 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterato
         yield pa.concat_tables(found)
 
 
-def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str]) -> int:
-    return local_log.rows_at_a_time(parquet, columns, most=min(_READ_ROWS, PART_ROWS), size_bytes=MANY_BYTES)
+def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int = 0) -> int:
+    most = min(_READ_ROWS, PART_ROWS)
+    return local_log.rows_at_a_time(parquet, columns, most=most, size_bytes=MANY_BYTES, group=group)
 
 
 def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:

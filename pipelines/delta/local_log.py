@@ -9,6 +9,7 @@ says so by None, and the caller asks Spark.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import itertools
@@ -333,20 +334,34 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def columns_bytes(path: Path, columns: Collection[str]) -> int:
-    """How many bytes these columns of a Parquet file take when they are read, as its footer says."""
+def columns_bytes(path: Path, columns: Collection[str], *, rows: Sequence[int] | None = None) -> int:
+    """How many bytes these columns of a Parquet file take when they are read, as its footer says; or of the row groups that hold
+    some of the `rows`, whose numbers are in order."""
     with pq.ParquetFile(path) as parquet:
-        groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
+        wanted = range(parquet.metadata.num_row_groups) if rows is None else row_groups(parquet, rows)
+        groups = [parquet.metadata.row_group(number) for number in wanted]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     return sum(each.total_uncompressed_size for each in chunks if _is_below(each.path_in_schema, columns))
 
 
-def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int, size_bytes: int) -> int:
-    """How many rows of a file to read at a time: at most so many, and about so many bytes of these columns."""
+def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]:
+    """The row groups of a file that hold some of the rows, whose numbers are in order, each with the numbers of its own."""
+    found, start = {}, 0
+    for number in range(parquet.metadata.num_row_groups):
+        held = range(start, start + parquet.metadata.row_group(number).num_rows)
+        if bisect.bisect_left(rows, held.start) < bisect.bisect_left(rows, held.stop):
+            found[number] = held
+        start = held.stop
+    return found
+
+
+def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int, size_bytes: int, group: int = 0) -> int:
+    """How many rows of a file to read at a time: at most so many, and about so many bytes of these columns, by the first rows of a
+    row group."""
     if parquet.metadata.num_rows <= _SAMPLE_ROWS:
         return most
     # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
-    first = next(parquet.iter_batches(_SAMPLE_ROWS, columns=list(columns)))
+    first = next(parquet.iter_batches(_SAMPLE_ROWS, row_groups=[group], columns=list(columns)))
     return max(1, min(most, size_bytes * len(first) // max(1, first.nbytes)))
 
 

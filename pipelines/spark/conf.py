@@ -58,6 +58,8 @@ LOCAL: Mapping[str, str] = {
     # A batch of silver runs some 140 different plans: of the default's 100 classes none would be there for the next batch.
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.shuffle.partitions": str(max(2, min(8, os.cpu_count() or 2))),
+    # A few documents of a large file are read by their row groups (`live_files.rows_at`): of the default's 128 MB five are half a gigabyte.
+    "spark.hadoop.parquet.block.size": str(32 * 2**20),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
 import shutil
 import uuid
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.tables import deletion_vector
-from pipelines.delta import file_statistics, key_search, live_files, table_schema
+from pipelines.delta import file_statistics, key_search, live_files, local_log, table_schema
 from pipelines.delta.live_files import LiveFiles
 from pipelines.delta.table_schema import NotReadable
 
@@ -322,3 +323,31 @@ def test_a_tables_properties_say_which_columns_are_measured(tmp_path: Path, said
     configuration = {f"delta.dataSkipping{name}": value for name, value in said.items()}
     live = LiveFiles(tmp_path, configuration=configuration, schema=table_schema.arrow_schema(SCHEMA))
     assert live_files.measured_columns(live) == ["__key", "__batch", "n"][:measured]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_large_file_the_row_groups_are_read_that_hold_some_of_the_rows(table: Table, seed: int) -> None:
+    """But the deleted ones, however the file was written; and no more bytes than the row groups have."""
+    rng = random.Random(seed)
+    keys = [f"{rng.random()}" for _ in range(10_000)]
+    file = table.file(keys, 1)
+    held = pq.read_table(table.folder / file["path"])
+    pq.write_table(held, table.folder / file["path"], row_group_size=rng.choice([100, 999, 10_000]), use_dictionary=False)
+    gone = rng.sample(range(10_000), 500)
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": table.without(file, gone)}))
+    numbers = sorted(rng.sample(range(10_000), rng.choice([1, 3, 300])))
+    places = live.places("__key", [keys[number] for number in numbers])
+    wanted = [number for number in numbers if number not in gone]
+    sizes = {"size_bytes": 2**20, "read_bytes": 2**20}
+    rows = live_files.rows_at(live, places, columns=["n", "__key"], **sizes)
+    assert rows.to_pylist() == [{"n": number, "__key": keys[number]} for number in wanted]
+    groups = len(local_log.row_groups(pq.ParquetFile(table.folder / file["path"]), wanted))
+    if wanted:
+        path = table.folder / file["path"]
+        few = local_log.columns_bytes(path, {"n", "__key"}, rows=wanted)
+        assert few * pq.ParquetFile(path).num_row_groups == pytest.approx(
+            local_log.columns_bytes(path, {"n", "__key"}) * groups, rel=0.2
+        )
+        with pytest.raises(NotReadable):
+            live_files.rows_at(live, places, columns=["n", "__key"], **sizes | {"read_bytes": few - 1})
