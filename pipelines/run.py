@@ -191,7 +191,7 @@ class _Run:
             # Nobody sees the table that the command shows: bronze is held here, so that nothing ever goes from it.
             for each in found.tables:
                 for line in each.left:
-                    log.warning("%s: %s", each.table, line)
+                    log.info("%s: %s", each.table, line)
             failures.raised()
 
         return _kept(self.settings, act, stop=stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -64,5 +65,6 @@ def test_what_stays_is_told_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: 
         return maintain.MaintenanceResult("shop", (left,), 0.0)
 
     monkeypatch.setattr(maintain, "run", run)
-    pipeline._Run(settings, lambda: None, False, False, stop, None)._maintain(stop)  # type: ignore[arg-type, return-value]
+    with caplog.at_level(logging.INFO, logger=pipeline.log.name):
+        pipeline._Run(settings, lambda: None, False, False, stop, None)._maintain(stop)  # type: ignore[arg-type, return-value]
     assert [each.message for each in caplog.records] == ["bronze/shop: events stay"]
