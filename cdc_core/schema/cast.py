@@ -292,7 +292,7 @@ def _to_decimal(value: Any, seen: Kind, precision: int, scale: int) -> decimal.D
         exact = number.quantize(decimal.Decimal(1).scaleb(-scale))
     if exact != number or len(exact.as_tuple().digits) > precision:
         raise _Misfit
-    return exact
+    return exact or abs(exact)  # a DECIMAL has one zero, a decimal128 and a double two
 
 
 _TO_SCALAR: Mapping[Scalar, Callable[[Any, Kind], Any]] = {
