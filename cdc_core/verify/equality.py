@@ -170,9 +170,8 @@ class ExactDocument:
 
 def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
     """What is not equal, in no particular order; nothing for a row that holds the document."""
-    found: list[Difference] = []
     whole = document.expected(schema)
-    rest = document
+    rest, unexplained = document, []
     for path, text in row.rescued.items():
         if path in whole.rescued and _is_same(_text(whole.rescued[path]), _text(text)):
             continue
@@ -180,10 +179,16 @@ def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) 
         if pruned is None and _NUMBERED.search(path):
             pruned = _pruned(rest.parsed, _NUMBERED.sub("", path).split("."), _text(text))
         if pruned is None:
-            found.append(Difference(path, "what is rescued is not what the source holds"))
+            unexplained.append(path)
         else:
             rest = ExactDocument(pruned, rest.repeated)
     expected = whole if rest is document else rest.expected(schema)
+    found = [
+        Difference(path, "what is rescued is not what the source holds")
+        for path in unexplained
+        # Flattened, a document stands there as `{}` where nothing of it was in a column.
+        if row.rescued[path] != expected.rescued.get(path)
+    ]
     found += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
     types = dict(schema.table())
     for name, wanted in expected.columns.items():

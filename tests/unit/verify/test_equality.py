@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cdc_core.schema import document_schema, evolution
+from cdc_core.schema import names as column_names
 from cdc_core.schema.shape import observe
 from cdc_core.snapshot import key_filter
 from cdc_core.verify import equality
@@ -17,11 +18,12 @@ from cdc_core.verify import equality
 UTC = datetime.timezone.utc
 
 
-def schema_of(*documents: Any) -> document_schema.DocumentSchema:
+def schema_of(*documents: Any, flatten: bool = False) -> document_schema.DocumentSchema:
     """The schema after these documents, in their order."""
     schema = document_schema.EMPTY
     for number, each in enumerate(documents):
-        schema, _ = evolution.join(schema, observe(each, mark=f"{number:03}"))
+        naming = column_names.ColumnNaming(flatten=flatten)
+        schema, _ = evolution.join(schema, observe(each, mark=f"{number:03}"), naming=naming)
     return schema
 
 
@@ -101,6 +103,14 @@ def test_what_was_rescued_before_its_column_came_is_equal() -> None:
     assert found(document, row({"_id": 1, "deep": {"x": 1, "more": {}}}, {"list": "[1]"}), schema) == {
         "list": "in the source, not in the table"
     }
+
+
+def test_a_flattened_document_of_which_nothing_was_in_a_column_is_equal() -> None:
+    """It was rescued as `{}` beside its values; today one of those has a column, and the other still does not fit."""
+    schema = schema_of({"_id": 1, "a": {"n": 1}}, {"_id": 2, "a": {"list": [7]}}, flatten=True)
+    early = {"a.n": '"x"', "a.list": "[]", "a": "{}"}
+    assert found({"_id": 3, "a": {"n": "x", "list": []}}, row({"_id": 3}, early), schema) == {}
+    assert found({"_id": 3, "a": {"n": "x", "list": [7]}}, row({"_id": 3}, early), schema)
 
 
 def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
