@@ -50,6 +50,8 @@ class FencedCommits:
         self.metadata: dict[str, Any] = dict(base.metadata or {}) if base else {}
         self.properties: Mapping[str, str] = {}
         """The table's properties when it was claimed."""
+        self.is_newest = False
+        """Whether `version` was looked up just now, so that the next statement does not look again."""
         self.surplus_files = 0
         """Files that the last compaction of this writer left beyond those that the size explains."""
         self._unanswered: dict[str, Any] | None = None
@@ -111,8 +113,9 @@ class FencedCommits:
             # Only a release comes here after a commit without an answer; every other verb refuses to follow on one.
             self._settle()
             # Delta puts a statement onto whatever version it finds; the direct log compares the version itself.
-            if is_statement:
+            if is_statement and not self.is_newest:
                 self.check_ownership()
+            self.is_newest = False
             metadata = self.user_metadata(*said())
             try:
                 new = self._outcome(metadata, functools.partial(act, metadata))

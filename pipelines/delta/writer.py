@@ -72,7 +72,7 @@ class Writer(StatementCommits):
                 owners.refuse_second(table, at.last)
             writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
             # The fence stands on the newest version, however old the commit is whose position counts.
-            writer.version, writer.properties = at.version, properties
+            writer.version, writer.properties, writer.is_newest = at.version, properties, True
             with contextlib.suppress(errors.OwnershipLost):
                 newest = (at.last.metadata if at.last else None) or {}
                 extra = {name: newest[name] for name in kept if name in newest}

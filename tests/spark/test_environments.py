@@ -102,7 +102,7 @@ def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lake
 
 @pytest.mark.parametrize("session", [Environment.STATEMENTS], indirect=True)
 def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at a table's history is a job: a claim takes three, a commit two, and whether a table is there none."""
+    """Each look at a table's history is a job: a claim takes two, a commit two, and whether a table is there none."""
     asked: list[str] = []
     sql = type(session).sql
     monkeypatch.setattr(
@@ -113,7 +113,7 @@ def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkey
     assert asked == ["SHOW TBLPROPERTIES", "CREATE TABLE IF NOT EXISTS", "SHOW TBLPROPERTIES", "SHOW TBLPROPERTIES"]
     asked.clear()
     writer = Writer.claim(session, table)
-    assert asked == ["SHOW TBLPROPERTIES", *["DESCRIBE HISTORY"] * 3]
+    assert asked == ["SHOW TBLPROPERTIES", *["DESCRIBE HISTORY"] * 2]
     asked.clear()
     writer.append(session.range(3).withColumnRenamed("id", "n"), to=1)
     assert asked == ["DESCRIBE HISTORY"] * 2

@@ -60,12 +60,10 @@ def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.Ta
     assert sorted(row.n for row in spark.table(str(table)).collect()) == [1, 3]
 
 
-@pytest.mark.usefixtures("owner_commits")
-def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tables.TableRef) -> None:
-    before = table_history.version(spark, table)
+def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tables.TableRef, owner_commits: Writer) -> None:
     with pytest.raises(errors.TableOwned):
         Writer.claim(spark, table)
-    assert table_history.version(spark, table) == before
+    assert table_history.version(spark, table) == owner_commits.version
 
 
 def test_a_holder_on_an_errand_is_waited_for(spark: SparkSession, table: tables.TableRef) -> None:
