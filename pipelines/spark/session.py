@@ -276,18 +276,20 @@ def _given(name: str, store: stores.ObjectStore, hadoop: Mapping[str, str]) -> S
 
 
 def _add_log_store(spark: SparkSession, store: stores.ObjectStore) -> None:
-    """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself
-    stays."""
+    """Give a driver that was started by somebody else our log stores, and who writes checksums in the store, before Delta opens a
+    table; what it names itself stays."""
     context: Any = spark.sparkContext
     if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):
         return
     loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     with contextlib.suppress(Exception):  # another Spark may load classes in another way: then its own log store stays
         loader.addURL(context._jvm.java.net.URL(log_store.JAR.resolve().as_uri()))
-        for name, value in store.log_stores().items():
+        for name, value in {**store.log_stores(), **store.checksums()}.items():
             context._jvm.java.lang.Class.forName(value, False, loader)
             if not context._jsc.sc().conf().contains(name):
                 context._jsc.sc().conf().set(name, value)
+                if name.startswith("spark.sql."):  # for this session, which has its own by now
+                    spark.conf.set(name, value)
 
 
 def _ship_packages(spark: SparkSession) -> None:

@@ -34,6 +34,10 @@ class ObjectStore:
         """Those of the settings that name log stores."""
         return {name: value for name, value in self.conf.items() if name.startswith("spark.delta.logStore.")}
 
+    def checksums(self) -> dict[str, str]:
+        """The one of the settings that names who writes the checksums of versions, where it is ours."""
+        return {name: value for name, value in self.conf.items() if name in log_store.CHECKSUMS}
+
     def without_log_stores(self) -> ObjectStore:
         """The same where `LOG_STORE_OF_ALL` is set."""
         return replace(self, conf={name: value for name, value in self.conf.items() if name not in self.log_stores()})

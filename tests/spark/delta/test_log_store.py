@@ -113,18 +113,26 @@ def application(spark: SparkSession) -> Iterator[Any]:
     """The settings of the application, which are put back after the test."""
     context: Any = spark.sparkContext._jsc
     conf = context.sc().conf()
-    names = (stores.log_store_of("file"), stores.log_store_of("s3a"), stores.LOG_STORE_OF_ALL)
+    names = (stores.log_store_of("file"), stores.log_store_of("s3a"), stores.LOG_STORE_OF_ALL, *log_store.CHECKSUMS)
     held = {name: conf.get(name, "") for name in names}
     yield conf
     for name, value in held.items():
         conf.set(name, value) if value else conf.remove(name)
+    for name in log_store.CHECKSUMS:
+        spark.conf.unset(name)
 
 
-def test_a_log_store_that_is_added_to_a_driver_counts(spark: SparkSession, application: Any) -> None:
-    """The session was there before: what is found is what Delta finds, the settings of the application."""
+def test_a_log_store_that_is_added_to_a_driver_counts(spark: SparkSession, application: Any, tmp_path: Path) -> None:
+    """The session was there before: what is found is what Delta finds, the settings of the application.
+
+    Who writes the checksums of a store leaves those of a disk to Spark.
+    """
     assert spark.conf.get("spark.sql.extensions")
     sparks._add_log_store(spark, stores.of("s3a://x"))
     assert store_exclusion._log_store(spark, "s3a") == log_store.CONDITIONAL_PUT
+    assert {name: spark.conf.get(name) for name in log_store.CHECKSUMS} == log_store.CHECKSUMS
+    spark.range(1).write.format("delta").save(f"{tmp_path}/table")
+    assert (tmp_path / "table/_delta_log" / f"{0:020}.crc").is_file()
 
 
 def test_no_log_store_is_added_beside_one_for_all(spark: SparkSession, application: Any) -> None:
