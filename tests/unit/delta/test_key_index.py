@@ -97,4 +97,7 @@ def test_a_search_makes_few_indexes_and_memory_has_an_end(
     for each in index._entries.values():
         each.used -= key_index._KEPT_SECONDS
     assert held(1, files[3:]) == 1 and len(index._entries) == 1
+    monkeypatch.setattr(key_index, "_ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(key_index, "HELD_BYTES", 10 * 100 * key_index._ROW_BYTES)
+    assert [held(rounds, files) for rounds in (2, 1, 1, 1)] == [1, 2, 3, 4], "one that is larger, at a time"
     assert index._size_bytes == sum(each.index.size_bytes for each in index._entries.values() if each.index)
