@@ -70,9 +70,14 @@ def made_up(event: Mapping[str, Any]) -> list[str]:
     return [name for name in GIVEN if name in event and types.get(name, "object") != "object"]
 
 
-def changes_documents(stage: Stage) -> bool:
-    """Whether a stage is seen to take something out of documents, or to change them."""
-    return any(_takes(*next(iter(stage.items())), field) for field in GIVEN)
+def leaves_out_fields(stage: Stage) -> bool:
+    """Whether a stage is seen to take something out of documents; what it sets in them is in none that a snapshot reads again."""
+    name, given = next(iter(stage.items()))
+    if name in ("$addFields", "$set"):
+        return isinstance(given, Mapping) and any(
+            _covers(path, field) and value == "$$REMOVE" for path, value in _leaves(given) for field in GIVEN
+        )
+    return any(_takes(name, given, field) for field in GIVEN)
 
 
 def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> list[str]:

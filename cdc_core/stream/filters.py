@@ -287,7 +287,7 @@ def _leaving_out(stages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, An
     for each in stages:
         if CHANGING.issuperset(each):
             changing.append(each)
-            if cursor_pipeline.changes_documents(each):
+            if cursor_pipeline.leaves_out_fields(each):
                 yield [each]
         else:
             yield [*changing, each]

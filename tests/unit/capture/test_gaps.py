@@ -28,7 +28,15 @@ KEEP = '[{{"$addFields": {{"keep": {{"$eq": ["$fullDocument.region", "{}"]}}}}}}
 MARKED, BEHIND, ELSEWHERE = (
     source({"cursor.pipeline": KEEP.format(*each)}) for each in (("EU", ""), ("EU", ', {"$unset": "keep"}'), ("US", ""))
 )
-MASKED, MASKED_OTHERWISE = (source({"cursor.pipeline": f'[{{"$unset": "fullDocument.{name}"}}]'}) for name in "ab")
+MASKED, MASKED_OTHERWISE, REMOVED, MADE = (
+    source({"cursor.pipeline": f"[{stage}]"})
+    for stage in (
+        '{"$unset": "fullDocument.a"}',
+        '{"$project": {"fullDocument.b": 0}}',
+        '{"$set": {"fullDocument": {"a": "$$REMOVE"}}}',
+        '{"$set": {"fullDocument.made": 1}}',
+    )
+)
 
 
 def token(second: int) -> str:
@@ -87,6 +95,8 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
         ([(10, WHOLE), (20, BEHIND)], MARKED, None),
         ([(10, WHOLE), (20, MASKED)], WHOLE, 20),
         ([(10, MASKED)], MASKED_OTHERWISE, 10),
+        ([(10, REMOVED)], MADE, 10),
+        ([(10, MADE)], WHOLE, None),
         ([(10, WHOLE)], MASKED, None),
     ],
 )
