@@ -164,6 +164,11 @@ class StoredFiles:
         with _store_errors(self.folder / name):
             return bool(self._files.isFile(self._at(name)))
 
+    def is_folder(self, name: str) -> bool:
+        """Whether there is anything below a name: one request. Raises `OSError`."""
+        with _store_errors(self.folder / name):
+            return bool(self._files.isDirectory(self._at(name)))
+
     def has_commits(self) -> bool:
         """Whether there is anything in the table's log. Raises as `fetch`."""
         with contextlib.suppress(FileNotFoundError), _store_errors(self.folder / LOG):
@@ -317,6 +322,8 @@ class CopiedLog:
     def _begin(self) -> bool:
         """Copy the last checkpoint with its commit, or the first commit; False where there is no table."""
         self._forget()  # what an attempt that failed left
+        if not self.files.is_folder(LOG):
+            return False
         noted = self._noted_checkpoint()
         if noted is not None and self._is_copied(noted):
             self._first = self._newest = noted

@@ -40,6 +40,9 @@ class Folder(StoredFiles):
     def is_file(self, name: str) -> bool:
         return (self.source / name).is_file()
 
+    def is_folder(self, name: str) -> bool:
+        return (self.source / name).is_dir()
+
     def _at(self, name: str) -> str:
         return name
 
