@@ -16,7 +16,7 @@ from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
 from cdc_core import errors
-from cdc_core.extended_json import bson_to_json, raw_bson
+from cdc_core.extended_json import bson_to_json, raw_bson, wrappers
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.stream import cursor_pipeline
@@ -41,20 +41,29 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
     """The same for an `updateDescription`."""
     update, found = field_filters.update(
         field_filters.UpdateDescription(
-            updated=orjson.loads(row["updatedFields"] or b"{}"),
+            updated=_by_names(row["updatedFields"] or b"{}"),
             removed=tuple(row["removedFields"] or ()),
             truncated=tuple((entry["field"], entry["size"]) for entry in row["truncatedArrays"] or ()),
-            disambiguated=None if row["disambiguatedPaths"] is None else orjson.loads(row["disambiguatedPaths"]),
+            disambiguated=None if row["disambiguatedPaths"] is None else _by_names(row["disambiguatedPaths"]),
         ),
         fields=fields,
     )
     taken.update(found)
     return {
-        "updatedFields": None if row["updatedFields"] is None else orjson.dumps(update.updated),
+        "updatedFields": None if row["updatedFields"] is None else _text_of_names(update.updated),
         "removedFields": list(update.removed) or None,
         "truncatedArrays": [{"field": path, "size": size} for path, size in update.truncated] or None,
-        "disambiguatedPaths": None if update.disambiguated is None else orjson.dumps(update.disambiguated),
+        "disambiguatedPaths": None if update.disambiguated is None else _text_of_names(update.disambiguated),
     }
+
+
+def _by_names(text: bytes) -> dict[str, Any]:
+    """A document whose names are paths, by those."""
+    return {wrappers.unescape_key(path): value for path, value in orjson.loads(text).items()}
+
+
+def _text_of_names(document: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({wrappers.escape_key(path): value for path, value in document.items()})
 
 
 def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:

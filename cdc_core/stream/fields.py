@@ -6,8 +6,9 @@ alone. A dot that belongs to a name is written with a backslash before it. Paths
 through arrays in arrays, without an index. Exclusions come first, then the renames one after the other, each
 on the result of the one before.
 
-Documents are what `bson.decode` or parsed Extended JSON give, and are never changed in place. Keys of events
-are left alone. What differs from Debezium on purpose: a truncated array below or above an excluded field is
+Documents are parsed type-exact Extended JSON, whose wrappers are values and no documents, and whose escaped names are meant
+by what they stand for; update descriptions have the names themselves. Neither is changed in place. Keys of events are left
+alone. What differs from Debezium on purpose: a truncated array below or above an excluded field is
 no error; `$unset` of a document is kept where only a field of it is excluded; a rename onto a name that is
 taken leaves the field as it was, and says so, instead of ending the capture.
 """
@@ -15,10 +16,11 @@ taken leaves the field as it was, and says so, instead of ending the capture.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
+from cdc_core.extended_json import wrappers
 from cdc_core.properties import types as values
 
 Path = tuple[str, ...]
@@ -128,9 +130,13 @@ def _entry(entry: str, expected: str) -> _FieldRule:
     return _FieldRule(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
 
 
-def _is_step(step: str, name: str) -> bool:
-    """Whether a step of a path means this field; `*` means no wrapper of Extended JSON."""
-    return step == name or (step == ANY and not name.startswith("$"))
+def _is_meant(step: str, key: str) -> bool:
+    """Whether a step of a path means the field with this key."""
+    return step in (ANY, wrappers.unescape_key(key))
+
+
+def _is_document(node: Any) -> TypeGuard[Document]:
+    return isinstance(node, Mapping) and not wrappers.is_wrapper(node)
 
 
 def _excluded(node: Any, paths: Sequence[Path]) -> Any:
@@ -138,11 +144,11 @@ def _excluded(node: Any, paths: Sequence[Path]) -> Any:
         return node
     if isinstance(node, list):
         return [_excluded(element, paths) for element in node]
-    if not isinstance(node, Mapping):
+    if not _is_document(node):
         return node
     kept = {}
     for name, value in node.items():
-        rests = [path[1:] for path in paths if _is_step(path[0], name)]
+        rests = [path[1:] for path in paths if _is_meant(path[0], name)]
         if () not in rests:
             kept[name] = _excluded(value, rests)
     return kept
@@ -151,22 +157,23 @@ def _excluded(node: Any, paths: Sequence[Path]) -> Any:
 def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
     if isinstance(node, list):
         return [_renamed(element, path, name, taken) for element in node]
-    if not isinstance(node, Mapping):
+    if not _is_document(node):
         return node
     if len(path) > 1:
         return {
-            each: _renamed(value, path[1:], name, taken) if _is_step(path[0], each) else value
+            each: _renamed(value, path[1:], name, taken) if _is_meant(path[0], each) else value
             for each, value in node.items()
         }
     # Of several fields that `*` means none can have the new name alone.
-    old = [each for each in node if _is_step(path[0], each) and each != name]
+    new = wrappers.escape_key(name)
+    old = [each for each in node if _is_meant(path[0], each) and each != new]
     if not old:
         return dict(node)
     # Overwriting would lose one of two values, and which one would be left to chance.
-    if name in node or len(old) > 1:
+    if new in node or len(old) > 1:
         taken.append(name)
         return dict(node)
-    return {**{each: value for each, value in node.items() if each != old[0]}, name: node[old[0]]}
+    return {**{each: value for each, value in node.items() if each != old[0]}, new: node[old[0]]}
 
 
 def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> UpdateDescription:
@@ -223,9 +230,18 @@ def _keys(before: UpdateDescription) -> dict[str, None]:
     return dict.fromkeys((*before.updated, *before.removed, *truncated, *(before.disambiguated or ())))
 
 
+class _NameOrIndex(str):
+    """A step of which the server does not say what it is."""
+
+
 def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
-    # The server says how a key divides where names hold dots or are numbers; elsewhere dots divide.
-    return (before.disambiguated or {}).get(key) or key.split(".")
+    """How a key divides, as the server says it where names hold dots or are numbers; elsewhere dots divide, and numbers are indexes."""
+    said = before.disambiguated
+    if said is not None and said.get(key):
+        return said[key]
+    number: Callable[[str], str | int] = _NameOrIndex if said is None else int
+    first, *others = key.split(".")
+    return [first, *(number(step) if _INDEX.fullmatch(step) else step for step in others)]
 
 
 def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
@@ -241,10 +257,10 @@ def _walks(path: Path, steps: Sequence[str | int], at: int = 0) -> Iterator[tupl
         yield path, at - 1
         return
     step = steps[at]
-    if isinstance(step, str) and _is_step(path[0], step):
+    if isinstance(step, str) and path[0] in (ANY, step):
         yield from _walks(path[1:], steps, at + 1)
     # A path names fields and no places in arrays: it goes on through every element.
-    if at > 0 and (isinstance(step, int) or step.isdecimal()):
+    if isinstance(step, int | _NameOrIndex):
         yield from _walks(path, steps, at + 1)
 
 
@@ -256,5 +272,6 @@ def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int
     return None
 
 
+_INDEX = re.compile("0|[1-9][0-9]*")
 _DOT = re.compile(r"(?<!\\)\.")
 _ESCAPED_DOT = re.compile(r"\\\.")

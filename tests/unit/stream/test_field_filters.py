@@ -124,3 +124,14 @@ def test_a_rename_onto_a_taken_name_is_told() -> None:
     taken: set[str] = set()
     assert raw_event.filtered(b'{"name":1,"title":2}', fields=fields, taken=taken) == b'{"name":1,"title":2}'
     assert taken == {"title"}
+
+
+def test_the_text_of_an_update_has_its_names_escaped() -> None:
+    """A field whose name looks like a wrapper's stands so in bronze, under its old name and under a new one."""
+    fields = field_filters.read(("shop.orders.$ref",), ("shop.orders.$date:$oid",)).of("shop", "orders")
+    assert fields is not None
+    texts = {"updatedFields": b'{"$$ref":1,"$$date":2}', "disambiguatedPaths": b'{"$$date":["$date"]}'}
+    row = {**texts, "removedFields": ["$ref", "n"], "truncatedArrays": None}
+    found = raw_event.filtered_update(row, fields=fields, taken=set())
+    assert (found["updatedFields"], found["disambiguatedPaths"]) == (b'{"$$oid":2}', b'{"$$oid":["$oid"]}')
+    assert found["removedFields"] == ["n"]
