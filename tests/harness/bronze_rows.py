@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import keys
+from pipelines.delta import data_file, direct_log, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -80,11 +81,22 @@ class Log:
         found = list(rows)
         if remember:
             self.rows += found
-        frame = self.spark.createDataFrame(pa.Table.from_pylist(found, schema=bronze.SCHEMA)).coalesce(1)
         log = {"log": self.log} if self.log else {}
         said = {"writer": "by hand", "released": True, "batch": self.batch, "commit": uuid.uuid4().hex[:12], **log}
-        metadata = {"userMetadata": orjson.dumps(said).decode()} if self.tells else {}
-        frame.write.format("delta").options(**metadata).mode("append").saveAsTable(str(self.table))
+        self._commit(pa.Table.from_pylist(found, schema=bronze.SCHEMA), orjson.dumps(said).decode() if self.tells else None)
+
+    def _commit(self, rows: pa.Table, metadata: str | None) -> None:
+        """As the capture commits, where there is a direct log: a statement of Spark takes many times as long."""
+        direct = direct_log.of(self.spark, self.table)
+        if direct is None or metadata is None:
+            options = {} if metadata is None else {"userMetadata": metadata}
+            frame = self.spark.createDataFrame(rows).coalesce(1)
+            frame.write.format("delta").options(**options).mode("append").saveAsTable(str(self.table))
+            return
+        file = data_file.ParquetFile.write(
+            direct.store, [rows], schema=rows.schema, statistics=bronze.STATISTICS, table=self.table
+        )
+        direct.commit(file, base=table_history.version(self.spark, self.table), metadata=metadata)
 
     def _row(self, collection: str, event: Mapping[str, Any]) -> dict[str, Any]:
         self.offset += 1

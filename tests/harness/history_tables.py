@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.settings import parse as settings
+from pipelines.delta import local_log
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, oracle, sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,19 +41,27 @@ class HistoryHop:
         self.bronze = bronze_rows.Log(spark, self.layout.bronze("shop"))
 
     def run(self) -> gold.GoldResult:
-        silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
-        return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+        silver.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
+        return gold.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
 
     def table(self, collection: str) -> str:
         return str(self.layout.history(bronze_rows.DB, collection))
 
+    def versions(self, collection: str) -> list[dict[str, Any]]:
+        """All versions, as they began."""
+        table = self.layout.history(bronze_rows.DB, collection)
+        if local_log.folder(table) is None:
+            return [row.asDict(recursive=True) for row in self.spark.table(str(table)).orderBy("valid_from").collect()]
+        return oracle.rows(oracle.read(table.path or ""), by="valid_from")
+
     def at(self, collection: str, second: int) -> dict[Any, Any]:
         """What the documents were at a second: `_id` to `v`."""
-        rows = self.spark.sql(
-            f"SELECT _id, v FROM {self.table(collection)} WHERE valid_from <= timestamp_seconds({second}) "
-            f"AND (valid_to IS NULL OR valid_to > timestamp_seconds({second}))"
-        )
-        return {row["_id"]: row["v"] for row in rows.collect()}
+        at = datetime(1970, 1, 1) + timedelta(seconds=second)
+        return {
+            row["_id"]: row["v"]
+            for row in self.versions(collection)
+            if row["valid_from"] <= at and (row["valid_to"] is None or row["valid_to"] > at)
+        }
 
 
 def change(op: str, key: int, at: int, v: Any = None) -> dict[str, Any]:

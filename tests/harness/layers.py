@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +15,12 @@ import yaml
 from cdc_core.settings import parse as settings
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
+from pipelines.delta import live_files, local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, oracle, sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,10 +70,10 @@ class Hop:
         self.gold()
 
     def silver(self) -> silver.SilverResult:
-        return silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+        return silver.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
 
     def gold(self) -> gold.GoldResult:
-        return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+        return gold.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
 
     def silver_table(self, collection: str) -> tables.TableRef:
         return self.layout.silver(bronze_rows.DB, collection)
@@ -80,15 +83,43 @@ class Hop:
 
     def rows(self, collection: str) -> list[Row]:
         """Silver's rows by key: without nulls and what says nothing, sequences as the seconds they were made of."""
-        return [_silver_row(row) for row in self._read(self.silver_table(collection))]
+        return [_silver_row(row) for row in table_rows(self.spark, self.silver_table(collection))]
 
     def documents(self, collection: str) -> list[Row]:
         """Gold's rows by key, without nulls."""
         table = self.gold_table(collection)
-        return [plain(row) for row in self._read(table)] if delta.exists(self.spark, table) else []
+        if not delta.exists(self.spark, table):
+            return []
+        # By delta-rs where it sees the table: a query of Spark's takes many times as long.
+        is_here = local_log.folder(table) is not None
+        found = oracle.rows(oracle.read(table.path or ""), by="__key") if is_here else rows_by_spark(self.spark, table)
+        return [plain(row) for row in found]
 
-    def _read(self, table: tables.TableRef) -> list[Row]:
-        return [row.asDict(recursive=True) for row in self.spark.table(str(table)).orderBy("__key").collect()]
+    def copied(self, root: Path) -> Hop:
+        """The same lakehouse in another folder: what the tests of a file begin with need be made only once."""
+        shutil.copytree(str(self.layout.root), root, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.settings = dataclasses.replace(
+            self.settings, lakehouse=dataclasses.replace(self.settings.lakehouse, root=str(root))
+        )
+        other.layout = delta.layout(other.settings.lakehouse)
+        table = other.layout.bronze(other.settings.name)
+        other.bronze = dataclasses.replace(self.bronze, spark=self.spark, table=table, rows=[*self.bronze.rows])
+        return other
+
+
+def table_rows(spark: SparkSession, table: tables.TableRef) -> list[Row]:
+    """A table's rows by key, without a query where this process reads the table: silver's are not for delta-rs, which knows no
+    widened types."""
+    folder = local_log.folder(table)
+    live = None if folder is None else live_files.LiveFiles(folder)
+    if live is None or not live.at(live.newest() or 0):
+        return rows_by_spark(spark, table)
+    return oracle.rows(live.rows(live.files()), by="__key")
+
+
+def rows_by_spark(spark: SparkSession, table: tables.TableRef) -> list[Row]:
+    return [row.asDict(recursive=True) for row in spark.table(str(table)).orderBy("__key").collect()]
 
 
 def plain(value: Any) -> Any:

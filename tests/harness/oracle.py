@@ -436,6 +436,24 @@ def read(table: Path | str, *, columns: Sequence[str] | None = None, version: in
         return rows.cast(pa.schema([item.with_type(_without_views(item.type)) for item in rows.schema]))
 
 
+def rows(held: pa.Table, *, by: str) -> list[dict[str, Any]]:
+    """Rows in the order of a column, as Spark gives them to Python: maps by their keys, times without a zone."""
+    ordered = held.sort_by(by)
+    return [{field.name: _plain(row[field.name], field.type) for field in held.schema} for row in ordered.to_pylist()]
+
+
+def _plain(value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(type_):
+        return {field.name: _plain(value[field.name], field.type) for field in type_}
+    if pa.types.is_map(type_):
+        return {name: _plain(item, type_.item_type) for name, item in value}
+    if pa.types.is_list(type_):
+        return [_plain(item, type_.value_type) for item in value]
+    return value.replace(tzinfo=None) if pa.types.is_timestamp(type_) else value
+
+
 def _without_views(kind: pa.DataType) -> pa.DataType:
     """A type with the strings and binaries of its views in their plain form: Arrow compares those only."""
     if pa.types.is_string_view(kind):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,3 +37,25 @@ def compiled(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(name, value)
             for conf in shared:
                 conf.set(name, value)
+
+
+_KEPT: dict[tuple[SparkSession, str | None], list[SparkSession]] = {}
+_making = threading.Lock()
+
+
+def kept(spark: SparkSession) -> Callable[[], SparkSession]:
+    """As `sparks.sessions`, for runs one after the other: each gets the sessions that those before it had, because a new one costs
+    its first statement."""
+    places, fresh = itertools.count(), sparks.sessions(spark)
+
+    def session() -> SparkSession:
+        if not sparks.is_classic(spark):
+            return fresh()
+        with _making:
+            # Sessions that were made within `compiled` stay so.
+            made, place = _KEPT.setdefault((spark, spark.conf.get("spark.sql.codegen.wholeStage", None)), []), next(places)
+            if place == len(made):
+                made.append(fresh())
+            return made[place]
+
+    return session

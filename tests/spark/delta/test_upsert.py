@@ -42,13 +42,21 @@ def changed(key: int, n: object, *, at: int) -> dict[str, Any]:
     return {"op": "u", "key": key, "at": at, "update": {"n": n}}
 
 
-@pytest.fixture
-def hop(spark: SparkSession, tmp_path: Path) -> Hop:
+@pytest.fixture(scope="module")
+def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
     """A table of five documents."""
-    found = Hop(spark, pipeline(tmp_path))
+    found = Hop(spark, pipeline(tmp_path_factory.mktemp("begun")))
     found.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
-    found.silver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+        found.silver()
     return found
+
+
+@pytest.fixture
+def hop(begun: Hop, tmp_path: Path) -> Hop:
+    """The same in a lakehouse of the test's own."""
+    return begun.copied(tmp_path)
 
 
 def numbers(hop: Hop) -> dict[int, Any]:

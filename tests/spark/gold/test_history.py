@@ -49,9 +49,8 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -
         assert [hop.at(name, second).get(1) for second in (9, 10, 19, 20, 29)] == [None, "a", "a", "b", "b"]
         assert hop.at(name, 35) == ({1: "b", 2: "x"} if is_drop else {2: "x"})
         assert hop.at(name, 99) == {1: "c", 2: "x"}
-        table = hop.spark.table(hop.table(name))
-        marked = table.where("`__deleted`").select("v").collect() if "__deleted" in table.columns else []
-        assert [row.v for row in marked] == (["b"] if name.startswith("rewrite") else [])
+        marked = [row["v"] for row in hop.versions(name) if row.get("__deleted")]
+        assert marked == (["b"] if name.startswith("rewrite") else [])
     assert hop.run().collections == ()
 
 
@@ -65,7 +64,7 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
     hop.bronze.append({"things": [update]})
     hop.run()
     assert (hop.at("things", 10), hop.at("things", 20)) == ({1: "a"}, {1: "a"})
-    assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
+    assert not any(row["__incomplete"] for row in hop.versions("things"))
 
 
 @pytest.mark.journey
@@ -80,7 +79,7 @@ def test_what_came_while_nothing_was_folded_is_not_missing_later(spark: SparkSes
     hop.bronze.append({"things": [{"op": "u", "key": key, "at": 30, "update": {"w": 1}} for key in (1, 2)]})
     hop.run()
     assert [hop.at("things", second) for second in (10, 20, 30)] == [{1: "a", 2: "x"}, {1: "b", 2: "z"}, {1: "b", 2: "z"}]
-    assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
+    assert not any(row["__incomplete"] for row in hop.versions("things"))
 
 
 def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakehouse: Path) -> None:
@@ -94,12 +93,10 @@ def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakeh
     later = HistoryHop(spark, lakehouse, {"things": {}})
     hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": "b", "op": 5, "n": {"x": 1}}}]})
     later.run()
-    rows = spark.table(hop.table("things")).orderBy("valid_from").select("op", "op_2").collect()
-    assert [tuple(row) for row in rows] == [("c", None), (None, 5)]
+    assert [(row["op"], row["op_2"]) for row in hop.versions("things")] == [("c", None), (None, 5)]
     shutil.rmtree(hop.table("things").split("`")[1])
     HistoryHop(spark, lakehouse, {"things": {"flatten.struct": True}}).run()
-    rows = spark.table(hop.table("things")).orderBy("valid_from").select("v", "op", "n_x").collect()
-    assert [tuple(row) for row in rows] == [("a", None, None), ("b", 5, 1)]
+    assert [(row["v"], row["op"], row["n_x"]) for row in hop.versions("things")] == [("a", None, None), ("b", 5, 1)]
 
 
 def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lakehouse: Path) -> None:
@@ -116,8 +113,7 @@ def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lak
 
 def shown(hop: HistoryHop) -> list[tuple[Any, ...]]:
     """Value and incompleteness of each version, in order."""
-    rows = hop.spark.table(hop.table("things")).orderBy("valid_from").select("v", "`__incomplete`")
-    return [tuple(row) for row in rows.collect()]
+    return [(row["v"], row["__incomplete"]) for row in hop.versions("things")]
 
 
 def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSession, lakehouse: Path) -> None:
@@ -126,8 +122,7 @@ def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSes
     partial = {"op": "u", "key": 1, "at": 30, "update": {"v": "c"}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), {**change("u", 1, 20, "b"), "update": {"v": "b"}}, partial]})
     hop.run()
-    captured = hop.spark.table(hop.table("things")).where("`__as_captured`").select("v").collect()
-    assert [row.v for row in captured] == ["b"]
+    assert [row["v"] for row in hop.versions("things") if row["__as_captured"]] == ["b"]
 
 
 @pytest.mark.journey

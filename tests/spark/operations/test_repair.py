@@ -12,7 +12,7 @@ from pipelines.bronze import log as bronze
 from pipelines.operations import repair
 from pipelines.spark import failures, parallel
 from tests.harness import bronze_rows
-from tests.harness.layers import Hop, document, lose, pipeline
+from tests.harness.layers import Hop, document, lose, pipeline, rows_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -
     names = [lose(spark, table) for table in lost]
 
     with pytest.raises(Exception) as raised:
-        hop.rows(ORDERS)
+        rows_by_spark(spark, hop.silver_table(ORDERS))
     told = failures.translated(raised.value)
     assert isinstance(told, errors.FilesMissing)
     assert str(tmp_path / "silver") in str(told) and names[0] in str(told) and "medallion repair" in str(told)

@@ -1,0 +1,47 @@
+"""A long span of events that need no query: cut into ranges, each a commit with its position, so that little is held at a time.
+
+Where the first of them is Spark's, so is all of it: `tests/spark/silver/test_in_process.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.bronze import collection_events
+from pipelines.delta import local_log
+from pipelines.silver import in_process
+from tests.harness import oracle, without_spark
+from tests.harness.without_spark import Hop, Log
+
+
+@pytest.fixture
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    with without_spark.running():
+        yield Hop(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bound", "positions"),
+    [(("PORTION_EVENTS", 2), [3, 5, 7]), (("PORTION_BYTES", 1), [2, 3, 4, 5, 6, 7])],
+    ids=["events", "bytes"],
+)
+def test_a_long_span_is_applied_range_by_range(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, bound: tuple[str, int], positions: list[int]
+) -> None:
+    bronze = Log(hop)
+    bronze.append({"t": [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "n": 0}} for key in range(4)]})
+    hop.run()
+    monkeypatch.setattr(collection_events, *bound)
+    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    for at, (key, n) in enumerate(((0, 1), (1, 1), (2, 2), (3, 3), (0, 0), (1, 1))):
+        bronze.append({"t": [{"op": "u", "key": key, "at": 20 + at, "after": {"_id": key, "n": n}}]})
+    hop.silver()
+    commits = local_log.commits(Path(hop.silver_table.path or ""))
+    assert {commit.metadata.get("to") for commit in commits if commit.metadata} - {None} == {1, *positions}
+    hop.run()
+    assert oracle.rows(oracle.read(hop.gold_table.path or ""), by="__key") == [
+        {"_id": key, "n": key, "__key": str(key)} for key in range(4)
+    ]
