@@ -22,7 +22,7 @@ from cdc_core.properties import types as values
 from cdc_core.sql.names import literal
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
-from pipelines.delta import ops_tables, stored_files, table_history
+from pipelines.delta import local_log, ops_tables, stored_files, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -124,13 +124,13 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
 
 def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The table's rows, kept until it has another commit: gold asks each second, and each note is a file until they are compacted."""
-    newest = delta.stamp(spark, table)
+    newest = table_history.commits(spark, table, limit=1)
     if table not in _READ or _READ[table][0] != newest:
         _READ[table] = newest, ops_tables.rows(spark, table, SCHEMA).to_pylist()
     return _READ[table][1]
 
 
-_READ: dict[tables.TableRef, tuple[object, list[dict[str, Any]]]] = {}
+_READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]] = {}
 
 
 def noted_batch(spark: SparkSession, settings: Settings, namespace: Namespace) -> int:

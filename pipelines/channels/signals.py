@@ -27,7 +27,7 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
-from pipelines.delta import ops_tables
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -195,14 +195,14 @@ class TableChannel:
     table: tables.TableRef
     name: str
     done: set[str]
-    _version: object = None
+    _version: int = -1
 
     def poll(self) -> list[signals.ReceivedSignal]:
         """The rows that are new; without a commit since the last time nothing is read."""
         if not delta.exists(self.spark, self.table):
             return []
         # The version costs less than a query, and a table of signals hardly ever changes.
-        version = delta.stamp(self.spark, self.table)
+        version = table_history.version(self.spark, self.table)
         if version == self._version:
             return []
         rows = self.spark.table(str(self.table)).where(F.col("name") == self.name).orderBy("ts_ms", "row")

@@ -197,16 +197,6 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
         return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
 
 
-def stamp(spark: SparkSession, table: tables.TableRef) -> object:
-    """What another commit makes another one, by a statement without a job, which to tell the version would take."""
-    folder = local_log.readable(spark, table)
-    newest = None if folder is None else local_log.newest_version(folder)
-    if folder is not None and newest is not None:
-        return newest, local_log.stamp(folder, newest)
-    with table_errors.translating(table):
-        return spark.sql(f"DESCRIBE DETAIL {table}").select("id", "lastModified", "numFiles", "sizeInBytes").collect()
-
-
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The table features that its readers and writers must know; from the log where this process reads it."""
     folder = local_log.readable(spark, table)
