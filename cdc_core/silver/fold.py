@@ -246,7 +246,7 @@ def _target(document: Document, path: str, update: PartialUpdate, *, is_set: boo
     return _UndecidedPath(path, ".".join(parts.components[: len(walk)])) if is_set and named is None else None
 
 
-def _walk(document: Document, parts: _PathParts) -> list[Container]:
+def _walk(document: Container, parts: _PathParts) -> list[Container]:
     """The containers that the components lead through; fewer than these where the way ends early."""
     here: Container = document
     walk = [here]
@@ -329,14 +329,24 @@ def _truncate(container: Any, step: Any, size: int) -> None:
 
 
 def _explains(update: PartialUpdate, blocked: str) -> bool:
-    """Whether the update changes the path or what it lies in as a whole: what a newer base must have seen."""
-    changed = {
-        *update.updated_fields,
-        *update.removed_fields,
-        *(field for field, _ in update.truncated_arrays),
-    }
+    """Whether the update changes the path or what it lies in as a whole, so that it ends where it did: what a newer base must
+    have seen."""
+    cut = {*update.removed_fields, *(field for field, _ in update.truncated_arrays)}
     components = blocked.split(".")
-    return any(".".join(components[:end]) in changed for end in range(1, len(components) + 1))
+    for end in range(1, len(components) + 1):
+        path = ".".join(components[:end])
+        if path in cut:
+            return True
+        if path in update.updated_fields:
+            # A container goes on there: the base that lacks it has not seen this update, or a later one.
+            return not _leads_on(update.updated_fields[path], components[end:])
+    return False
+
+
+def _leads_on(value: Any, components: Sequence[str]) -> bool:
+    """Whether the components lead to a container."""
+    parts = _path_parts((*components, ""))
+    return _is_container(value) and len(_walk(value, parts)) == len(parts.components)
 
 
 def _sequence(update: PartialUpdate) -> str:

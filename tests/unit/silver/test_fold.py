@@ -416,6 +416,19 @@ def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(
     assert fold.folded_text('{"a.b":1,"a":{"b":1}}', [update])[1]
 
 
+def test_a_path_is_explained_by_what_ends_it() -> None:
+    """`a.b` of a document without `a`: a newer base lacks it since `a` was removed or set to something else. That `a` was set to a
+    document later says nothing, and the new field may be one of the name `a.b`."""
+    first = fold.PartialUpdate("1", {"a.b": 1})
+    for later in ({"a": {"x": 2}}, {"a": [2]}):
+        assert fold.fold({}, [first, fold.PartialUpdate("2", later)]) == (later, True)
+    for later in (fold.PartialUpdate("2", {"a": 2}), fold.PartialUpdate("2", {}, ["a"])):
+        assert not fold.fold({}, [first, later]).incomplete
+    deep, above = fold.PartialUpdate("1", {"p.a.b": 1}), {"p": {"a": {"x": 2}}}
+    assert fold.fold({"p": {}}, [deep, fold.PartialUpdate("2", above)]) == (above, True)
+    assert fold.fold({"p": {}}, [deep, fold.PartialUpdate("2", {"p": {"c": 2}})]) == ({"p": {"c": 2}}, False)
+
+
 def test_many_updates_that_end_at_one_place_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a counter whose field is gone in a newer base a batch may hold a hundred thousand: each looked at all before it."""
     explains, count = fold._explains, itertools.count(1)
