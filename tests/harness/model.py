@@ -26,7 +26,7 @@ from pipelines.delta import tables as delta
 from pipelines.operations import rebuild
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
-from tests.harness import bronze_rows, histories, oracle
+from tests.harness import bronze_rows, histories, oracle, sessions
 from tests.harness.histories import History, Mode
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def faults(
     landed = {case: landing(drawn, case) for case in cases}
     for batch in range(histories.BATCHES):
         log.append({case.name: landed[case][batch] for case in cases})
-        silver.run(spark, chosen, sessions=sparks.sessions(spark))
+        silver.run(spark, chosen, sessions=sessions.kept(spark))
     found = list(_judged(spark, layout, drawn, cases))
     if rebuilds:
         for case in cases:

@@ -33,6 +33,7 @@ from pipelines.operations import status
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
 from tests.harness.captures import Running, check_numbers, once, pipeline, rows, table, until
+from tests.harness.layers import table_rows
 
 
 def test_snapshot_and_stream_land_in_order(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
@@ -235,8 +236,8 @@ def check_when_needed(spark: Any, found: settings.Settings) -> None:
     once(spark, found)
     silver.run(spark, found)
     for collection, left in (("orders", [0, 2]), ("gone", [])):
-        held = spark.table(str(delta.layout(found.lakehouse).silver("shop", collection)))
-        assert sorted(row["_id"] for row in held.collect()) == left
+        held = table_rows(spark, delta.layout(found.lakehouse).silver("shop", collection))
+        assert sorted(row["_id"] for row in held) == left
     assert {each.incomplete_since for each in status.read(spark, found).collections} == {None}
 
 

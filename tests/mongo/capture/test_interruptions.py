@@ -32,6 +32,7 @@ from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
 from pipelines.spark import session as sparks
 from tests.harness.captures import Running, check_numbers, once, pipeline, rows, table, until
+from tests.harness.layers import table_rows
 from tests.harness.network import Proxy
 
 HASTY = "directConnection=true&connectTimeoutMS=500&heartbeatFrequencyMS=500&serverSelectionTimeoutMS=500"
@@ -165,7 +166,7 @@ class Pipeline:
         return self._read(delta.layout(self.found.lakehouse).silver(db, collection))
 
     def _read(self, of: Any) -> dict[Any, Any]:
-        return {row["_id"]: row["v"] for row in self.spark.table(str(of)).collect()}
+        return {row["_id"]: row["v"] for row in table_rows(self.spark, of)}
 
 
 def test_a_rename_in_the_middle_of_a_snapshot(

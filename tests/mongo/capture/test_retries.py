@@ -18,10 +18,21 @@ from pipelines.mongodb import client as mongodb
 from tests.harness.captures import Running, check_numbers, once, pipeline, rows, until
 
 
-@pytest.fixture
-def server(start_mongodb: Any) -> embedded_mongodb.EmbeddedMongoDB:
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
     """A server that can be told to fail."""
-    return start_mongodb(embedded_mongodb.ServerOptions(arguments=("--setParameter", "enableTestCommands=1")))
+    options = embedded_mongodb.ServerOptions(parameters={"enableTestCommands": 1})
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("failing"), options) as started:
+        yield started
+
+
+@pytest.fixture
+def server(failing: embedded_mongodb.EmbeddedMongoDB) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
+    """The same without what a test before this one told it and wrote."""
+    with contextlib.closing(mongodb.client(failing.uri, appname="test")) as told:
+        told.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+        told.drop_database("shop")
+    yield failing
 
 
 def fail(client: Any, times: int | str, *commands: str) -> None:

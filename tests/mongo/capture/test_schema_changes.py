@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
+from tests.harness import captures, oracle, sessions
 
 
 class Journey:
@@ -18,7 +19,6 @@ class Journey:
 
     def __init__(self, spark: Any, uri: str, db: str, root: Path, **collections: Any) -> None:
         self.spark, self.db = spark, db
-        self.sessions = sparks.sessions(spark)
         self.settings = settings.parse(
             {
                 "name": "shop",
@@ -29,25 +29,20 @@ class Journey:
         )
 
     def run(self) -> None:
-        capture.run(self.spark, self.settings, once=True, sessions=self.sessions)
-        silver.run(self.spark, self.settings, sessions=self.sessions)
-        gold.run(self.spark, self.settings, sessions=self.sessions)
+        capture.run(self.spark, self.settings, once=True, sessions=sessions.kept(self.spark))
+        silver.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
+        gold.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
 
     def gold(self, collection: str) -> dict[int, Any]:
         """The rows of a gold table, `_id` to `v`."""
         table = delta.layout(self.settings.lakehouse).gold(self.db, collection)
-        return {row["_id"]: row["v"] for row in self.spark.table(str(table)).collect()}
+        return {row["_id"]: row["v"] for row in oracle.read(table.path or "", columns=["_id", "v"]).to_pylist()}
 
     def operations(self) -> list[str]:
         """The operations of bronze's schema changes, in order."""
-        table = delta.layout(self.settings.lakehouse).bronze("shop")
-        found = self.spark.sql(
-            f"SELECT get_json_object(payload, '$.operation') AS operation FROM {table} "
-            "WHERE kind = 'schema_change' ORDER BY `offset`"
-        )
-        return [
-            row.operation for row in found.collect() if row.operation in ("drop", "rename", "dropDatabase", "invalidate")
-        ]
+        noted = [row for row in captures.rows(self.spark, self.settings) if row.kind == "schema_change"]
+        found = [json.loads(row.payload).get("operation") for row in noted]
+        return [each for each in found if each in ("drop", "rename", "dropDatabase", "invalidate")]
 
 
 def documents(count: int, value: str) -> list[dict[str, Any]]:
@@ -87,6 +82,6 @@ def test_what_was_dropped_renamed_or_replaced_is_so_in_gold(
     assert journey.operations().count("drop") >= 3
 
     mongo.drop_database(database.name)
-    capture.run(spark, journey.settings, once=True, sessions=journey.sessions)
+    capture.run(spark, journey.settings, once=True, sessions=sessions.kept(spark))
     assert "dropDatabase" in journey.operations()
     assert journey.operations().count("drop") >= 7
