@@ -14,11 +14,13 @@ def run(
     operations: int = 20_000,
     seed: int = 1,
     rate: float = 0,
+    catch_up: Callable[[], None] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> kills.Outcome:
     """A quarter of the operations before the first start, for the snapshot; the others while it is read and after.
 
-    The writers are four threads that meet in the same documents. `rate` is in changed documents a second.
+    The writers are four threads that meet in the same documents. `rate` is in changed documents a second. What is left when they
+    have ended is for `catch_up`, and without one for another command.
     """
     begun = time.monotonic()
     before = operations // 4
@@ -41,7 +43,10 @@ def run(
         recording.terminate()
         assert recording.wait(60) == 0, recording.said
         assert running.wait(300) == 0, running.said[-3000:]
-    kills.caught_up(pipeline, times=1)
+    if catch_up is None:
+        kills.caught_up(pipeline, times=1)
+    else:
+        catch_up()
     say("the pipeline has caught up")
     outcome = kills.Outcome()
     kills.judge(pipeline, outcome)

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines import run as layers
+from pipelines.settings import file
 from tests.harness import agreement, processes
 
 
 @pytest.mark.timeout(900)
-def test_gold_equals_the_source_after_a_random_workload(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
+def test_gold_equals_the_source_after_a_random_workload(spark: Any, tmp_path: Path, mongodb_uri: str, database: Any) -> None:
     """Five collections of every BSON type, written while snapshot and stream run: each token once, each document right."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
-    outcome = agreement.run(pipeline, operations=800, rate=200, say=print)
+
+    def catch_up() -> None:
+        """By this process, which has a Spark already."""
+        layers.run(spark, file.load(pipeline.settings), once=True, stop=threading.Event())
+
+    outcome = agreement.run(pipeline, operations=800, rate=200, catch_up=catch_up, say=print)
     assert outcome.faults == {}
     assert outcome.events > 300
