@@ -36,14 +36,6 @@ rows = spark.read.format("delta").load(sys.argv[1])
 print(rows.mapInArrow(executed, "id BIGINT").count(), flush=True)
 spark_sessions.stop()
 """
-WAITS = """
-import time
-from pipelines.spark import session as spark_sessions
-spark = spark_sessions.session("waits", master="local[1]")
-print(spark.sparkContext._gateway.proc.pid, flush=True)
-time.sleep(300)
-"""
-
 
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 """Where the JVM's own options are not what a test is about: without the optimizing compiler a start costs half."""
@@ -168,21 +160,47 @@ print(spark_sessions.session("second", master="local[1]").range(3).count(), flus
 """
 
 OWN = """
+import time
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm
 from pipelines.spark import session as spark_sessions
 spark = spark_sessions.session("own", master="local[1]", profile=spark_conf.CAPTURE)
 print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)
+print(spark.sparkContext._gateway.proc.pid, flush=True)
+time.sleep(300)
 """
 
 
-def test_what_a_user_chose_is_over_what_a_command_would_choose(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A process with settings of a user's, and what it says: its memory, and its JVM."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "spark-defaults.conf").write_text("spark.driver.memory 700m\nspark.driver.extraClassPath /nowhere/mine.jar\n")
+    chosen = {"TMPDIR": str(folder), "SPARK_CONF_DIR": str(folder), "JAVA_TOOL_OPTIONS": "-XX:+UseG1GC"}
+    with python(OWN, **chosen) as process:
+        assert process.stdout is not None
+        yield process, [process.stdout.readline() for _ in range(2)]
+        process.kill()
+
+
+def test_what_a_user_chose_is_over_what_a_command_would_choose(own: tuple[subprocess.Popen[str], list[str]]) -> None:
     """Memory and a class path of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
-    (tmp_path / "spark-defaults.conf").write_text(
-        "spark.driver.memory 700m\nspark.driver.extraClassPath /nowhere/mine.jar\n"
-    )
-    process = python(OWN, TMPDIR=str(tmp_path), SPARK_CONF_DIR=str(tmp_path), JAVA_TOOL_OPTIONS="-XX:+UseG1GC")
-    assert process.communicate() == ("700m\n", "")
+    assert own[1][0] == "700m\n"
+
+
+def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it(own: tuple[subprocess.Popen[str], list[str]]) -> None:
+    """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed. None of it prints anything."""
+    process, said = own
+    jvm = int(said[1])
+    os.kill(jvm, signal.SIGTERM)
+    time.sleep(1)
+    assert is_running(jvm)
+    process.kill()
+    deadline = time.monotonic() + 30
+    while is_running(jvm) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(jvm)
+    assert process.stderr is not None and process.stderr.read() == ""
 
 
 def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: Path) -> None:
@@ -217,21 +235,6 @@ def test_a_connection_that_breaks_prints_nothing(tmp_path: Path) -> None:
 def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
     """`${…}` in a statement is text."""
     assert spark.sql("SELECT '${spark.app.name}'").first()[0] == "${spark.app.name}"
-
-
-def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it() -> None:
-    """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed."""
-    with python(WAITS, **QUICK) as process:
-        assert process.stdout is not None
-        jvm = int(process.stdout.readline())
-        os.kill(jvm, signal.SIGTERM)
-        time.sleep(1)
-        assert is_running(jvm)
-        process.kill()
-        deadline = time.monotonic() + 30
-        while is_running(jvm) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not is_running(jvm)
 
 
 @pytest.mark.parametrize(
