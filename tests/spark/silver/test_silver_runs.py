@@ -1,0 +1,309 @@
+"""Runs of silver, and of gold after it: what they find due, what stops them, and what they go on from."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.silver import reduce
+from pipelines.bronze import collection_events, registry, survey
+from pipelines.delta import table_history
+from pipelines.delta.writer import Writer
+from pipelines.gold import run as gold
+from pipelines.operations import rebuild
+from pipelines.schema import log as schemas
+from pipelines.silver import deletes
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from tests.harness import bronze_rows
+from tests.harness.layers import (
+    Hop,
+    Killed,
+    Row,
+    document,
+    forget_claims,
+    killing,
+    pipeline,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS = "orders"
+
+
+@pytest.fixture
+def hop(spark: SparkSession, lakehouse: Path) -> Hop:
+    return Hop(spark, pipeline(lakehouse))
+
+
+def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
+    """Silver saw the drop before it knew the collection; the rows that were read before the drop are gone all the same."""
+    hop.bronze.append({"other": [{"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}], "late": [{"drop": 50}]})
+    hop.silver()
+    read = [{"op": "r", "key": key, "at": 20, "after": {"_id": key}} for key in (1, 2)]
+    hop.bronze.append({"late": [*read, {"op": "c", "key": 3, "at": 60, "after": {"_id": 3}}]})
+    hop.run()
+    assert [row["_id"] for row in hop.documents("late")] == [3]
+
+
+def test_a_drop_that_the_stream_comes_to_after_a_snapshots_end(hop: Hop) -> None:
+    """A snapshot that was read in between has swept already; a drop from before it still ends what came late from before it."""
+    hop.bronze.append({"late": [{"op": "r", "key": 2, "at": 100, "after": {"_id": 2}}, {"sweep": 100}]})
+    hop.silver()
+    hop.bronze.append({"late": [{"op": "c", "key": 1, "at": 80, "after": {"_id": 1}}, {"drop": 90}]})
+    hop.run()
+    assert [row["_id"] for row in hop.documents("late")] == [2]
+
+
+KILLS = [
+    (silver.registry, "note", False),
+    (silver.registry, "note", True),
+    (schemas, "append", False),
+    (schemas, "append", True),
+    (Writer, "alter", True),
+    (deletes, "remember", True),
+    (Writer, "merge", False),
+    (Writer, "merge", True),
+    (Writer, "mark", True),
+]
+
+
+@pytest.mark.journey
+def test_killed_anywhere(spark: SparkSession, lakehouse: Path) -> None:
+    """Killed before or after any step of silver and of gold, the next run ends as if nothing had happened."""
+    hop = Hop(spark, pipeline(lakehouse))
+    wanted: dict[int, Row] = {}
+    for number, (owner, name, after) in enumerate(KILLS):
+        at = 100 * number + 1
+        events = [document(number, at, "c", **{f"f{number}": number}), document(0, at + 1, v=number)]
+        if number:
+            events += [{"op": "d", "key": number - 1, "at": at + 2}] if number - 1 else []
+        hop.bronze.append({ORDERS: events, f"other{number}": [document(1, at, "c")]})
+        for job in (hop.silver, hop.gold):
+            with pytest.MonkeyPatch.context() as patch:
+                killing(patch, owner, name, after=after)
+                try:
+                    job()
+                except Killed:
+                    pass
+            forget_claims(hop)
+            job()
+        wanted = {number: {"_id": number, f"f{number}": number}, 0: {"_id": 0, "v": number}}
+        assert {row["_id"]: {n: v for n, v in row.items() if n != "__key"} for row in hop.documents(ORDERS)} == wanted
+        assert hop.documents(f"other{number}") == [{"_id": 1, "__key": "1"}]
+
+
+def test_a_second_writer_changes_nothing(hop: Hop) -> None:
+    """While another run holds a table, silver and gold stop with TableOwned and commit nothing."""
+    hop.bronze.append({ORDERS: [document(1, 10, "c")]})
+    hop.run()
+    hop.bronze.append({ORDERS: [document(1, 20, v=2)]})
+    for job, ref in ((hop.silver, hop.silver_table(ORDERS)), (hop.gold, hop.gold_table(ORDERS))):
+        owner = Writer.claim(hop.spark, ref)
+        before = table_history.version(hop.spark, ref)
+        with pytest.raises(errors.TableOwned):
+            job()
+        assert table_history.version(hop.spark, ref) == before
+        owner.release()
+        job()
+    assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
+
+
+def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
+    """A long way to catch up is cut into ranges of at most max.batch.events, and ends in the same table."""
+    hop = Hop(spark, pipeline(lakehouse, **{"max.batch.events": 4}))
+    hop.bronze.append({ORDERS: [document(n % 3, n + 1, v=n) for n in range(12)]}, batches=4)
+    hop.silver()
+    applied = [c.metadata["to"] for c in table_history.commits(spark, hop.silver_table(ORDERS)) if c.metadata]
+    assert sorted({to for to in applied if to}) == [1, 2, 3, 4]
+    assert [row["v"] for row in hop.rows(ORDERS)] == [9, 10, 11]
+
+
+@pytest.mark.journey
+def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
+    """After RESTORE silver applies again what came after the restored version, and gold follows."""
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
+    hop.run()
+    version = table_history.version(hop.spark, hop.silver_table(ORDERS))
+    hop.bronze.append({ORDERS: [document(1, 20, v=2), {"op": "d", "key": 2, "at": 21}]})
+    hop.run()
+    hop.spark.sql(f"RESTORE TABLE {hop.silver_table(ORDERS)} TO VERSION AS OF {version}")
+    hop.gold()
+    assert [row["v"] for row in hop.documents(ORDERS)] == [1, 1]
+    hop.run()
+    assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
+
+
+def test_two_pipelines_share_a_lakehouse(spark: SparkSession, lakehouse: Path) -> None:
+    """Each knows its own collections alone, and finds them by the batches of its own bronze."""
+    first, second = (Hop(spark, pipeline(lakehouse, name=name), log=name) for name in ("first", "second"))
+    first.bronze.append({"a": [document(n, 10 + n, "c") for n in range(3)]}, batches=3)
+    assert first.silver().events == 3
+    second.bronze.append({"b": [document(1, 10, "c")]})
+    assert [each.namespace for each in second.silver().collections] == ["cases.b"]
+    assert [each.namespace for each in second.gold().collections] == ["cases.b"]
+    second.bronze.append({"a": [document(1, 20, "c")]})
+    with pytest.raises(errors.DecisionNeeded, match=r"cases\.a: .* another pipeline captures the same collection"):
+        second.silver()
+    assert len(first.rows("a")) == 3
+
+
+@pytest.mark.journey
+def test_a_bronze_that_was_made_anew(spark: SparkSession, lakehouse: Path) -> None:
+    """Numbers of its batches say nothing of the old one's: silver stops until a rebuild has gone over to it."""
+    old = Hop(spark, pipeline(lakehouse), log="old")
+    old.bronze.append({ORDERS: [document(n, 10 + n, "c", v=1) for n in range(4)]}, batches=4)
+    old.run()
+    shutil.rmtree(str(old.layout.bronze("hand").path))
+    new = Hop(spark, pipeline(lakehouse), log="new")
+    new.bronze.append({ORDERS: [document(n, 30 + n, "r", v=2) for n in range(3)], "later": [document(1, 30, "r")]})
+    with pytest.raises(errors.DecisionNeeded, match=r"cases\.orders: .* medallion rebuild"):
+        new.silver()
+    name = f"{bronze_rows.DB}.{ORDERS}"
+    assert rebuild.run(spark, new.settings, collection=name).comparison.lost_keys == ("3",)
+    rebuild.run(spark, new.settings, collection=name, drops_lost=True)
+    new.bronze.append({ORDERS: [document(9, 40, "c", v=2)]})
+    new.run()
+    assert [(row["_id"], row["v"]) for row in new.documents(ORDERS)] == [(0, 2), (1, 2), (2, 2), (9, 2)]
+    assert len(new.rows("later")) == 1, "a collection that the old one had not"
+
+
+def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection without events gets no commit, until it is far behind; then its position moves."""
+    hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
+    hop.silver()
+    before = table_history.version(hop.spark, hop.silver_table("idle"))
+    hop.bronze.append({"busy": [document(1, 20)]})
+    hop.silver()
+    assert table_history.version(hop.spark, hop.silver_table("idle")) == before
+    monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
+    hop.bronze.append({"busy": [document(1, 30)]})
+    hop.silver()
+    assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
+
+
+@pytest.mark.journey
+def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
+    spans: list[reduce.BatchRange] = []
+    surveyed = survey.surveyed
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        spans.append(arguments[2])
+        return surveyed(*arguments, **named)
+
+    monkeypatch.setattr(survey, "surveyed", noted)
+    hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
+    hop.silver()
+    hop.bronze.append({"idle": [document(2, 12, "c")]})
+    hop.silver()
+    hop.bronze.append({"busy": [document(1, 20)]})
+    hop.silver()
+    assert [span.after for span in spans] == [0, 1, 2]
+    idle = hop.silver_table("idle")
+    first = max(
+        commit.version for commit in table_history.commits(hop.spark, idle) if (commit.metadata or {}).get("to") == 1
+    )
+    hop.spark.sql(f"RESTORE TABLE {idle} TO VERSION AS OF {first}").collect()
+    assert len(hop.rows("idle")) == 1
+    hop.bronze.append({"busy": [document(1, 40)]})
+    hop.silver()
+    assert len(hop.rows("idle")) == 2
+    assert [span.after for span in spans] == [0, 1, 2, 1]
+
+
+@pytest.mark.journey
+def test_continuous_until_stopped(hop: Hop) -> None:
+    """Without once, silver and gold go on until they are told to stop, and release what they held."""
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})
+    stop = threading.Event()
+    results: list[Any] = []
+    sessions = sparks.sessions(hop.spark)
+
+    def body(job: Any) -> None:
+        results.append(job.run(sessions(), hop.settings, once=False, sessions=sessions, stop=stop, pause_seconds=0.1))
+
+    threads = [threading.Thread(target=body, args=(job,)) for job in (silver, gold)]
+    for thread in threads:
+        thread.start()
+    try:
+        _until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 1, "__key": "1"}])
+        hop.bronze.append({ORDERS: [document(1, 20, v=2)], "new": [document(5, 21, "c")]})
+        _until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}] and bool(hop.documents("new")))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 2
+    for ref in (hop.silver_table(ORDERS), hop.gold_table(ORDERS)):
+        last = table_history.last_commit(hop.spark, ref)
+        assert last is not None and last.metadata is not None and last.metadata.get("released")
+
+
+def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
+    done = threading.Event()
+    for _ in range(int(seconds / 0.5)):
+        if condition():
+            return
+        done.wait(0.5)
+    raise AssertionError("it never came to pass")
+
+
+@pytest.mark.journey
+def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many events are typed by the schema as it is; where one would change it or cannot be read, nothing is committed before that
+    is seen to.
+    """
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 3)
+    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    hop = Hop(spark, pipeline(tmp_path))
+
+    def applied(*events: Row) -> list[Row]:
+        before = [] if hop.bronze.batch == 0 else table_history.commits(spark, hop.silver_table("many"))
+        hop.bronze.append({"many": list(events)})
+        hop.silver()
+        writes = [
+            commit
+            for commit in table_history.commits(spark, hop.silver_table("many"))[: -len(before) or None]
+            if commit.metadata
+        ]
+        assert [commit.metadata["to"] for commit in writes if commit.metadata][0] == hop.bronze.batch
+        return [{name: value for name, value in row.items() if name != "__sequence"} for row in hop.rows("many")]
+
+    def document(key: int, **values: Any) -> Row:
+        return {"_id": key, "n": key, "deep": {"items": [{"price": 1.5}]}, "nothing": None, "empty": [], **values}
+
+    def row(key: int, **values: Any) -> Row:
+        return {
+            "_id": key,
+            "n": key,
+            "deep": {"items": [{"price": 1.5}]},
+            "__key": str(key),
+            "__rescued": {"empty": "[]"},
+            **values,
+        }
+
+    created = [{"op": "c", "key": key, "at": 10 + key, "after": document(key)} for key in range(1, 6)]
+    assert applied(*created) == [row(key) for key in range(1, 6)]
+    fits = [{"op": "u", "key": key, "at": 20 + key, "after": document(key, n=key + 10)} for key in range(1, 4)]
+    misfit = {"op": "u", "key": 1, "at": 30, "after": document(1, n="x")}
+    rescued = {"__rescued": {"empty": "[]", "n": '"x"'}}
+    told = row(1, **rescued)
+    del told["n"]
+    gone = {"op": "d", "key": 5, "at": 31}
+    assert applied(*fits, misfit, gone) == [told, row(2, n=12), row(3, n=13), row(4)]
+    wider = [
+        {"op": "u", "key": key, "at": 40 + key, "after": document(key, n={"$numberLong": "5"}, new=key)}
+        for key in (1, 2, 3, 4)
+    ]
+    assert applied(*wider) == [row(key, n=5, new=key) for key in range(1, 5)]
+    held = {"op": "u", "key": 1, "at": 51, "text": '{"_id":1'}
+    last = [{"op": "u", "key": key, "at": 50 + key, "after": document(key)} for key in (2, 3, 4)]
+    assert applied(held, *last) == [row(1, n=5, new=1, __incomplete=True), *(row(key) for key in (2, 3, 4))]
