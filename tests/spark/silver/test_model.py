@@ -24,7 +24,7 @@ FEW = (
 
 
 def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
-    """Looked-up documents and partial updates, seven hundred histories of each."""
+    """Looked-up documents and partial updates, a thousand histories of each."""
     assert model.faults(spark, lakehouse, histories.drawn(1000), cases=FEW, rebuilds=False) == []
 
 
