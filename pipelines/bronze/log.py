@@ -48,9 +48,9 @@ TRIMMED = "medallion.trimmed"
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
 
-OF_THE_STREAM = ("stream", "fields", "snapshots", "filters")
-"""What commits say of the settings that the rows came by, which the next start compares with its own: the fingerprint of the stream, the
-lists of fields and of snapshots, and a digest of the filters of snapshots."""
+OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set")
+"""What commits say of where the rows came from, and by which settings, which the next start compares with its own: the fingerprint of the
+stream, the lists of fields and of snapshots, a digest of the filters of snapshots, and the replica set's name."""
 
 RowFactory = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once a commit."""

@@ -162,11 +162,17 @@ class Capture:
         table = delta.layout(service.settings.lakehouse).bronze(service.settings.name)
         fingerprint = filters.fingerprint(source)
         existing = ExistingBronze.read(service.spark, table, fingerprint=fingerprint)
+        replica_set = mongodb_server.server_info(self._deployment.client).replica_set
         opener = StreamOpener(
-            self._deployment, options, self._threads.halt, custom=self._custom, is_other_stream=existing.is_other_stream
+            self._deployment,
+            options,
+            self._threads.halt,
+            custom=self._custom,
+            is_other_stream=existing.is_other_stream,
+            replica_sets=(existing.replica_set, replica_set),
         )
         opened = opener.open_or_restart(existing.position)
-        extra = gaps.said_of(source)
+        extra = {**gaps.said_of(source), "replica_set": replica_set}
         log = self._log = bronze_log.BronzeLog.open(
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
         )

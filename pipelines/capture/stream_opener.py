@@ -39,10 +39,12 @@ AHEAD_SECONDS = 60
 
 @dataclass(frozen=True)
 class ExistingBronze:
-    """What is read from a bronze table before it is claimed: its position, and whether it was written through another filter."""
+    """What is read from a bronze table before it is claimed: its position, whether it was written through another filter, and from
+    which replica set, where its last writer said so."""
 
     found: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
+    replica_set: str | None = None
 
     @property
     def position(self) -> bronze_log.BronzePosition | None:
@@ -55,9 +57,11 @@ class ExistingBronze:
         if at.version < 0:
             return ExistingBronze()
         delta.check_ours(spark, table)
-        before = ((at.last.metadata if at.last else None) or {}).get("stream")
+        said = (at.last.metadata if at.last else None) or {}
+        before = said.get("stream")
         is_other = before is not None and not filters.is_same_stream(before, fingerprint)
-        return ExistingBronze(bronze_log.UnclaimedPosition(at.version, bronze_log.read_position(spark, table)), is_other)
+        found = bronze_log.UnclaimedPosition(at.version, bronze_log.read_position(spark, table))
+        return ExistingBronze(found, is_other, said.get("replica_set"))
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class StreamOpener:
     """Opens the change stream of a run.
 
     `is_other_stream` says that bronze was written through another filter: the tokens of that stream are none of this one.
+    `replica_sets` are the names of the one that bronze was written from, and of the source; None for what is not known.
     """
 
     deployment: Deployment
@@ -85,6 +90,7 @@ class StreamOpener:
     halt: threading.Event
     custom: snapshot_mode.Snapshotter | None = None
     is_other_stream: bool = False
+    replica_sets: tuple[str | None, str | None] = (None, None)
 
     def open_or_restart(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
@@ -115,6 +121,7 @@ class StreamOpener:
         """
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
+        self._check_replica_set(position)
         by_time = change_stream.StreamStart(at=tokens.cluster_time(position.token))
         # A resume token holds for the pipeline that gave it: the server may not find its event through another filter. A
         # time holds for any.
@@ -144,6 +151,16 @@ class StreamOpener:
                 if error.code == mongodb_failures.CHANGE_STREAM_HISTORY_LOST:
                     break  # the place is older than the oplog, however it is named
         raise tokens.lost(position, lost)
+
+    def _check_replica_set(self, position: bronze_log.BronzePosition) -> None:
+        """Raise `PositionLost` where bronze was written from another replica set.
+
+        Its oplog may span the position, and behind a position that names no event nothing else would tell that the events are others.
+        """
+        before, now = self.replica_sets
+        if None not in self.replica_sets and before != now:
+            log.warning("bronze was captured from the replica set %s, and the source is %s: another deployment", before, now)
+            raise tokens.lost(position, None)
 
     @staticmethod
     def _check_begins_within(stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:

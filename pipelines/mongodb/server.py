@@ -19,6 +19,8 @@ class ServerInfo(NamedTuple):
     version: tuple[int, ...]
     is_replica_set: bool
     is_sharded: bool
+    replica_set: str | None = None
+    """The replica set's name; None behind mongos."""
 
     @property
     def text(self) -> str:
@@ -34,6 +36,7 @@ def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
         tuple(int(part) for part in build["versionArray"]),
         "setName" in hello,
         hello.get("msg") == "isdbgrid",
+        hello.get("setName"),
     )
 
 

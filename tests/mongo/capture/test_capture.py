@@ -303,8 +303,11 @@ def test_unusual_documents_land(spark: Any, mongodb_uri: str, database: Any, lak
     assert '"$$numberLong"' in after["3"]
 
 
-def test_quiet_stream_moves_on(spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path) -> None:
-    """The position of a quiet collection moves with the server's clock, by heartbeats."""
+def test_quiet_stream_moves_on(
+    spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position of a quiet collection moves with the server's clock, by heartbeats; behind one another replica set is known by
+    its name."""
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 1000})
     with Running(spark, found):
         until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
@@ -314,6 +317,11 @@ def test_quiet_stream_moves_on(spark: Any, mongodb_uri: str, database: Any, mong
         until(lambda: (bronze.read_position(spark, table(found)) or first).token > first.token, 30)
     mongo.drop_database(f"{database.name}_other")
     assert {row.kind for row in rows(spark, found)} == {"heartbeat"}
+    info, version = mongodb_server.server_info(mongo), table_history.version(spark, table(found))
+    monkeypatch.setattr(mongodb_server, "server_info", lambda _: info._replace(replica_set="staging"))
+    with pytest.raises(errors.PositionLost):
+        once(spark, found)
+    assert table_history.version(spark, table(found)) == version
 
 
 def test_without_heartbeats_only_the_lease_is_renewed(

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import threading
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pipelines.capture.stream_opener import StreamOpener
 from pipelines.mongodb import change_stream
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 
 IDS = (
     *(
@@ -154,6 +156,10 @@ def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mong
         return bronze.BronzePosition(f"82{moved:08X}{(first.begins or '')[10:]}", 1, 1)
 
     opener.open(at(0)).stream.close()
+    name = mongodb_server.server_info(mongo).replica_set
+    replace(opener, replica_sets=(name, name)).open(at(0)).stream.close()
+    with pytest.raises(errors.PositionLost):
+        replace(opener, replica_sets=("rs-of-staging", name)).open(at(0))
     with pytest.raises(errors.PositionLost):
         opener.open(at(-100 * 86_400))
     with pytest.raises(errors.SourceUnsuitable, match="behind the position"):
