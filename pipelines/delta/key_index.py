@@ -29,7 +29,7 @@ _LOOKS = 3
 """A file whose keys are read this often gets an index, which takes as long as a dozen readings."""
 
 _ROWS_AT_ONCE = 1_000_000
-"""Indexes of more rows in one search would hold the batch up, but for one of a large file: a million take half a second."""
+"""A search makes no more indexes when it has made those of so many rows, which take half a second."""
 
 _KEPT_SECONDS = 300
 """What nobody asked for this long makes room for others."""
@@ -162,8 +162,7 @@ def rows(path: Path, column: str, sought: SearchKeys) -> list[int] | None:
 def saw(path: Path, column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
     """Note that a file's column was read for a search, of which an index is kept after some times. Raises `OSError`."""
     name = _name(path, column)
-    is_first = sought.rows_left == _ROWS_AT_ONCE
-    if (is_first or len(keys) <= sought.rows_left) and not keys.null_count and _HELD.is_due(name, len(keys)):
+    if sought.rows_left > 0 and not keys.null_count and _HELD.is_due(name, len(keys)):
         sought.rows_left -= len(keys)
         _HELD.put(name, KeyIndex(keys))
 
