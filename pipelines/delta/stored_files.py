@@ -283,9 +283,12 @@ class CopiedLog:
         """Copy what was committed since the last look. Raises `OSError` where the log cannot be read, or not by this
         process."""
         with self._lock:
-            is_ours = self._newest >= 0 and self._committed == self._newest + 1
-            if self._newest >= 0 and not is_ours and not self._is_same():
-                self._forget()
+            if self._newest >= 0:
+                # What this process has put onto the newest one stands only where that one still does.
+                if self._committed == self._newest + 1 and self._is_copied(self._committed):
+                    self._newest += 1
+                elif not self._is_same():
+                    self._forget()
             if self._newest < 0 and not self._begin():
                 return
             while self._is_copied(self._newest + 1):
@@ -317,7 +320,7 @@ class CopiedLog:
 
     def _forget(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._first = self._newest = self._modified_ms = -1
+        self._first = self._newest = self._modified_ms = self._committed = -1
 
     def _begin(self) -> bool:
         """Copy the last checkpoint with its commit, or the first commit; False where there is no table."""

@@ -136,6 +136,10 @@ def test_a_commit_of_its_own_is_not_looked_for(table: Table, monkeypatch: pytest
         table.commit(version, METADATA)
     assert table.newest() == 3
     stored_files.note_commit(table.folder, 4)  # a table's own folder has no copies
+    table.commit(4, METADATA)
+    stored_files.note_commit(table.copies, 4)
+    shutil.rmtree(table.folder)
+    assert table.newest() is None, "a table that is removed behind it is gone"
 
 
 def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
