@@ -260,8 +260,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("origin") or "",
             bronze_commit(metadata),
         )
-    delta.check_ours(spark, table)
     # Without its generation the table's columns would be read by the schema that they had before the rebuild.
-    generation = delta.properties(spark, table).get(GENERATION, "")
+    generation = delta.check_ours(spark, table).get(GENERATION, "")
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {at.version}").first()
     return SilverPosition(row.batch or 0, generation=generation, version=at.version)

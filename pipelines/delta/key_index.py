@@ -48,7 +48,7 @@ class SearchKeys:
     """The keys that a search is for."""
 
     def __init__(self, keys: pa.Array, *, is_kept: bool) -> None:
-        self.keys = keys
+        self.keys, self.is_kept = keys, is_kept
         self.rows_left = _ROWS_AT_ONCE if is_kept else 0
         """How many rows this search may still index."""
 
@@ -155,14 +155,16 @@ def rows(path: Path, column: str, sought: SearchKeys) -> list[int] | None:
 
     Raises `OSError`.
     """
-    index = _HELD.get(_name(path, column))
+    index = _HELD.get(_name(path, column)) if sought.is_kept else None
     return None if index is None else index.rows(sought)
 
 
 def saw(path: Path, column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
     """Note that a file's column was read for a search, of which an index is kept after some times. Raises `OSError`."""
+    if sought.rows_left <= 0 or keys.null_count:
+        return
     name = _name(path, column)
-    if sought.rows_left > 0 and not keys.null_count and _HELD.is_due(name, len(keys)):
+    if _HELD.is_due(name, len(keys)):
         sought.rows_left -= len(keys)
         _HELD.put(name, KeyIndex(keys))
 

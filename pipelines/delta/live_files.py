@@ -44,7 +44,6 @@ MANY_ROWS = 50_000_000
 """Keys are looked for in files of at most so many rows, of which a million takes less than a tenth of a second; among more,
 executors find them sooner."""
 
-
 MANY_BYTES = 64 * 2**20
 """Rows are read here from files of at most so many bytes: a document may have 16 MB."""
 

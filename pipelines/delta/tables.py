@@ -52,11 +52,15 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
 def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
     """The properties of a table that Spark knows, by the one statement about a table that takes no job; None where there is none."""
     try:
-        return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+        return _properties_by_spark(spark, table)
     except table_errors.SPARK_ERRORS as error:
         if table_errors.is_missing(error):
             return None
         raise table_errors.translated(error, table) from error
+
+
+def _properties_by_spark(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
+    return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
 
 
 def create(
@@ -194,7 +198,7 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
     if found is not None:
         return found
     with table_errors.translating(table):
-        return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+        return _properties_by_spark(spark, table)
 
 
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:

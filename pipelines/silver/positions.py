@@ -198,9 +198,7 @@ class Positions:
 
     def _is_behind_gold(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
         """Whether gold was made from more than the table holds: an older copy of its files was brought back."""
-        gold = self.layout.gold(*namespace)
-        commit = table_history.position(self.spark, gold) if delta.exists(self.spark, gold) else None
-        return (((commit.metadata or {}) if commit is not None else {}).get("to") or 0) > position.to
+        return (table_history.standing(self.spark, self.layout.gold(*namespace)).said.get("to") or 0) > position.to
 
     def _is_trimmed(self) -> bool:
         return bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)

@@ -180,6 +180,14 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bo
     monkeypatch.setattr(owner, name, dying)
 
 
+def killed_at(act: Callable[[], object], owner: Any, name: str, *, after: bool) -> None:
+    """Do something, and die right before or right after the named step, as `killing`."""
+    with pytest.MonkeyPatch.context() as patch:
+        killing(patch, owner, name, after=after)
+        with pytest.raises(Killed):
+            act()
+
+
 def forget_claims(hop: Hop) -> None:
     """A killed process leaves its claims behind; here its successor has the same process, so it takes them over."""
     for known in registry.read(hop.spark, hop.settings).namespaces:

@@ -20,7 +20,7 @@ from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import log as schemas
 from pipelines.silver import in_process
 from tests.harness import bronze_rows
-from tests.harness.layers import Hop, Killed, killing, pipeline, rows_by_spark
+from tests.harness.layers import Hop, killed_at, pipeline, rows_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -229,10 +229,7 @@ def test_killed_between_two_commits_it_goes_on(
     hop.bronze.append({"t": [new, {"op": "d", "key": 2, "at": 21}, {"op": "c", "key": 7, "at": 22, "after": {"_id": 7}}]})
     if layer == "gold":
         hop.silver()
-    with monkeypatch.context() as patch:
-        killing(patch, Writer, name, after=after)
-        with pytest.raises(Killed):
-            getattr(hop, layer)()
+    killed_at(getattr(hop, layer), Writer, name, after=after)
     hop.run()
     expected = [{"_id": 0, "n": 0}, {"_id": 1, "n": 1, "new": "x"}, {"_id": 3, "n": 0}, {"_id": 7}]
     assert [{name: row[name] for name in row if name != "__key"} for row in hop.documents("t")] == expected
