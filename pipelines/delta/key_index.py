@@ -12,12 +12,16 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import xxhash
+
+from pipelines.delta import local_log, stored_files
 
 LARGE_ROWS = 500_000
 """Smaller tables are read as fast as they are looked up."""
@@ -104,7 +108,7 @@ class _KnownKeys:
     used: float = 0.0
 
 
-_Name = tuple[Path, str, int, int]
+_Name: TypeAlias = tuple[Path, str, int, int]
 
 
 class _HeldIndexes:
@@ -150,26 +154,30 @@ class _HeldIndexes:
 _HELD = _HeldIndexes()
 
 
-def rows(path: Path, column: str, sought: SearchKeys) -> list[int] | None:
-    """The numbers of a file's rows that have one of the keys, in order; None where there is no index of the column yet.
+def rows(folder: Path, file: Mapping[str, Any], column: str, sought: SearchKeys) -> list[int] | None:
+    """The numbers of the rows that have one of the keys, in order, of a file that is given by its `add` action; None where there is no
+    index of the column yet.
 
     Raises `OSError`.
     """
-    index = _HELD.get(_name(path, column)) if sought.is_kept else None
+    index = _HELD.get(_name(folder, file, column)) if sought.is_kept else None
     return None if index is None else index.rows(sought)
 
 
-def saw(path: Path, column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
+def saw(folder: Path, file: Mapping[str, Any], column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
     """Note that a file's column was read for a search, of which an index is kept after some times. Raises `OSError`."""
     if sought.rows_left <= 0 or keys.null_count:
         return
-    name = _name(path, column)
+    name = _name(folder, file, column)
     if _HELD.is_due(name, len(keys)):
         sought.rows_left -= len(keys)
         _HELD.put(name, KeyIndex(keys))
 
 
-def _name(path: Path, column: str) -> _Name:
+def _name(folder: Path, file: Mapping[str, Any], column: str) -> _Name:
+    path = local_log.data_path(folder, file["path"])
+    if stored_files.copied(folder) is not None:  # a copy, which goes, and the index stays
+        return path, column, file["size"], file.get("modificationTime", 0)
     # A table that was brought back from elsewhere may have another file of the name.
     status = os.stat(path)
     return path, column, status.st_size, status.st_mtime_ns

@@ -32,6 +32,7 @@ from pipelines.delta import (
     key_search,
     local_log,
     stored_files,
+    stored_ranges,
     table_schema,
 )
 from pipelines.delta.key_search import Places
@@ -144,10 +145,8 @@ class LiveFiles:
             raise table_schema.NotReadable
         wanted = sorted(set(values))
         files = [each for each in self.files() if file_statistics.may_hold(each, column, wanted)]
-        if not files:
-            return []
-        _bring(self.folder, files, with_vectors=False)
-        return key_search.places(self.folder, files, column, wanted, is_large=self.row_count() >= key_index.LARGE_ROWS)
+        is_kept = self.row_count() >= key_index.LARGE_ROWS or stored_files.copied(self.folder) is not None
+        return key_search.places(self.folder, files, column, wanted, is_kept=is_kept) if files else []
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
         """The rows whose `column`, a BIGINT, is greater than `bound`, as the table's schema types them.
@@ -281,14 +280,17 @@ def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Col
         raise table_schema.NotReadable
 
 
-def _bring(folder: Path, files: Sequence[Mapping[str, Any]], *, with_vectors: bool = True) -> None:
+def _bring(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
     """Copy what lies in a store of these files, and which of their rows are deleted. Raises `OSError`."""
-    if stored_files.copied(folder) is None:
-        return
-    vectors = [each["deletionVector"] for each in files if with_vectors and each.get("deletionVector")]
-    named: list[tuple[str, int | None]] = [(unquote(each["path"]), each["size"]) for each in files]
-    named += [(deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"]
-    stored_files.bring(folder, named)
+    if stored_files.copied(folder) is not None:
+        stored_files.bring(folder, [(unquote(each["path"]), each["size"]) for each in files])
+        _bring_vectors(folder, files)
+
+
+def _bring_vectors(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
+    """Copy what lies in a store of which rows of these files are deleted. Raises `OSError`."""
+    vectors = [each["deletionVector"] for each in files if each.get("deletionVector")]
+    stored_files.bring(folder, [(deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"])
 
 
 def rows_at(
@@ -301,16 +303,18 @@ def rows_at(
 ) -> pa.Table:
     """Columns of the rows at these places (`LiveFiles.places`) but the deleted ones, as the table's schema types them.
 
-    Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their row groups of more than `read_bytes`.
+    Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their row groups of more than `read_bytes`, of
+    a table in a store of `FETCH_BYTES`; and `OSError`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
     held = present(live, places)
-    paths = [local_log.data_path(live.folder, file["path"]) for file, _ in held]
-    sizes = (local_log.columns_bytes(path, set(columns), rows=rows) for path, (_, rows) in zip(paths, held, strict=True))
-    if sum(sizes) > read_bytes:
+    found = stored_ranges.sources(live.folder, [file for file, _ in held])
+    sizes = (local_log.columns_bytes(each, set(columns), rows=rows) for each, (_, rows) in zip(found, held, strict=True))
+    is_stored = stored_files.copied(live.folder) is not None
+    if sum(sizes) > (min(read_bytes, stored_files.FETCH_BYTES) if is_stored else read_bytes):
         raise table_schema.NotReadable
 
-    def read(path: Path, numbers: Sequence[int]) -> list[pa.Table]:
+    def read(path: stored_ranges.Source, numbers: Sequence[int]) -> list[pa.Table]:
         nonlocal left
         found = []
         for part in _parts_at(path, numbers, list(columns)):
@@ -321,13 +325,13 @@ def rows_at(
         return found
 
     with ThreadPoolExecutor(key_search.THREADS, thread_name_prefix="medallion-rows") as pool:
-        parts = pool.map(read, paths, (numbers for _, numbers in held))
+        parts = pool.map(read, found, (numbers for _, numbers in held))
         return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(parts)])
 
 
 def present(live: LiveFiles, places: Places) -> Places:
     """Those of some places (`LiveFiles.places`) that are not deleted. Raises `OSError`."""
-    _bring(live.folder, [file for file, _ in places])
+    _bring_vectors(live.folder, [file for file, _ in places])
     found = []
     for file, numbers in places:
         if vector := file.get("deletionVector"):
@@ -338,7 +342,7 @@ def present(live: LiveFiles, places: Places) -> Places:
     return found
 
 
-def _parts_at(path: Path, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
+def _parts_at(path: stored_ranges.Source, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
     """Columns of these rows of a data file, whose numbers are in order."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
         held, groups = _held(parquet, columns), local_log.row_groups(parquet, numbers)

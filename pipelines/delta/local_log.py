@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import io
 import itertools
 import json
 import logging
@@ -334,10 +335,10 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def columns_bytes(path: Path, columns: Collection[str], *, rows: Sequence[int] | None = None) -> int:
+def columns_bytes(source: Path | io.IOBase, columns: Collection[str], *, rows: Sequence[int] | None = None) -> int:
     """How many bytes these columns of a Parquet file take when they are read, as its footer says; or of the row groups that hold
     some of the `rows`, whose numbers are in order."""
-    with pq.ParquetFile(path) as parquet:
+    with pq.ParquetFile(source) as parquet:
         wanted = range(parquet.metadata.num_row_groups) if rows is None else row_groups(parquet, rows)
         groups = [parquet.metadata.row_group(number) for number in wanted]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]

@@ -1,7 +1,6 @@
 """The files of a table in an object store: how this process writes and removes them, and copies of what it reads of them.
 
-A store is reached by way of the JVM of a classic session, which has its address and credentials. No file of a Delta table changes
-once it is there, so that what was copied once stays right, as long as the table is the same one.
+No file of a Delta table changes once it is there, so that what was copied once stays right, as long as the table is the same one.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ import shutil
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from py4j.protocol import Py4JJavaError
+from typing import TYPE_CHECKING, ClassVar
 
 from pipelines.delta import checkpoint
+from pipelines.delta.store_folder import StoreFolder
 from pipelines.delta.table_files import LOG, commit_name
-from pipelines.spark import failures as spark_failures
-from pipelines.spark import jvm, scratch, stores
+from pipelines.spark import scratch, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -50,15 +47,11 @@ OLD_COMMITS = 1_000
 """After so many commits a copied log begins anew, at a later checkpoint."""
 
 _THREADS = 8
-_BUFFER_BYTES = 64 * 2**10
 
 
-@dataclass(frozen=True)
-class StoredFiles:
-    """A folder in a store that the JVM of a classic session reaches."""
+class StoredFiles(StoreFolder):
+    """The same folder as a table's, whose files this process writes, and of which it holds copies."""
 
-    spark: SparkSession
-    location: str
     is_remote: ClassVar[bool] = True
 
     @functools.cached_property
@@ -74,19 +67,15 @@ class StoredFiles:
 
     def put(self, name: str) -> None:
         draft = self.draft(name)
-        # By a stream, as Spark writes its own files. `copyFromLocalFile` on S3A takes another client of the SDK, which fails
-        # at stores that answer its `Expect: 100-continue` twice.
-        copy = jvm.java_class(self.spark, "org.apache.hadoop.io.IOUtils").copyBytes
         try:
-            source = jvm.java_class(self.spark, "java.io.FileInputStream")(str(draft))
-            copy(source, self._created(name), _BUFFER_BYTES, True)
+            self.upload(draft, name)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
         self._keep(name)
 
     def write(self, name: str, content: bytes) -> None:
-        out = self._created(name)
+        out = self.created(name)
         out.write(bytearray(content))
         out.close()  # what the store refuses, it refuses here
         try:
@@ -95,12 +84,6 @@ class StoredFiles:
             self.draft(name).unlink(missing_ok=True)
         else:
             self._keep(name)
-
-    def _created(self, name: str) -> Any:
-        """A stream into a new file, of a name that nobody else has."""
-        creating = self._files.createFile(self._at(name)).overwrite(True).recursive()
-        # S3A need not look whether there is a folder of the name, or a file.
-        return creating.opt("fs.s3a.create.performance", True).build()
 
     def _keep(self, name: str) -> None:
         """Make a draft that was put a copy: whoever reads the table next finds it here."""
@@ -121,7 +104,7 @@ class StoredFiles:
     def remove(self, name: str) -> None:
         for held in (self.draft(name), self.folder / name):
             held.unlink(missing_ok=True)
-        self._files.delete(self._at(name), False)
+        self.delete(name)
 
     def has_commit(self, version: int) -> bool:
         return self.is_file(commit_name(version))
@@ -133,69 +116,33 @@ class StoredFiles:
         if copy.exists():
             _HELD.touch(copy)
             return copy
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        draft = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.draft")
-        try:
-            self.download(name, draft, size_bytes)
-            if size_bytes is not None and draft.stat().st_size != size_bytes:
-                raise OSError(errno.EIO, "it is not as long as the log says", str(copy))
-            os.replace(draft, copy)  # whoever reads meanwhile sees all of it or nothing
-        finally:
-            draft.unlink(missing_ok=True)
+        self._copy(copy, size_bytes, lambda draft: self.download(name, draft, size_bytes))
         if not name.startswith(LOG):  # a log with a hole would end before it
             _HELD.add(copy)
         return copy
 
-    def download(self, name: str, to: Path, size_bytes: int | None) -> None:
-        """Write a file's content to one on this disk. Raises as `fetch`."""
-        with _store_errors(to):
-            file = self._opened(name, size_bytes)
-            out = jvm.java_class(self.spark, "java.io.FileOutputStream")(str(to))
-            jvm.java_class(self.spark, "org.apache.hadoop.io.IOUtils").copyBytes(file, out, _BUFFER_BYTES, True)
+    def fetch_range(self, name: str, start: int, size: int) -> bytes:
+        """So many bytes of a file from `start` on, of which a copy is held, too. Raises as `fetch`."""
+        copy = self.folder / f"{name}.{start}-{size}"
+        if copy.exists():
+            _HELD.touch(copy)
+            return copy.read_bytes()
+        self._copy(copy, size, lambda draft: self.download_range(name, draft, start, size))
+        found = copy.read_bytes()
+        _HELD.add(copy)
+        return found
 
-    def status(self, name: str) -> tuple[int, int]:
-        """When a file was written, in milliseconds since 1970, and its size in bytes. Raises as `fetch`."""
-        with _store_errors(self.folder / name):
-            found = self._files.getFileStatus(self._at(name))
-            return found.getModificationTime(), found.getLen()
-
-    def is_file(self, name: str) -> bool:
-        """Whether a file is there: one request, and no exception of Java, which takes a dozen questions. Raises `OSError`."""
-        with _store_errors(self.folder / name):
-            return bool(self._files.isFile(self._at(name)))
-
-    def is_folder(self, name: str) -> bool:
-        """Whether there is anything below a name: one request. Raises `OSError`."""
-        with _store_errors(self.folder / name):
-            return bool(self._files.isDirectory(self._at(name)))
-
-    def has_commits(self) -> bool:
-        """Whether there is anything in the table's log. Raises as `fetch`."""
-        with contextlib.suppress(FileNotFoundError), _store_errors(self.folder / LOG):
-            return any(each.getPath().getName().endswith(".json") for each in self._files.listStatus(self._at(LOG)))
-        return False
-
-    def _opened(self, name: str, size_bytes: int | None) -> Any:
-        if size_bytes is None:
-            return self._files.open(self._at(name))
-        opening = self._files.openFile(self._at(name)).opt("fs.option.openfile.read.policy", "whole-file")
-        # Then the store need not be asked for it.
-        return opening.opt("fs.option.openfile.length", str(size_bytes)).build().get()
-
-    @functools.cached_property
-    def _files(self) -> Any:
-        """The store's file system, of which Hadoop has one."""
-        return self._at("").getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
-
-    def _at(self, name: str) -> Any:
-        return self._path(f"{self.location.rstrip('/')}/{name}")
-
-    def _path(self, path: str) -> Any:
-        return self._path_class(path)
-
-    @functools.cached_property
-    def _path_class(self) -> Any:
-        return jvm.java_class(self.spark, "org.apache.hadoop.fs.Path")
+    def _copy(self, copy: Path, size_bytes: int | None, download: Callable[[Path], None]) -> None:
+        """Make a copy, of which whoever reads meanwhile sees all or nothing."""
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        draft = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.draft")
+        try:
+            download(draft)
+            if size_bytes is not None and draft.stat().st_size != size_bytes:
+                raise OSError(errno.EIO, "it is not as long as the log says", str(copy))
+            os.replace(draft, copy)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -216,19 +163,6 @@ def _root(process: int) -> Path:
 
     atexit.register(remove)
     return root
-
-
-@contextlib.contextmanager
-def _store_errors(path: Path) -> Iterator[None]:
-    """What the store's file system raises, as an `OSError`; that the JVM is gone stays what it is."""
-    try:
-        yield
-    except Py4JJavaError as error:
-        if spark_failures.is_caused_by(error, ("FileNotFoundException",)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
-        raise OSError(errno.EIO, spark_failures.class_name(error), str(path)) from error
-    except TypeError as error:  # a class or a method that this Hadoop has not
-        raise OSError(errno.ENOSYS, str(error), str(path)) from error
 
 
 class _HeldCopies:

@@ -60,13 +60,13 @@ def test_files_are_read_three_times_and_then_no_more(tmp_path: Path, monkeypatch
     texts = key_search._texts
     monkeypatch.setattr(key_search, "_texts", lambda path, column: read.append(path.stem) or texts(path, column))
     for _ in range(5):
-        assert key_search.places(tmp_path, files, "__key", ["b", "both"], is_large=True) == [
+        assert key_search.places(tmp_path, files, "__key", ["b", "both"], is_kept=True) == [
             (files[0], [1]),
             (files[1], [0, 1]),
         ]
     assert read == ["a", "b"] * 3
     for _ in range(5):
-        assert key_search.places(tmp_path, files[:1], "other", ["b"], is_large=False) == []
+        assert key_search.places(tmp_path, files[:1], "other", ["b"], is_kept=False) == []
     assert read == [*["a", "b"] * 3, *["a"] * 5]
 
 
@@ -75,7 +75,7 @@ def test_another_file_of_the_name_is_read(tmp_path: Path) -> None:
     for keys in (["a", "b"], ["b", "a", "a"]):
         file = _write(tmp_path / "x.parquet", keys)
         for _ in range(4):
-            assert key_search.places(tmp_path, [file], "__key", ["a"], is_large=True) == [
+            assert key_search.places(tmp_path, [file], "__key", ["a"], is_kept=True) == [
                 (file, [number for number, key in enumerate(keys) if key == "a"])
             ]
 
@@ -90,7 +90,7 @@ def test_a_search_makes_few_indexes_and_memory_has_an_end(
 
     def held(rounds: int, some: list[dict[str, str]]) -> int:
         for _ in range(rounds):
-            assert len(key_search.places(tmp_path, some, "__key", ["a"], is_large=True)) == len(some)
+            assert len(key_search.places(tmp_path, some, "__key", ["a"], is_kept=True)) == len(some)
         return sum(each.index is not None for each in index._entries.values())
 
     assert [held(rounds, files) for rounds in (2, 1, 1, 1, 5)] == [0, 2, 3, 3, 3]

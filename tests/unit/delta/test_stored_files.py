@@ -17,38 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.delta import live_files, local_log, stored_files
-from pipelines.delta.stored_files import CopiedLog, StoredFiles
-
-
-class Folder(StoredFiles):
-    """A folder that plays a store; what was asked of it is in `asked`."""
-
-    def __init__(self, folder: Path, copies: Path) -> None:
-        self.__dict__.update(spark=None, location=f"s3a://bucket{folder}", source=folder, folder=copies, asked=[])
-
-    def __getattr__(self, name: str) -> Any:
-        return self.__dict__[name]
-
-    def download(self, name: str, to: Path, size_bytes: int | None) -> None:
-        self.asked.append(name)
-        shutil.copyfile(self.source / name, to)
-
-    def status(self, name: str) -> tuple[int, int]:
-        found = (self.source / name).stat()
-        return found.st_mtime_ns // 1000, found.st_size
-
-    def is_file(self, name: str) -> bool:
-        return (self.source / name).is_file()
-
-    def is_folder(self, name: str) -> bool:
-        return (self.source / name).is_dir()
-
-    def _at(self, name: str) -> str:
-        return name
-
-    def has_commits(self) -> bool:
-        return any((self.source / "_delta_log").glob("*.json"))
-
+from pipelines.delta.stored_files import CopiedLog
+from tests.harness.folder_store import Folder
 
 SCHEMA = {"type": "struct", "fields": [{"name": "__key", "type": "string", "nullable": True, "metadata": {}}]}
 METADATA = {"metaData": {"schemaString": json.dumps(SCHEMA), "partitionColumns": [], "configuration": {"a": "b"}}}
@@ -298,7 +268,7 @@ def test_each_process_has_copies_of_its_own(tmp_path: Path, monkeypatch: pytest.
 def test_a_full_disk_here_is_none_in_the_store(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[bytes] = []
     out = SimpleNamespace(write=lambda content: written.append(bytes(content)), close=lambda: None)
-    table.files.__dict__["_created"] = lambda name: out
+    table.files.__dict__["created"] = lambda name: out
     table.files.write("a.bin", b"whole")
     assert table.files.read("a.bin", 1, 3) == b"hol"
 

@@ -1,0 +1,79 @@
+"""Data files of a store that are too large to be copied for a few of their columns, or of their rows: read by ranges.
+
+Parquet's reader asks for a footer, and then for each chunk of a column whole. Each of these is one request, and is held as a copied
+file is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+from pipelines.delta import local_log, stored_files
+
+SMALL_BYTES = 4 * 2**20
+"""Files of so many bytes are copied whole: a footer and a column take as many requests."""
+
+TAIL_BYTES = 64 * 2**10
+"""What Arrow reads first: the end of a file, with its footer."""
+
+
+class RangedFile(io.RawIOBase):
+    """A file in a store, of which only what is read is copied. Reading raises `OSError` where the store cannot be read."""
+
+    def __init__(self, files: stored_files.StoredFiles, name: str, size_bytes: int) -> None:
+        self._files, self._name, self._size_bytes = files, name, size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size_bytes - self._at)
+        size = left if size < 0 else min(size, left)
+        found = self._range(self._at, size) if size else b""
+        self._at += len(found)
+        return found
+
+    def _range(self, start: int, size: int) -> bytes:
+        tail = max(0, self._size_bytes - TAIL_BYTES)
+        if start < tail:
+            return self._files.fetch_range(self._name, start, size)
+        # Arrow asks for the end twice, of another length.
+        held = self._files.fetch_range(self._name, tail, self._size_bytes - tail)
+        return held[start - tail : start - tail + size]
+
+
+Source: TypeAlias = Path | RangedFile
+"""Where a data file can be read: what `pyarrow.parquet` opens."""
+
+
+def sources(folder: Path, files: Sequence[Mapping[str, Any]]) -> list[Source]:
+    """Where parts of some data files, given by their `add` actions, can be read. Raises `OSError`.
+
+    Of a table in a store the files are copied where they are small, or all of them not many.
+    """
+    held = stored_files.copied(folder)
+    if held is None:
+        return [local_log.data_path(folder, each["path"]) for each in files]
+    are_few = len(files) <= stored_files.FETCH_FILES and sum(each["size"] for each in files) <= stored_files.FETCH_BYTES
+    named = [(unquote(each["path"]), int(each["size"])) for each in files]
+    ranged = [not are_few and size > SMALL_BYTES and not (folder / name).exists() for name, size in named]
+    stored_files.bring(folder, [each for each, is_ranged in zip(named, ranged) if not is_ranged])
+    return [
+        RangedFile(held.files, name, size) if is_ranged else folder / name for (name, size), is_ranged in zip(named, ranged)
+    ]

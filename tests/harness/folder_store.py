@@ -1,0 +1,45 @@
+"""A store without a JVM: a folder, and what is asked of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipelines.delta.stored_files import StoredFiles
+
+
+class Folder(StoredFiles):
+    """A folder that plays a store; what was asked of it is in `asked`."""
+
+    def __init__(self, folder: Path, copies: Path) -> None:
+        self.__dict__.update(spark=None, location=f"s3a://bucket{folder}", source=folder, folder=copies, asked=[])
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__[name]
+
+    def download(self, name: str, to: Path, size_bytes: int | None) -> None:
+        self.asked.append(name)
+        shutil.copyfile(self.source / name, to)
+
+    def download_range(self, name: str, to: Path, start: int, size: int) -> None:
+        self.asked.append((name, start, size))
+        with (self.source / name).open("rb") as file:
+            file.seek(start)
+            to.write_bytes(file.read(size))
+
+    def status(self, name: str) -> tuple[int, int]:
+        found = (self.source / name).stat()
+        return found.st_mtime_ns // 1000, found.st_size
+
+    def is_file(self, name: str) -> bool:
+        return (self.source / name).is_file()
+
+    def is_folder(self, name: str) -> bool:
+        return (self.source / name).is_dir()
+
+    def _at(self, name: str) -> str:
+        return name
+
+    def has_commits(self) -> bool:
+        return any((self.source / "_delta_log").glob("*.json"))
