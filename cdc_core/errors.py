@@ -132,7 +132,7 @@ class LeaseHeld(Temporary):
 
 
 class StorageExhausted(Temporary):
-    """The disk, or the quota, is full; nothing was committed."""
+    """The disk, or the quota, is full, or a file as large as it may be; nothing was committed."""
 
 
 class CollectionsFailed(MedallionError):

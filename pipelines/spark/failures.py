@@ -98,10 +98,14 @@ def is_server_gone(error: BaseException) -> bool:
     return condition(error).startswith("INVALID_HANDLE.SESSION") or (not condition(error) and status in _NO_ANSWER)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def is_full(error: BaseException) -> bool:
-    """Whether a disk or a quota is full. Java has no class for that: its exceptions hold the system's own words."""
-    is_ours = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return is_ours or "No space left on device" in str(error) or "Disk quota exceeded" in str(error)
+    """Whether a disk or a quota is full, or a file as large as the process may write one. Java has no class for that: its
+    exceptions hold the system's own words."""
+    is_ours = isinstance(error, OSError) and error.errno in _FULL
+    return is_ours or any(os.strerror(each) in str(error) for each in _FULL)
 
 
 def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded | None:

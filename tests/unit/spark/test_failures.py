@@ -59,7 +59,10 @@ def test_a_missing_file_is_told_with_its_table_and_what_to_do(error: Exception) 
     assert "medallion repair" in str(told) and "\n" not in str(told)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), Raised("java.io.IOException: No space left on device")])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "full"), OSError(errno.EFBIG, "limit"), Raised("java.io.IOException: No space left on device")],
+)
 def test_a_full_disk_is_temporary(error: Exception) -> None:
     assert isinstance(failures.translated(error), errors.StorageExhausted)
 
