@@ -18,6 +18,9 @@ from pipelines.delta import local_log, stored_files
 SMALL_BYTES = 4 * 2**20
 """Files of so many bytes are copied whole: a footer and a column take as many requests."""
 
+FEW_BYTES = 16 * 2**20
+"""And so are all files of so many bytes together."""
+
 TAIL_BYTES = 64 * 2**10
 """What Arrow reads first: the end of a file, with its footer."""
 
@@ -65,12 +68,12 @@ Source: TypeAlias = Path | RangedFile
 def sources(folder: Path, files: Sequence[Mapping[str, Any]]) -> list[Source]:
     """Where parts of some data files, given by their `add` actions, can be read. Raises `OSError`.
 
-    Of a table in a store the files are copied where they are small, or all of them not many.
+    Of a table in a store those files are copied that are small, or all of them where they are few.
     """
     held = stored_files.copied(folder)
     if held is None:
         return [local_log.data_path(folder, each["path"]) for each in files]
-    are_few = len(files) <= stored_files.FETCH_FILES and sum(each["size"] for each in files) <= stored_files.FETCH_BYTES
+    are_few = sum(each["size"] for each in files) <= FEW_BYTES
     named = [(unquote(each["path"]), int(each["size"])) for each in files]
     ranged = [not are_few and size > SMALL_BYTES and not (folder / name).exists() for name, size in named]
     stored_files.bring(folder, [each for each, is_ranged in zip(named, ranged) if not is_ranged])

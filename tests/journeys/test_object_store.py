@@ -118,6 +118,28 @@ def test_the_oldest_of_a_long_log_are_found_in_its_first_page(store: object_stor
     assert asked <= 3
 
 
+RANGES = """
+import json, random, shutil, sys
+from pipelines.delta.stored_files import StoredFiles
+from pipelines.spark import session as sparks
+spark = sparks.session("ranges", root="s3a://lake/ranged", conf=json.loads(sys.argv[1]))
+files, content = StoredFiles(spark, "s3a://lake/ranged"), random.Random(1).randbytes(3_000_000)
+files.write("f", content)
+shutil.rmtree(files.folder)
+for start, size in ((0, 10), (1_000_000, 1_500_000), (2_999_990, 10), (0, 10)):
+    assert files.fetch_range("f", start, size) == content[start:start + size]
+sparks.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_range_of_a_file_is_one_request(store: object_store.ObjectStore) -> None:
+    """And none where it is held."""
+    command = [sys.executable, "-c", RANGES, json.dumps(store.conf)]
+    subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
+    assert [method for method, path in store.requests if path.endswith("/ranged/f")] == ["PUT", *["GET"] * 3]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("fault", "reason"),

@@ -63,6 +63,7 @@ class Table:
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     monkeypatch.setattr(stored_files, "FETCH_BYTES", 4 * 2**20)
+    monkeypatch.setattr(stored_ranges, "FEW_BYTES", 2**20)
     monkeypatch.setattr(stored_ranges, "SMALL_BYTES", 2**16)
     monkeypatch.setattr(key_index, "_HELD", key_index._HeldIndexes())
     made = Table(tmp_path, random.Random(7))
