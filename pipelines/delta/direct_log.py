@@ -68,7 +68,9 @@ class DirectLog:
         self._option = jvm.java_class(spark, "scala.Option")
         self._none = self._option.empty
         self._session = jvm.java_class(spark, "org.apache.spark.sql.classic.SparkSession")
-        self._fencing = _fencing_session(spark)._jsparkSession
+        self._names_files: bool | None = None
+        """Whether the checksums of this log's commits name the table's files; None before the first."""
+        self._fencing = {each: _fencing_session(spark, names_files=each)._jsparkSession for each in (True, False)}
         self._vectors = DeletionVectors(spark, files, self._log)
         # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
         self._operation("{}")
@@ -112,6 +114,7 @@ class DirectLog:
             raise upsert.NeedsMerge from error
         if unless is not None and unless():
             raise upsert.NotCommitted  # VACUUM takes the files
+        self._names_files = True  # from here on again: the rows took jobs, too
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def replace(
@@ -180,7 +183,7 @@ class DirectLog:
         Raises `NeedsMerge` where they are no longer those of `before`: what others did to them would be undone.
         """
         # Of a version that changes columns the checksum does not name the files: Delta would look for all of them by a job at the next.
-        self._fencing = _fencing_session(self._spark, names_files=False)._jsparkSession
+        self._names_files = False
         transaction = self._at(base)
         try:
             held = json.loads(transaction.metadata().json())
@@ -245,7 +248,9 @@ class DirectLog:
     def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
         # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
         # error instead of a second attempt one version higher, on top of commits that were not checked.
-        self._session.setActiveSession(self._fencing)
+        if self._names_files is None:  # as the version before, which costs no job
+            self._names_files = _names_files(transaction.snapshot())
+        self._session.setActiveSession(self._fencing[self._names_files])
         try:
             version = int(transaction.commit(actions.seq(), self._operation(metadata)))
         except table_errors.SPARK_ERRORS as error:
@@ -295,6 +300,12 @@ def _is_newest(files: TableFiles, version: int) -> bool:
         return files.has_commit(version) and (files.is_remote or not files.has_commit(version + 1))
     except OSError:  # an outage, of which Delta tells
         return False
+
+
+def _names_files(version: Any) -> bool:
+    """Whether a version's checksum names the table's files, or there is none."""
+    checksum = version.checksumOpt()
+    return bool(checksum.isEmpty() or checksum.get().allFiles().isDefined())
 
 
 class DeletionVectors:

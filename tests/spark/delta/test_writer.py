@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
@@ -98,6 +99,24 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
                     log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))
         finally:
             done.set()
+
+
+def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tables.TableRef) -> None:
+    """Those of the next claim neither, which is another command's: Delta would look for all files, to name them in a checksum."""
+    tracker = spark.sparkContext.statusTracker()
+    first = Writer.claim(spark, table)
+    first.append_arrow(rows(1), to=1)
+    assert first.live is not None and first.live.at(first.version)
+    spark.range(1).collect()
+    before = max(tracker.getJobIdsForGroup())
+    assert first.define(T.StructType([*first.live.spark_schema(), T.StructField("new", T.StringType())]))
+    first.append_arrow(rows(2), to=2)
+    first.release()
+    second = Writer.claim(spark, table)
+    second.append_arrow(rows(3), to=3)
+    second.release()
+    assert max(tracker.getJobIdsForGroup()) == before
+    assert sorted(row.n for row in spark.table(str(table)).where("new IS NULL").collect()) == [1, 2, 3]
 
 
 def test_a_take_over_just_before_an_alter_is_seen(
