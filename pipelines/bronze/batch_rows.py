@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -200,6 +201,34 @@ def brought(
     except OSError:
         return None
     return read([file.path for file in files], columns, where=where)
+
+
+def of_kinds(folder: Path, columns: list[str], *kinds: bronze.RowKind, limit: float = math.inf) -> pa.Table | None:
+    """Columns of all rows of these kinds; None where they are not to be read from here, or lie among more than `limit`."""
+    values, files = [kind.value for kind in kinds], local_log.files(folder)
+    held = [file for file in files or () if any(may_hold(file, "kind", value) for value in values)]
+    if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
+        return None
+    return brought(folder, held, columns, where=[("kind", "in", values)])
+
+
+def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | None:
+    """Payload and offset of the last row of a kind, by the newest files; none where there is none, None where that cannot be told from
+    here."""
+    files = local_log.files(folder)
+    held = [(file.between("offset"), file) for file in files or () if may_hold(file, "kind", kind.value)]
+    ends = [(span[1], file) for span, file in held if span is not None]
+    if files is None or len(ends) < len(held):
+        return None
+    newest: list[dict[str, Any]] = []
+    for end, file in sorted(ends, key=lambda each: each[0], reverse=True):
+        if newest and newest[0]["offset"] > end:  # files that were put together may overlap
+            break
+        rows = read([file.path], ["payload", "offset"], where=[("kind", "==", kind.value)])
+        if rows is None:
+            return None
+        newest = sorted([*newest, *rows.to_pylist()], key=lambda row: row["offset"])[-1:]
+    return newest
 
 
 def read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:

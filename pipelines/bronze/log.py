@@ -48,6 +48,9 @@ TRIMMED = "medallion.trimmed"
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
 
+FEW_ROWS = 500_000
+"""The collections of so many rows are read by this process; of more, executors read two columns sooner."""
+
 OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set")
 """What commits say of where the rows came from, and by which settings, which the next start compares with its own: the fingerprint of the
 stream, the lists of fields and of snapshots, a digest of the filters of snapshots, and the replica set's name."""
@@ -242,11 +245,7 @@ def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
 def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
     """Token, offset, payload, clock and batch of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
     columns, folder = ["resume_token", "offset", "payload", "ts_ms", "batch"], local_log.readable(spark, table)
-    files = None if folder is None else local_log.files(folder)
-    rows = None
-    if folder is not None and files is not None:
-        held = [file for file in files if batch_rows.may_hold(file, "kind", kind.value)]
-        rows = batch_rows.brought(folder, held, columns, where=[("kind", "==", kind.value)])
+    rows = None if folder is None else batch_rows.of_kinds(folder, columns, kind)
     if rows is None:
         names = ", ".join(f"`{name}`" for name in columns)
         rows = spark.sql(f"SELECT {names} FROM {table} WHERE kind = '{kind.value}'").toArrow()
@@ -404,11 +403,13 @@ def first_token(spark: SparkSession, table: tables.TableRef) -> str:
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
-    """The namespaces of all documents in the table."""
-    rows = spark.sql(
-        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') ORDER BY 1, 2"
-    ).collect()
-    return [(row.db, row.collection) for row in rows]
+    """The namespaces of all documents in the table; without a query where they are few, on a disk that this process sees."""
+    folder, names = local_log.folder(table), ["db", "collection"]
+    kinds = bronze.RowKind.CHANGE, bronze.RowKind.SNAPSHOT
+    found = None if folder is None else batch_rows.of_kinds(folder, names, *kinds, limit=FEW_ROWS)
+    if found is None:
+        found = spark.sql(f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot')").toArrow()
+    return sorted((row["db"], row["collection"]) for row in found.group_by(names).aggregate([]).to_pylist())
 
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
@@ -424,16 +425,16 @@ def handled_signal_ids(spark: SparkSession, table: tables.TableRef) -> set[str]:
 
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.OpenTransaction | None:
     """The transaction whose BEGIN is in bronze and whose END is not, with its events counted."""
-    newest = spark.sql(
-        f"SELECT payload, `offset` FROM {table} WHERE kind = 'transaction' ORDER BY `offset` DESC LIMIT 1"
-    ).collect()
-    if not newest:
-        return None
-    payload = json.loads(newest[0].payload)
-    if payload["status"] == transactions.END:
+    kind, folder = bronze.RowKind.TRANSACTION, local_log.folder(table)
+    newest = None if folder is None else batch_rows.last_of_kind(folder, kind)
+    if newest is None:
+        asked = f"SELECT payload, `offset` FROM {table} WHERE kind = '{kind.value}' ORDER BY `offset` DESC LIMIT 1"
+        newest = spark.sql(asked).toArrow().to_pylist()
+    payload = json.loads(newest[0]["payload"]) if newest else {}
+    if payload.get("status", transactions.END) == transactions.END:
         return None
     counted = spark.sql(
-        f"SELECT db, collection, count(*) AS events FROM {table} WHERE `offset` > {newest[0].offset} "
+        f"SELECT db, collection, count(*) AS events FROM {table} WHERE `offset` > {newest[0]['offset']} "
         "AND transaction IS NOT NULL GROUP BY db, collection"
     ).collect()
     return transactions.OpenTransaction(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})

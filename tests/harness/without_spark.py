@@ -267,8 +267,9 @@ class Hop:
         held = pa.Table.from_pylist(rows, schema=bronze.SCHEMA)
         log = direct_log.of(SPARK, self.bronze)
         assert log is not None
-        bounds = ("batch", "db", "collection")
-        file = data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=bounds, table=self.bronze)
+        file = data_file.ParquetFile.write(
+            log.store, [held], schema=held.schema, statistics=bronze.STATISTICS, table=self.bronze
+        )
         base = local_log.newest_version(Path(self.bronze.path or ""))
         assert base is not None
         said = {

@@ -1,0 +1,56 @@
+"""What a capture's start asks of bronze, without a query."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.bronze import log as bronze_log
+from tests.harness import bronze_rows, without_spark
+from tests.harness.without_spark import SPARK, Hop, NeedsSpark
+
+
+def test_the_collections_of_few_rows_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start with other settings asks for them; of a drop alone, or a heartbeat, no document is there."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        bronze = without_spark.Log(hop)
+        assert bronze_log.captured_collections(SPARK, hop.bronze) == []
+        row = {"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}
+        bronze.append({"t": [row], "b": [row | {"op": "r"}], "gone": [{"drop": 11}]})
+        bronze.append({"t": [row | {"at": 12}], "read": [{"sweep": 13}]})
+        assert bronze_log.captured_collections(SPARK, hop.bronze) == [(bronze_rows.DB, "b"), (bronze_rows.DB, "t")]
+        monkeypatch.setattr(bronze_log, "FEW_ROWS", 3)
+        with pytest.raises(NeedsSpark):
+            bronze_log.captured_collections(SPARK, hop.bronze)
+
+
+def test_a_transaction_that_has_ended_is_known(tmp_path: Path) -> None:
+    """Only of one whose end is not there yet the events are counted, by a query."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+
+        def land(**statuses: str) -> None:
+            """A file with these rows by their offsets, each of a transaction or, where there is no status, a heartbeat."""
+            hop._batch += 1
+            rows: list[dict[str, Any]] = []
+            for name, status in statuses.items():
+                place = {"resume_token": name, "offset": int(name[1:]), "batch": hop._batch, "ts_ms": 5}
+                payload = json.dumps({"status": status, "id": name})
+                rows.append(place | ({"kind": "transaction", "payload": payload} if status else {"kind": "heartbeat"}))
+            hop.commit(rows)
+
+        assert bronze_log.open_transaction(SPARK, hop.bronze) is None
+        land(o1="BEGIN", o2="END", o3="")
+        land(o4="")
+        assert bronze_log.open_transaction(SPARK, hop.bronze) is None
+        # Files that were put together may overlap.
+        land(o5="END", o9="")
+        land(o6="BEGIN", o7="")
+        with pytest.raises(NeedsSpark):
+            bronze_log.open_transaction(SPARK, hop.bronze)
+        land(o8="END")
+        assert bronze_log.open_transaction(SPARK, hop.bronze) is None
