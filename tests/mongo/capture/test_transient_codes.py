@@ -19,7 +19,7 @@ from pipelines.mongodb import server as mongodb_server
 
 CODES = sorted(mongodb_failures.TRANSIENT - {249, 343, 13388})
 """A shard alone can answer with a stale version, or that it cannot renew it just now."""
-HASTY: dict[str, Any] = {"heartbeatFrequencyMS": 500, "retryReads": False}
+HASTY: dict[str, Any] = {"heartbeatFrequencyMS": 50, "retryReads": False}
 """Behind the codes of an election the driver asks the server anew, and not only after ten seconds."""
 
 
