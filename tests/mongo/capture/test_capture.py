@@ -94,7 +94,7 @@ def test_chunks_hold_ids_of_all_types(spark: Any, mongodb_uri: str, database: An
 
 def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
     """A snapshot that was stopped half way goes on behind its last chunk, and reads nothing twice."""
-    database.orders.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(2000)])
+    database.orders.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(800)])
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"commit.max.bytes": 50_000, "snapshot.max.threads": 1})
     stop = threading.Event()
 
@@ -103,10 +103,10 @@ def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, l
             stop.set()
 
     first = capture.run(spark, found, stop=stop, progress=stop_early)
-    assert 0 < first.snapshot_documents < 2000
+    assert 0 < first.snapshot_documents < 800
     once(spark, found)
     landed = [row for row in rows(spark, found) if row.kind == "snapshot"]
-    assert sorted(json.loads(row.key) for row in landed) == list(range(2000))
+    assert sorted(json.loads(row.key) for row in landed) == list(range(800))
     check_numbers(rows(spark, found))
 
 
