@@ -54,10 +54,13 @@ def log_of_its_own() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The run's Spark session, started by the first test that asks."""
+    from pipelines.delta import tables as delta
     from pipelines.spark import conf as spark_conf
     from pipelines.spark import jvm
     from pipelines.spark import session as sparks
+    from tests.harness import made_tables
 
+    delta.create = made_tables.create  # hundreds of lakehouses have the same tables
     jvm.END_SECONDS = 0.1  # each error that a test raises would be waited with, whether the JVM has gone
     session = sparks.session(
         "mongo-medallion tests",
