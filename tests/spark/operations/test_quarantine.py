@@ -133,18 +133,17 @@ def test_a_replay_in_the_same_range(spark: SparkSession) -> None:
     assert "mark" in dict(given) and (f"token-{2}", Reason.UNREADABLE_UPDATE.value) in facts
 
 
-@pytest.mark.parametrize("whole", ["c", "u", "r", "d"])
-def test_a_whole_document_supersedes(spark: SparkSession, whole: str) -> None:
+def test_a_whole_document_supersedes(spark: SparkSession) -> None:
     """After a full document or a delete nothing waits any more, and what had to is there to be seen."""
-    rows = [event(1, "c", text=BROKEN), event(2, "p"), event(3, whole), event(4, "p")]
-    given, facts = split(spark, rows)
-    assert given == [(3, whole), (4, "u")]
-    assert facts == [
-        ("token-1", Reason.UNREADABLE_AFTER.value),
-        ("token-1", Reason.SUPERSEDED.value),
-        ("token-2", Reason.FOLLOWS.value),
-        ("token-2", Reason.SUPERSEDED.value),
+    rows = [
+        event(10 * number + at, op, key=whole, **({"text": BROKEN} if at == 1 else {}))
+        for number, whole in enumerate("curd")
+        for at, op in enumerate(("c", "p", whole, "p"), 1)
     ]
+    given, facts = split(spark, rows)
+    assert given == [(10 * number + at, op) for number, whole in enumerate("curd") for at, op in ((3, whole), (4, "u"))]
+    held = (1, Reason.UNREADABLE_AFTER), (1, Reason.SUPERSEDED), (2, Reason.FOLLOWS), (2, Reason.SUPERSEDED)
+    assert facts == sorted((f"token-{10 * number + at}", reason.value) for number in range(4) for at, reason in held)
 
 
 def test_events_without_document_or_place_hold_nothing_back(spark: SparkSession) -> None:
