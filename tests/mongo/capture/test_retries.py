@@ -44,7 +44,8 @@ def fail(client: Any, times: int | str, *commands: str) -> None:
 
 @contextlib.contextmanager
 def stream(server: Any, *, retries: int) -> Iterator[change_stream.ChangeStream]:
-    with contextlib.closing(mongodb.client(server.uri)) as client:
+    # Behind a connection that was dropped the driver looks at the server at once, and adds no wait of its own.
+    with contextlib.closing(mongodb.client(server.uri, heartbeatFrequencyMS=50)) as client:
         opened = change_stream.ChangeStream(
             client, change_stream.StreamOptions(db="shop", max_await_ms=50), change_stream.StreamStart(),
             retries=retries, initial_delay=0.1, max_delay=0.2,
