@@ -75,10 +75,11 @@ def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp
     assert found is not None and found.batch == 1
 
 
-@pytest.mark.parametrize("copied", ["CREATE OR REPLACE TABLE {} SHALLOW CLONE {}", "INSERT OVERWRITE {} SELECT * FROM {}"])
-def test_a_backup_that_is_copied_over_silver_is_gone_on_from(spark: SparkSession, tmp_path: Path, copied: str) -> None:
-    """What came after the backup is applied again, and gold follows."""
-    hop, backup = Hop(spark, pipeline(tmp_path)), tables.TableRef.at(str(tmp_path / "backup"))
+@pytest.fixture(scope="module")
+def backed_up(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Hop, tables.TableRef]:
+    """Two batches in both layers, and a backup of silver from between them, when there is nothing in silver any more."""
+    folder = tmp_path_factory.mktemp("backed_up")
+    hop, backup = Hop(spark, pipeline(folder / "lakehouse")), tables.TableRef.at(str(folder / "backup"))
     silver = hop.silver_table(ORDERS)
     hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "v": 1}} for key in (1, 2)]})
     hop.run()
@@ -90,6 +91,16 @@ def test_a_backup_that_is_copied_over_silver_is_gone_on_from(spark: SparkSession
     )
     hop.run()
     spark.sql(f"DELETE FROM {silver}").collect()  # CLONE takes no table with rows
+    return hop, backup
+
+
+@pytest.mark.parametrize("copied", ["CREATE OR REPLACE TABLE {} SHALLOW CLONE {}", "INSERT OVERWRITE {} SELECT * FROM {}"])
+def test_a_backup_that_is_copied_over_silver_is_gone_on_from(
+    spark: SparkSession, tmp_path: Path, backed_up: tuple[Hop, tables.TableRef], copied: str
+) -> None:
+    """What came after the backup is applied again, and gold follows."""
+    hop, backup = backed_up[0].copied(tmp_path), backed_up[1]
+    silver = hop.silver_table(ORDERS)
     spark.sql(copied.format(silver, backup)).collect()
     assert registry.silver_position(spark, silver).to == 1
     hop.run()
