@@ -12,7 +12,6 @@ from jobs import command_line
 from jobs.commands import application
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
-from pipelines.silver import run as silver
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, pipeline
 
@@ -49,13 +48,33 @@ class Person:
 
 
 @pytest.fixture
-def person(
-    spark: SparkSession, lakehouse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> Person:
+def settings_file(lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(application, "quiet_log", lambda: None)
     file = tmp_path / "hand.yml"
     file.write_text(SETTINGS.replace("ROOT", str(lakehouse)))
-    return Person(Hop(spark, pipeline(lakehouse, **{"keep.document": True})), file, capsys)
+    return file
+
+
+@pytest.fixture
+def person(spark: SparkSession, lakehouse: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]) -> Person:
+    return Person(Hop(spark, pipeline(lakehouse, **{"keep.document": True})), settings_file, capsys)
+
+
+@pytest.fixture(scope="module")
+def held(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
+    """An event that could not be read is held, and one was until a whole document came."""
+    hop = Hop(spark, pipeline(tmp_path_factory.mktemp("held"), **{"keep.document": True}))
+    hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"text": "{"}]})
+    hop.silver()
+    hop.bronze.append({"orders": [document(1, 30, v=3), document(2, 31) | {"text": "{"}]})
+    hop.silver()
+    return hop
+
+
+@pytest.fixture
+def keeper(held: Hop, lakehouse: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]) -> Person:
+    """Somebody over a lakehouse with such events."""
+    return Person(held.copied(lakehouse), settings_file, capsys)
 
 
 def test_schema_shows_columns_and_what_changed_them(person: Person) -> None:
@@ -120,32 +139,26 @@ def test_quarantine_brings_a_corrected_event_back_to_its_place(person: Person, t
     assert [e["state"] for e in person.reads("quarantine list", "--all")["events"]] == ["ended", "ended"]
 
 
-def test_replay_respects_the_claim_of_the_capture(person: Person) -> None:
+def test_replay_respects_the_claim_of_the_capture(keeper: Person) -> None:
     """While a capture holds bronze, replay ends with 3 and bronze is as it was; list still answers."""
-    hop = person.hop
-    hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"op": "u", "text": "{"}]})
-    hop.silver()
+    hop = keeper.hop
     owner = Writer.claim(hop.spark, hop.bronze.table)
     before = table_history.version(hop.spark, hop.bronze.table)
-    held = person.reads("quarantine list")["events"]
+    held = keeper.reads("quarantine list")["events"]
     mended = hop.settings.lakehouse.root + "/mended.json"
-    Path(mended).write_text(json.dumps({held[0]["resume_token"]: {"after": '{"_id":1}'}}))
+    Path(mended).write_text(json.dumps({held[0]["resume_token"]: {"after": '{"_id":2}'}}))
     arguments = ("quarantine replay", "--collection", ORDERS, "--corrections", mended)
-    assert "on this host writes it" in person.says(*arguments, code=3)
+    assert "on this host writes it" in keeper.says(*arguments, code=3)
     assert table_history.version(hop.spark, hop.bronze.table) == before
     owner.release()
-    assert "1 brought back" in person.says(*arguments)
+    assert "1 brought back" in keeper.says(*arguments)
 
 
-def test_status_counts_what_is_held(person: Person) -> None:
+def test_status_counts_what_is_held(keeper: Person) -> None:
     """Quarantined is how many events are held now, however many facts there are about them."""
     from pipelines.operations import status
 
-    hop = person.hop
-    hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"text": "{"}]})
-    hop.silver()
-    hop.bronze.append({"orders": [document(1, 30, v=3), document(2, 31) | {"text": "{"}]})
-    silver.run(hop.spark, hop.settings)
+    hop = keeper.hop
     assert hop.spark.table(str(hop.layout.quarantine(bronze_rows.DB, "orders"))).count() == 3
     reading = status._StatusReader(hop.spark, hop.settings, hop.bronze.table, 0)
     assert [each.quarantined for each in reading.collections()] == [1]
