@@ -77,7 +77,7 @@ def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iter
         yield (f"first versions of {rows - filled:,} documents", rows - filled, "", contest.fill(rows, start=filled), "")
         filled = rows
         for count in (events, 5):
-            found = [contest.change(chosen("uniform", rows=rows, events=count)) for _ in range(3)]
+            found = [contest.change(chosen("uniform", rows=rows, events=count, turn=turn)) for turn in range(3)]
             ours, merged = sorted(found[1:])[0]
             yield (f"{count:,} updates over {rows:,} documents", count, merged, ours, merged / ours)
     contest.log.close()

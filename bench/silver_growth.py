@@ -65,7 +65,7 @@ def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iter
         for is_warm in (False, True):
             version += 1
             before = bronze.newest(spark, log.table).batch
-            update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
+            update(log, documents, chosen("uniform", rows=rows, events=events, turn=version), version=version)
             parsed = events_of(spark, log.table, (before, bronze.newest(spark, log.table).batch))
             reduced = f"{root}/reduced{version}"
             parsed.dropDuplicates(["key"]).drop("key", "sequence").write.format("delta").save(reduced)
@@ -117,7 +117,7 @@ def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iter
     plain = Plain(spark, root, settings, [COLLECTION])
     for version in (1, 2):
         before = bronze.newest(spark, log.table).batch
-        update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
+        update(log, documents, chosen("uniform", rows=rows, events=events, turn=version), version=version)
         ours, merged = _ours(spark, settings), plain.merged(before)
     yield (f"{events:,} updates of documents of {fields} fields", events, merged, ours, merged / ours)
     log.close()
