@@ -6,9 +6,9 @@
 Whatever order events come in, in however many runs and however often, the versions that come of them are the same: what is
 stored of a key is laid out again with what is new, and an event that is there already takes its own place.
 
-A partial update is folded onto the version before it. Where that is not known (no snapshot, no pre-image), the version
-holds what is known and is incomplete, until a whole document comes. What a snapshot read is a version, too, changed or not:
-an event from before it may still come.
+A partial update is folded onto the version before it. Where that is not known (no snapshot, no pre-image, or whole documents
+are not kept), the version holds what is known and is incomplete, until a whole document comes. What a snapshot read is a version,
+too, changed or not: an event from before it may still come.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def changed(stored: Sequence[DocumentVersion], events: Sequence[DocumentEvent], 
     """The versions that the events make, and the stored ones that end otherwise now, in order.
 
     `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
-    where it is not, updates that only say what changed are passed over.
+    where it is not, an update that only says what changed makes a version that holds that alone.
     """
     before = {version.sequence: version for version in stored}
     # Only what changed goes into the MERGE: a key with a long history does not write all of it again.
@@ -98,9 +98,7 @@ def _all(
     before: Mapping[str, DocumentVersion], events: Sequence[DocumentEvent], *, folds: bool
 ) -> Iterator[DocumentVersion]:
     """The key's versions, those `before` by their sequences among them, one at a time: each may hold a whole document."""
-    new = {
-        event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial
-    }
+    new = {event.sequence: event for event in sorted(events, key=lambda event: event.offset)}
     # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
     ends = {version.until: version.is_deleted for version in before.values() if version.until is not None}
     current: DocumentVersion | None = None
@@ -108,7 +106,7 @@ def _all(
     for sequence in sorted({*before, *new, *ends}):
         event, version = new.get(sequence), before.get(sequence)
         is_delete = event is not None and event.op is bronze.Op.DELETE
-        following = _made(event, current) if event is not None and not is_delete else None
+        following = _made(event, current if folds else None) if event is not None and not is_delete else None
         if event is None and version is not None:
             following = replace(version, until=None, is_deleted=False)
         is_marker = event is None and version is not None and version.until == sequence

@@ -309,7 +309,7 @@ def _silver(reader: SectionReader, found: object, source: Source) -> SilverSetti
     for path, each in [("silver.defaults", defaults), *((f"silver.collections.{name}", collections[name]) for name in own)]:
         if each.history and each.keep_document is False and folds_nothing:
             mode = source.capture_mode.value
-            reader.warnings.append(f"{path}.history: with keep.document: false it has no update of capture.mode: {mode}")
+            reader.warnings.append(f"{path}.history: without keep.document updates of capture.mode: {mode} are incomplete")
     return SilverSettings(defaults, collections)
 
 

@@ -188,8 +188,8 @@ class History:
     def _range(self, range_: reduce.BatchRange, reached: HistoryPosition) -> None:
         if self.local.is_applied(self, range_, reached):
             return
-        # Where updates are folded, what cannot be read leaves the versions from there on incomplete until it comes again.
-        found = quarantine_rules.readable(self._events(range_), with_holes=self.folds)
+        # What cannot be read leaves the versions from there on incomplete until it comes again, or a whole document.
+        found = quarantine_rules.readable(self._events(range_), with_holes=True)
         if reached.floor:
             # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")
@@ -243,8 +243,9 @@ class History:
     def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:
         """Each key's versions that are new, or that end otherwise."""
         is_whole = F.col("after").isNotNull().alias("is_whole")
-        whole = ("after", "before", "updateDescription")
-        given = [F.col(name) if self.folds else F.lit(None).cast(found.schema[name].dataType).alias(name) for name in whole]
+        # Of what is large only what a fold looks at.
+        needed = {"after": F.lit(self.folds), "before": reduce.is_partial(), "updateDescription": reduce.is_partial()}
+        given = [F.when(is_needed, F.col(name)).alias(name) for name, is_needed in needed.items()]
         events = found.select("key", "sequence", "offset", "op", is_whole, *given)
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
         known = stored.select(

@@ -37,8 +37,8 @@ class HistoryPosition:
     bronze: registry.BronzeCommit | None = None
 
     def start(self, silver: registry.SilverPosition, *, folds: bool) -> int:
-        """The batch behind which events are laid out: all of them once more where they have other numbers, or where updates were passed
-        over that are to be folded now."""
+        """The batch behind which events are laid out: all of them once more where they have other numbers, or where updates were left
+        incomplete that are to be folded now."""
         return 0 if silver.is_of_other(self.log) or (folds and self.folds is False) else self.to
 
     @property

@@ -145,7 +145,7 @@ def _live(kept: History) -> LiveFiles | None:
 def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
     """The events of the range that make versions; None where one of them, or all together, is for Spark."""
     added = [each.path[0] for each in kept.added() if each.path]
-    columns = ("updateDescription", *(("before",) if kept.folds else ()), *added)
+    columns = ("updateDescription", "before", *added)
     size_bytes = collection_events.MANY_BYTES if limit > survey.MAX_DRIVER_ROWS else batch_rows.MANY_BYTES
     # Other collections' events stand in the same files.
     most = max(survey.MAX_DRIVER_ROWS, 2 * limit)
@@ -155,11 +155,9 @@ def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, 
     if events is None or events.num_rows > limit:
         return None
     is_partial = collection_events.are_partial(events)
-    if not kept.folds:
-        events = events.filter(pc.invert(is_partial))  # which says too little for a version
-    elif not fold.are_readable(events["updateDescription"].combine_chunks().filter(is_partial.combine_chunks())):
+    if not fold.are_readable(events["updateDescription"].combine_chunks().filter(is_partial.combine_chunks())):
         return None
-    if not collection_events.are_whole(events, folds=kept.folds):
+    if not collection_events.are_whole(events, folds=True):
         return None
     if reached.floor:  # behind a drop the key is another document
         events = events.filter(pc.greater_equal(events["sequence"], reached.floor))
@@ -256,7 +254,7 @@ def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
 def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _VersionChanges:
     """Each key's versions that are new, or that end otherwise. Raises `NotReadable` where their documents are too large."""
     # What an update without its document changes is looked at, and nothing else of what is large.
-    given = events.select(["sequence", "offset", "op", *(("before", "updateDescription") if folds else ())])
+    given = events.select(["sequence", "offset", "op", "before", "updateDescription"])
     is_whole, is_partial = pc.is_valid(events["after"]).to_pylist(), collection_events.are_partial(events).to_pylist()
     texts = events["after"].to_pylist() if folds else [None] * events.num_rows
     by_key: dict[str, list[versions.DocumentEvent]] = defaultdict(list)
@@ -288,8 +286,7 @@ def _made(
     """The new versions with the table's columns, and what their documents do to the schema; None where some cannot be read."""
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), rows["after"].combine_chunks()
-    if kept.folds:
-        texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
+    texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
     found = _typed(kept, texts, rows["sequence"].combine_chunks(), reached)
     if found is None:
         return None

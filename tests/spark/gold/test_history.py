@@ -69,7 +69,7 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
 
 @pytest.mark.journey
 def test_what_came_while_nothing_was_folded_is_not_missing_later(spark: SparkSession, lakehouse: Path) -> None:
-    """`keep.document` switched off and on again: the updates in between were passed over, and whole documents not kept for the next ones."""
+    """`keep.document` switched off and on again: the updates in between are incomplete, and whole documents not kept for the next ones."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("c", 2, 10, "x")]})
     hop.run()
@@ -109,6 +109,23 @@ def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lak
     hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "update": {"v": "b"}}, after]})
     hop.run()
     assert shown(hop) == [("a", False), ("b", False), ("b", False)]
+
+
+@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+def test_an_update_whose_document_is_not_known_ends_what_was_there(spark: SparkSession, lakehouse: Path) -> None:
+    """A look-up that came too late, or found what cannot be read, where documents are not kept: no wrong version holds."""
+    hop = HistoryHop(spark, lakehouse, {"things": {}})
+    late = {"op": "u", "key": 1, "at": 20, "update": {"w": 5}}
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), late]})
+    hop.run()
+    assert [(row["v"], row["w"], row["__incomplete"]) for row in hop.versions("things")] == [
+        ("a", None, False),
+        (None, 5, True),
+    ]
+    hop.bronze.append({"things": [change("u", 1, 30, "b"), {"op": "u", "key": 1, "at": 40, "text": "{"}]})
+    hop.run()
+    assert shown(hop) == [("a", False), (None, True), ("b", False), (None, True)]
+    assert [hop.at("things", second) for second in (10, 30)] == [{1: "a"}, {1: "b"}]
 
 
 def shown(hop: HistoryHop) -> list[tuple[Any, ...]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
@@ -115,10 +116,15 @@ def test_an_end_that_comes_late_forgets_none_after_it() -> None:
     assert all(each.is_deleted for each in kept.versions.values())
 
 
-def test_without_documents_updates_of_unknown_ones_are_passed_over() -> None:
+@pytest.mark.parametrize("runs", [1, 4], ids=["at once", "one by one"])
+def test_without_documents_an_update_says_only_what_it_changed(runs: int) -> None:
+    """What was there before does not hold any more, and what came of it is known where a pre-image tells it."""
     kept = Kept()
-    kept.add(partial(2, w=1), whole(3, "a"), folds=False)
-    assert kept.spans() == [(3, None, {"v": "a"})]
+    events = [whole(1, "a"), partial(2, w=1), partial(3, x=2), partial(4, before={"v": "b"}, y=3), whole(5, "c")]
+    for number in range(runs):
+        kept.add(*(replace(each, document=None) for each in events[number::runs]), folds=False)
+    assert kept.spans() == [(1, 2, None), (2, 3, {"w": 1}), (3, 4, {"x": 2}), (4, 5, {"v": "b", "y": 3}), (5, None, None)]
+    assert [each.is_incomplete for _, each in sorted(kept.versions.items())] == [False, True, True, False, False]
 
 
 EVENTS = st.lists(
