@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -44,6 +45,12 @@ PROPERTIES = {
 
 TRIMMED = "medallion.trimmed"
 """The property of a bronze from which maintenance took old events: up to which time, in milliseconds since 1970."""
+
+TRIMMED_TO = "medallion.trimmed.to"
+"""And the last batch of which it took any. Of each collection the last one that all layers had applied stays."""
+
+EVENTS = "kind IN ('change', 'snapshot')"
+"""The rows that are about documents, as SQL over bronze."""
 
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
@@ -377,13 +384,16 @@ def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
     return found
 
 
-def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -> bool:
-    """Whether maintenance may have taken events that came after a batch."""
-    trimmed = delta.properties(spark, table).get(TRIMMED)
-    if trimmed is None:
-        return False
-    at = spark.sql(f"SELECT max(ts_ms) AS at FROM {table} WHERE batch <= {batch}").collect()[0].at
-    return bool((at or 0) < int(trimmed))
+def trimmed_to(spark: SparkSession, table: tables.TableRef) -> int:
+    """The last batch of which maintenance may have taken events; 0 where it never took any."""
+    said = delta.properties(spark, table)
+    return int(said.get(TRIMMED_TO) or sys.maxsize) if TRIMMED in said else 0
+
+
+def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "true") -> dict[tuple[str, str], int]:
+    """The first batch of each collection's events that are there. A table that has not applied it is older than what maintenance took."""
+    chosen = f"SELECT db, collection, min(batch) AS first FROM {table} WHERE {EVENTS} AND {where}"
+    return {(row.db, row.collection): row.first for row in spark.sql(f"{chosen} GROUP BY db, collection").collect()}
 
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:

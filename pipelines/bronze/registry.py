@@ -133,11 +133,12 @@ def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
 _READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]] = {}
 
 
-def noted_batch(spark: SparkSession, settings: Settings, namespace: Namespace) -> int:
-    """The batch up to which bronze was searched when the collection was found: its first events are not after that one."""
-    rows = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
-    own = (settings.name, *namespace)
-    return min((row["batch"] for row in rows if (row["pipeline"], row["db"], row["collection"]) == own), default=0)
+def searched(spark: SparkSession, settings: Settings, namespace: Namespace) -> tuple[int, int]:
+    """The batches up to which bronze was searched before the collection was found, and then: its first events lie between."""
+    noted = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
+    rows = [row for row in noted if row["pipeline"] == settings.name]
+    found = min((row["batch"] for row in rows if (row["db"], row["collection"]) == namespace), default=0)
+    return max((row["batch"] for row in rows if row["batch"] < found), default=0), found
 
 
 def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None) -> None:

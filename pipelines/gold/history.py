@@ -43,7 +43,7 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, registry, survey
-from pipelines.delta import query_execution, table_history, upsert
+from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.history_position import HistoryPosition
@@ -77,13 +77,14 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     table, bronze_table = layout.history(*namespace), layout.bronze(settings.name)
     if not at.to and not at.has_gap:
         return
-    is_behind = at.has_gap or (
-        table_history.standing(spark, table).is_restored and bronze_log.is_trimmed_behind(spark, bronze_table, at.to)
-    )
+    is_behind = at.has_gap
+    if not is_behind and at.to < bronze_log.trimmed_to(spark, bronze_table):
+        left = bronze_log.first_batches(spark, bronze_table, where=namespace.predicate)
+        is_behind = left.get(namespace, 0) > at.to
     if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
         raise errors.DecisionNeeded(
             f"{table.label}: old events that come after its last version were taken from bronze, while no history was kept or before "
-            f"it was restored or repaired. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
+            f"it was restored, repaired or brought back. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
         )
 
 

@@ -359,13 +359,14 @@ class _MaintenanceRun:
                 chosen for each, chosen in own.items() if self._is_gap_noted(each, f"{chosen} AND ts_ms < {before}", words)
             ]
             events = _old_events(gone, before)
-            has_events = _has_rows(self.spark, table, events)
+            last = self._last_batch(events)
             # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
             # were added to the setting: what an earlier run took is gone all the same.
-            trimmed = max(before, int(delta.properties(self.spark, table).get(bronze_log.TRIMMED) or 0))
-            said = f"{names.literal(bronze_log.TRIMMED)} = '{trimmed}', " if has_events else ""
-            writer.alter(f"SET TBLPROPERTIES ({said}'delta.appendOnly' = 'false')")
-            count = maintenance.delete_claimed(writer, events) if has_events else 0
+            known = delta.properties(self.spark, table)
+            taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
+            said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
+            writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
+            count = maintenance.delete_claimed(writer, events) if taken else 0
             others = maintenance.delete_claimed(writer, idle) if has_idle else 0
             writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         except errors.CommitConflict as error:
@@ -375,11 +376,12 @@ class _MaintenanceRun:
             writer.release()
         _note_removed(words, count, f"events older than {days} days")
         _note_removed(words, others, f"rows of no document older than {days} days")
-        if has_events:
+        if count:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
     def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
-        """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
+        """Which events of one collection may go, as SQL: not the last batch that all layers have applied, by
+        which a table is known that has not."""
         silver = self.layout.silver(*namespace)
         # An incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has.
         waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
@@ -389,9 +391,12 @@ class _MaintenanceRun:
         if waiting:
             words.left.append(f"{namespace}: its events stay, {waiting} rows or events wait for others")
             return None
-        last = self.spark.sql(f"SELECT max(batch) AS last FROM {self.bronze} WHERE {namespace.predicate}").collect()[0].last
-        upto = min(self._applied(namespace), (last or 1) - 1)
-        return f"({namespace.predicate} AND batch <= {upto})"
+        own = f"{namespace.predicate} AND batch <= {self._applied(namespace)}"
+        return f"({own} AND batch < {self._last_batch(f'{bronze_log.EVENTS} AND {own}') or 0})"
+
+    def _last_batch(self, where: str) -> int | None:
+        found: int | None = self.spark.sql(f"SELECT max(batch) AS last FROM {self.bronze} WHERE {where}").collect()[0].last
+        return found
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
@@ -399,7 +404,7 @@ class _MaintenanceRun:
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
         at = history_position.position(self.spark, table)
-        lost = f"{chosen} AND batch > {at.to} AND kind IN ('change', 'snapshot')"
+        lost = f"{chosen} AND batch > {at.to} AND {bronze_log.EVENTS}"
         if not at.to or at.has_gap or not _has_rows(self.spark, self.bronze, lost):
             return True
         try:
@@ -417,7 +422,7 @@ class _MaintenanceRun:
 
 def _old_events(chosen: Iterable[str], before: int) -> str:
     """The events from before a time among what is chosen of each collection, as SQL over bronze."""
-    return f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
+    return f"{bronze_log.EVENTS} AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
 
 
 def _has_rows(spark: SparkSession, table: TableRef, where: str) -> bool:

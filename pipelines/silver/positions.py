@@ -6,6 +6,7 @@ is killed at any moment leaves nothing behind that the next one would miss.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -51,8 +52,11 @@ class Positions:
     """What the history of this bronze is called."""
     bronze: registry.BronzeCommit | None = None
     """The newest commit of this bronze at the last look at it."""
-    is_trimmed: bool = False
-    """Whether maintenance took old events from bronze."""
+    trimmed_to: int = 0
+    """The last batch of which maintenance took events from bronze."""
+    _first_batches: dict[tuple[str, str], int] | None = None
+    """What it left of each collection, where that was asked for."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -63,7 +67,7 @@ class Positions:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             noted = registry.read(self.spark, self.settings, log=self.log)
             self._refuse(noted)
-            self.is_trimmed = self._is_trimmed()
+            self._look_at_trims()
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # The notes are about another bronze's batches, and their numbers mean nothing here: all of this one is searched.
@@ -79,7 +83,7 @@ class Positions:
         """Read one collection's position and schema anew, after its error; whether they could be read."""
         try:
             self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
-            self.is_trimmed = self._is_trimmed()  # by now: a service lives for longer than maintenance waits
+            self._look_at_trims()  # by now: a service lives for longer than maintenance waits
             position = self._position(namespace)
             # Another run may have rebuilt the table meanwhile: its schema is that of the generation that the table has now.
             found = _schemas_of(self.spark, self.layout, {namespace: position})
@@ -168,12 +172,11 @@ class Positions:
                 self.spark, self.table(namespace), self._bronze, newest=self.bronze, take_over=self.take_over
             )
             position = registry.silver_position(self.spark, self.table(namespace))
-        if self.is_trimmed and self._went_back(namespace, position):
-            if not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
-                raise errors.DecisionNeeded(
-                    f"{namespace}: silver was restored, repaired or removed, and old events that it would apply again were taken from "
-                    f"bronze. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
-                )
+        if self._went_back(namespace, position) and not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
+            raise errors.DecisionNeeded(
+                f"{namespace}: silver was restored, repaired or removed, or is an older copy, and old events that it would apply again "
+                f"were taken from bronze. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
+            )
         return position
 
     def look(self, newest: bronze_log.BronzeHead) -> None:
@@ -187,21 +190,22 @@ class Positions:
 
     def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
         """Whether a table stands before events that maintenance took from bronze, because all layers had applied them."""
-        if position.to:
-            was_restored = table_history.standing(self.spark, self.table(namespace)).is_restored
-            is_back = was_restored or self._is_behind_gold(namespace, position)
-            return is_back and bronze_log.is_trimmed_behind(self.spark, self._bronze, position.to)
-        first = (
-            self.spark.sql(f"SELECT min(batch) AS batch FROM {self._bronze} WHERE {namespace.predicate}").collect()[0].batch
+        # Where it has no position the collection may be new: its events come after those that were searched before it was found.
+        is_new = not position.to
+        after, found = registry.searched(self.spark, self.settings, namespace) if is_new else (position.to, position.to)
+        if after >= self.trimmed_to:
+            return False
+        with self._lock:  # once for all of them: it is a look at all of bronze
+            if self._first_batches is None:
+                self._first_batches = bronze_log.first_batches(self.spark, self._bronze)
+        first = self._first_batches.get(namespace, 0)
+        # What is left of one that was removed may lie in what was searched then: gold tells that it was there.
+        return first > found or (
+            is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).said.get("to"))
         )
-        return first is not None and first > registry.noted_batch(self.spark, self.settings, namespace)
 
-    def _is_behind_gold(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
-        """Whether gold was made from more than the table holds: an older copy of its files was brought back."""
-        return (table_history.standing(self.spark, self.layout.gold(*namespace)).said.get("to") or 0) > position.to
-
-    def _is_trimmed(self) -> bool:
-        return bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)
+    def _look_at_trims(self) -> None:
+        self.trimmed_to, self._first_batches = bronze_log.trimmed_to(self.spark, self._bronze), None
 
     @property
     def _bronze(self) -> tables.TableRef:

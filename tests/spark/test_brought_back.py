@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc_core import errors
 from pipelines.bronze import log as bronze
-from pipelines.spark import jvm
+from pipelines.operations import maintain
+from pipelines.spark import jvm, parallel
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, pipeline
 
@@ -59,3 +62,50 @@ def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Pa
     assert keys(hop, "a") == [[1, 2, 3, 4, 6]] * 3
     assert keys(hop, "b") == [[1, 4]] * 3
     assert keys(hop, "new") == [[1]] * 3
+
+
+def trimmed(hop: Hop) -> None:
+    """Maintenance, of events that are old from their beginning."""
+    kept = dataclasses.replace(hop.settings.maintenance, bronze_retention_days=1)
+    maintain.run(hop.spark, dataclasses.replace(hop.settings, maintenance=kept), failures=parallel.Failures())
+
+
+@pytest.mark.journey
+@pytest.mark.parametrize("layers", [("gold",), ("silver", "gold", "ops")], ids=" ".join)
+def test_what_was_trimmed_since_is_asked_for(
+    spark: SparkSession, lakehouse: Path, tmp_path: Path, layers: tuple[str, ...]
+) -> None:
+    """A copy from before that would lack what every layer had applied by then; one that has applied it goes on, however long it was idle."""
+    hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
+    hop.bronze.append({name: [document(1, 11, "c")] for name in "ab"})
+    hop.bronze.append({"b": [document(2, 11, "c")]})
+    hop.run()
+    shutil.copytree(lakehouse, copy)
+    for key in (2, 3):
+        hop.bronze.append({"a": [document(key, 10 + key, "c")]})
+        hop.run()
+    trimmed(hop)
+    assert {row.batch for row in spark.table(str(hop.bronze.table)).select("batch").collect()} == {2, 4}
+    bring_back(hop, copy, layers)
+    hop.bronze.append({name: [document(4, 14, "c")] for name in "ab"})
+    with pytest.raises(errors.DecisionNeeded, match="cases.a.*execute-snapshot"):
+        hop.silver()
+        hop.gold()
+    if "silver" in layers:
+        hop.gold()
+    assert keys(hop, "b") == [[1, 2, 4]] * 3
+
+
+@pytest.mark.journey
+def test_what_is_left_of_a_removed_table_is_not_taken_for_all(spark: SparkSession, lakehouse: Path) -> None:
+    """Also where bronze was searched far behind the collection's first events when it was found, as after each first snapshot."""
+    hop = Hop(spark, pipeline(lakehouse), log="one")
+    for key in (1, 2, 3):
+        hop.bronze.append({name: [document(key, 10 + key, "c")] for name in "ab"})
+    hop.run()
+    trimmed(hop)
+    shutil.rmtree(hop.silver_table("a").path or "")
+    hop.bronze.append({name: [document(4, 14, "c")] for name in ("a", "b", "new")})
+    with pytest.raises(errors.DecisionNeeded, match="cases.a.*execute-snapshot"):
+        hop.silver()
+    assert [len(hop.rows(name)) for name in ("b", "new")] == [4, 1]

@@ -18,7 +18,6 @@ from pipelines.delta import live_files, local_log
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
 from pipelines.silver import set_back
-from pipelines.silver.positions import Positions
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
@@ -147,17 +146,39 @@ def test_where_the_tables_history_does_not_reach_back_all_is_applied(hop: Hop) -
     assert position(hop).to == 0
 
 
-def test_a_copy_of_silver_asks_for_what_was_trimmed_since(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bronze lacks events that only gold has applied by then: documents would stand as they were in the copy, without a word."""
-    hop.gold()
-    monkeypatch.setattr(Positions, "_is_trimmed", lambda _: True)
-    monkeypatch.setattr(bronze_log, "is_trimmed_behind", lambda _, __, batch: batch < 3)
+@pytest.mark.parametrize(("taken", "left", "is_lost"), [(4, 5, True), (4, 2, False), (2, 5, False)])
+def test_a_copy_of_silver_asks_for_what_was_trimmed_since(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
+) -> None:
+    """Bronze lacks events that it has not applied: documents would stand as they were in the copy, without a word, whatever gold has."""
+    monkeypatch.setattr(bronze_log, "trimmed_to", lambda *_: taken)
+    monkeypatch.setattr(bronze_log, "first_batches", lambda *_: {(bronze_rows.DB, "t"): left})
     monkeypatch.setattr(bronze_log, "is_whole", lambda *_: False)
     append(hop, 5)
     bring_back(hop, "silver", "ops", batch=5)
-    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+    if is_lost:
+        with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+            append(hop, 6)
+    else:
         append(hop, 6)
-    assert position(hop).to == 2
+    assert position(hop).to == (2 if is_lost else 6)
+
+
+@pytest.mark.parametrize(("taken", "left", "is_lost"), [(2, 2, True), (2, 3, True), (1, 2, False)])
+def test_a_removed_table_asks_for_what_was_trimmed(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
+) -> None:
+    """What is left may begin with the very batch up to which bronze was searched when the collection was found, here 2."""
+    hop.gold()
+    assert registry.searched(SPARK, hop.settings, registry.Namespace(bronze_rows.DB, "t")) == (0, 2)
+    monkeypatch.setattr(registry, "searched", lambda *_: (1, 2))
+    monkeypatch.setattr(bronze_log, "trimmed_to", lambda *_: taken)
+    monkeypatch.setattr(bronze_log, "first_batches", lambda *_: {(bronze_rows.DB, "t"): left})
+    monkeypatch.setattr(bronze_log, "is_whole", lambda *_: False)
+    shutil.rmtree(hop.silver_table.path or "")
+    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot") if is_lost else contextlib.nullcontext():
+        append(hop, 5)
+    assert position(hop).to == (0 if is_lost else 5)
 
 
 @pytest.mark.parametrize("layers", [("bronze", "silver"), ("bronze",)])
