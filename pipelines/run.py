@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
+    from pipelines.bronze import log as bronze_log
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class _Run:
     still: standstill.Standstill = field(default_factory=standstill.Standstill)
     has_read_snapshots: threading.Event = field(default_factory=threading.Event)
     asked: threading.Event = field(default_factory=threading.Event)
+    bronze: bronze_log.BronzeLog | None = None
     batches: int = 0
 
     def layers(self) -> Mapping[str, Layer]:
@@ -156,7 +158,11 @@ class _Run:
             sessions=self.sessions,
             page=pages.text,
             asked=self.asked,
+            opened=self._take_bronze,
         )
+
+    def _take_bronze(self, opened: bronze_log.BronzeLog) -> None:
+        self.bronze = opened
 
     def _silver(self, stop: threading.Event) -> silver.SilverResult:
         end = time.monotonic() + (0 if self.once else SNAPSHOT_SECONDS)
@@ -187,8 +193,9 @@ class _Run:
     def _maintain(self, stop: threading.Event) -> object:
         def act() -> None:
             failures = parallel.Failures()
-            found = maintain.run(self.sessions(), self.settings, beside_writers=True, stop=stop, failures=failures)
-            # Nobody sees the table that the command shows: bronze is held here, so that nothing ever goes from it.
+            session, bronze = self.sessions(), self.bronze
+            found = maintain.run(session, self.settings, beside_writers=True, capture=bronze, stop=stop, failures=failures)
+            # Nobody sees the table that the command shows.
             for each in found.tables:
                 for line in each.left:
                     log.info("%s: %s", each.table, line)

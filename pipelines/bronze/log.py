@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +189,14 @@ class BronzeLog:
     def _numbers(self, batch: int) -> dict[str, object]:
         """What every commit says of the batches."""
         return {"batch": batch, "log": self.log}
+
+    @contextlib.contextmanager
+    def between_commits(self) -> Iterator[Writer]:
+        """The claim, while nothing else is committed by it: for what is done to the table beside this capture."""
+        with self._lock:
+            if self._is_closed:
+                raise errors.Temporary(f"{self.table.label}: its capture has ended meanwhile; try again")
+            yield self.writer
 
     def compact(self, sessions: Callable[[], SparkSession]) -> None:
         """Cluster the new files by `batch` where they are many, in the background and in a session of its own; commits go on meanwhile."""

@@ -57,6 +57,7 @@ class CaptureService:
     sessions: Callable[[], SparkSession] | None
     metrics: metrics.Metrics
     asked: threading.Event
+    opened: Callable[[bronze_log.BronzeLog], None] | None = None
 
     def session(self) -> SparkSession:
         """A session for a thread of its own, where the service can make one."""
@@ -180,6 +181,8 @@ class Capture:
         if log.position != existing.position:  # another capture has committed in between
             opened.stream.close()
             opened = opener.open_or_restart(log.position)
+        if service.opened is not None:
+            service.opened(log)
         start = CaptureStart(service.spark, self._deployment, log, fingerprint, self._custom, existing.is_other_stream)
         plan = start.begin(opened)
         self._stream = opened.stream

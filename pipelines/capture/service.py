@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
+    from pipelines.bronze import log as bronze_log
 
 
 def run(
@@ -49,6 +50,7 @@ def run(
     sessions: Callable[[], SparkSession] | None = None,
     page: Callable[[SparkSession, Settings], str] | None = None,
     asked: threading.Event | None = None,
+    opened: Callable[[bronze_log.BronzeLog], None] | None = None,
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
@@ -59,11 +61,11 @@ def run(
     it had read in order up to the error.
 
     `page` makes what `metrics.port` shows at `/`: it is of all layers, of which the capture knows none. Where `asked` is set,
-    bronze soon says how far it is complete, also where no event comes.
+    bronze soon says how far it is complete, also where no event comes. `opened` hears of bronze each time that it is claimed.
     """
     stop = stop or threading.Event()
     counted = metrics.Metrics(settings.name)
-    service = CaptureService(spark, settings, stop, progress, sessions, counted, asked or threading.Event())
+    service = CaptureService(spark, settings, stop, progress, sessions, counted, asked or threading.Event(), opened)
 
     def shown() -> str:
         assert page is not None

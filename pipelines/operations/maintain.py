@@ -9,7 +9,7 @@ For each table, bronze first:
 
 A table whose writer is alive is left as it is but for what is safe beside it: VACUUM and the checkpoint, which commit nothing.
 With `beside_writers` it is compacted too: a commit without metadata, after which the writer's position still is the last one.
-Bronze alone is claimed, as by any writer, where events of it go.
+Bronze alone is claimed, as by any writer, where events of it go; beside a capture of this process they go between its commits.
 
 Exactly once: nothing here moves a position, and what is taken away was applied everywhere before. Killed at any moment, run
 it again.
@@ -17,12 +17,13 @@ it again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from cdc_core.tables.layout import TableRef
 
 DAY_MS = 86_400_000
+
+_ClaimedWriter = Callable[[], contextlib.AbstractContextManager[Writer]]
+"""A table's writer for one thing that is done to it, while nothing else is."""
 
 OPS = {
     "notifications": "timestamp",
@@ -114,17 +118,18 @@ def run(
     *,
     collection: str | None = None,
     beside_writers: bool = False,
+    capture: bronze_log.BronzeLog | None = None,
     stop: threading.Event | None = None,
     failures: parallel.Failures,
 ) -> MaintenanceResult:
-    """Maintain the tables of a pipeline, or those of one collection.
+    """Maintain the tables of a pipeline, or those of one collection; `capture` holds bronze in this process.
 
     A table that is damaged, or somebody else's, is noted in `failures` and keeps no other from its maintenance: what was done to those
     is told here alone. Raises `SettingsError` for a collection that silver does not know.
     """
     began = time.monotonic()
     ended = stop or threading.Event()
-    maintaining = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms())
+    maintaining = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms(), capture)
 
     def one(_: SparkSession, table: _Table) -> TableResult:
         return maintaining.maintained(table)
@@ -178,6 +183,7 @@ class _MaintenanceRun:
     settings: Settings
     beside_writers: bool
     now_ms: int
+    capture: bronze_log.BronzeLog | None = None
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -246,19 +252,16 @@ class _MaintenanceRun:
 
     def _is_due(self, table: _Table) -> bool:
         """Whether there is anything to compact: several files, or rows that are hidden in one."""
-        return delta.size(self.spark, table.ref).files > 1 or self._has_vectors(table)
+        return delta.size(self.spark, table.ref).files > 1 or _has_vectors(self.spark, table.ref)
 
     def _compacted(self, table: _Table, words: _ResultLines) -> None:
         if maintenance.is_clean(table.ref) or not self._is_due(table):
             return
         try:
-            if not maintenance.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table)):
+            if not maintenance.optimize(self.spark, table.ref, metadata=None, purges=_has_vectors(self.spark, table.ref)):
                 words.left.append("rows that are marked as deleted stay in its files: this Delta's REORG fails on a cluster")
         except errors.CommitConflict:
             words.left.append("not compacted: a commit of its writer came first")
-
-    def _has_vectors(self, table: _Table) -> bool:
-        return delta.properties(self.spark, table.ref).get("delta.enableDeletionVectors") == "true"
 
     def _facts(self, table: _Table, words: _ResultLines) -> None:
         """A table to which anybody appends."""
@@ -334,10 +337,11 @@ class _MaintenanceRun:
         if days is None:
             return
         before, stays = self._before(days), f"events older than {days} days stay: its writer is alive"
-        if owners.is_held(self.spark, table):  # as in a pipeline that runs: each collection would be looked at for nothing
+        # Each collection would be looked at for nothing.
+        if self.capture is None and owners.is_held(self.spark, table):
             words.left += [stays] * _has_rows(self.spark, table, f"ts_ms < {before}")
             return
-        newest = self.spark.sql(f"SELECT max(batch) AS newest FROM {table}").collect()[0].newest or 0
+        newest = _of_all(self.spark, table, "max(batch)", "true") or 0
         # Nobody asks for them again. The first batch and the last one stay: the one says that bronze has its beginning, the other
         # has the position.
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
@@ -349,31 +353,42 @@ class _MaintenanceRun:
         if not (has_idle or _has_rows(self.spark, table, _old_events(own.values(), before))):
             return
         try:
-            writer = Writer.claim(self.spark, table, kept=("batch", "log"), errand="medallion maintain")
+            with _claimed(self.spark, table, self.capture) as claimed:
+                self._take(table, own, idle if has_idle else "false", before, claimed, words)
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(stays)
-            return
-        try:
-            # Under the claim: where the capture is alive nothing goes, and no history has a gap.
-            gone = [
-                chosen for each, chosen in own.items() if self._is_gap_noted(each, f"{chosen} AND ts_ms < {before}", words)
-            ]
-            events = _old_events(gone, before)
-            last = self._last_batch(events)
-            # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
-            # were added to the setting: what an earlier run took is gone all the same.
-            known = delta.properties(self.spark, table)
-            taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
-            said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
-            writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
-            count = maintenance.delete_claimed(writer, events) if taken else 0
-            others = maintenance.delete_claimed(writer, idle) if has_idle else 0
-            writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         except errors.CommitConflict as error:
             words.left.append(f"events older than {days} days stay: {error}")
-            return
-        finally:
-            writer.release()
+
+    def _take(
+        self,
+        table: TableRef,
+        own: Mapping[registry.Namespace, str],
+        idle: str,
+        before: int,
+        claimed: _ClaimedWriter,
+        words: _ResultLines,
+    ) -> None:
+        """Take what may go of each collection, and idle rows, as bronze's writer."""
+        # Under the claim: where another process' capture is alive nothing goes, and no history has a gap.
+        gone = [chosen for each, chosen in own.items() if self._is_gap_noted(each, f"{chosen} AND ts_ms < {before}", words)]
+        events = _old_events(gone, before)
+        last = _of_all(self.spark, table, "max(batch)", events)
+        # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
+        # were added to the setting: what an earlier run took is gone all the same.
+        known = delta.properties(self.spark, table)
+        taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
+        said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
+        with claimed() as writer:
+            writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
+        count = 0
+        for portion in _portions(self.spark, table, events):
+            with claimed() as writer:
+                count += maintenance.delete_claimed(writer, portion)
+        with claimed() as writer:
+            others = maintenance.delete_claimed(writer, idle)
+            writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+        days = self.settings.maintenance.bronze_retention_days
         _note_removed(words, count, f"events older than {days} days")
         _note_removed(words, others, f"rows of no document older than {days} days")
         if count:
@@ -392,11 +407,8 @@ class _MaintenanceRun:
             words.left.append(f"{namespace}: its events stay, {waiting} rows or events wait for others")
             return None
         own = f"{namespace.predicate} AND batch <= {self._applied(namespace)}"
-        return f"({own} AND batch < {self._last_batch(f'{bronze_log.EVENTS} AND {own}') or 0})"
-
-    def _last_batch(self, where: str) -> int | None:
-        found: int | None = self.spark.sql(f"SELECT max(batch) AS last FROM {self.bronze} WHERE {where}").collect()[0].last
-        return found
+        last = _of_all(self.spark, self.bronze, "max(batch)", f"{bronze_log.EVENTS} AND {own}")
+        return f"({own} AND batch < {last or 0})"
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
@@ -420,9 +432,37 @@ class _MaintenanceRun:
         return True
 
 
+@contextlib.contextmanager
+def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog | None) -> Iterator[_ClaimedWriter]:
+    """Bronze's writer for each thing that is done to it: one of its own, or the capture's, which goes on in between."""
+    if capture is not None:
+        yield capture.between_commits
+        return
+    writer = Writer.claim(spark, table, kept=("batch", "log"), errand="medallion maintain")
+    try:
+        yield lambda: contextlib.nullcontext(writer)
+    finally:
+        writer.release()
+
+
+def _portions(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
+    """What is left of bronze's events, a day's at a time: a capture waits for each, and files are skipped by their batches."""
+    while (first := _of_all(spark, table, "min(ts_ms)", events)) is not None:
+        yield f"{events} AND batch <= {_of_all(spark, table, 'max(batch)', f'{events} AND ts_ms < {first + DAY_MS}')}"
+
+
+def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> int | None:
+    found: int | None = spark.sql(f"SELECT {what} AS found FROM {table} WHERE {where}").collect()[0].found
+    return found
+
+
 def _old_events(chosen: Iterable[str], before: int) -> str:
     """The events from before a time among what is chosen of each collection, as SQL over bronze."""
     return f"{bronze_log.EVENTS} AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
+
+
+def _has_vectors(spark: SparkSession, table: TableRef) -> bool:
+    return delta.properties(spark, table).get("delta.enableDeletionVectors") == "true"
 
 
 def _has_rows(spark: SparkSession, table: TableRef, where: str) -> bool:

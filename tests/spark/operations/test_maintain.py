@@ -184,6 +184,32 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
     assert [row["_id"] for row in versions.where("`__until` IS NULL").collect()] == [2]
 
 
+def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSession, tmp_path: Path) -> None:
+    """`medallion run` always holds bronze: what is too old goes under the capture's own claim, a day's at a time."""
+    chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
+    table = delta.layout(chosen.lakehouse).bronze("shop")
+    log = bronze_rows.Log(spark, table)
+    for number in range(4):
+        log.append({"things": [{"op": "c", "key": number, "at": 10 + number, "after": {"_id": number}}]})
+    applied(spark, chosen)
+    spark.sql(f"UPDATE {table} SET ts_ms = batch * {maintain.DAY_MS}")
+    capture = bronze.BronzeLog.open(spark, table)
+    done = maintain.run(spark, chosen, beside_writers=True, capture=capture, failures=parallel.Failures())
+    assert "3 events older than 1 days removed" in done.tables[0].done
+    position = capture.heartbeat({}, token="token-5", ts_ms=1)
+    assert position == bronze.BronzePosition("token-5", 5, 5)
+    assert [row.batch for row in spark.table(str(table)).orderBy("batch").collect()] == [4, 5]
+    said = delta.properties(spark, table)
+    assert (said["delta.appendOnly"], said[bronze.TRIMMED_TO]) == ("true", "3")
+    capture.close()
+    failures = parallel.Failures()
+    log.batch, log.offset = 5, 5
+    log.append({"things": [{"op": "c", "key": 9, "at": 20, "after": {"_id": 9}}]})
+    applied(spark, chosen)
+    maintain.run(spark, chosen, beside_writers=True, capture=capture, failures=failures)
+    assert isinstance(failures.found[table.label], errors.Temporary)
+
+
 def test_a_capture_that_comes_during_a_compaction_is_not_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,16 +55,23 @@ def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> No
 
 
 def test_what_stays_is_told_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A pipeline holds bronze, so that nothing goes from it however old it is; who reads only the log has to know."""
+    """As where rows wait for events in bronze; who reads only the log has to know."""
     settings = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "00:00-23:59", "bronze.retention.days": 30}})
     size, stop = delta.TableSize(1, 10), threading.Event()
     left = maintain.TableResult("bronze/shop", maintain.TableKind.BRONZE, size, size, left=("events stay",))
 
-    def run(*_: object, **__: object) -> maintain.MaintenanceResult:
+    claims = []
+
+    def run(*_: object, capture: object, **__: object) -> maintain.MaintenanceResult:
         stop.set()
+        claims.append(capture)
         return maintain.MaintenanceResult("shop", (left,), 0.0)
 
     monkeypatch.setattr(maintain, "run", run)
+    monkeypatch.setattr(pipeline.capture, "run", lambda *_, opened, **__: opened("bronze"))
     with caplog.at_level(logging.INFO, logger=pipeline.log.name):
-        pipeline._Run(settings, lambda: None, False, False, stop, None)._maintain(stop)  # type: ignore[arg-type, return-value]
+        layers = pipeline._Run(settings, lambda: None, False, False, stop, None)  # type: ignore[arg-type, return-value]
+        layers._capture(stop)
+        layers._maintain(stop)
     assert [each.message for each in caplog.records] == ["bronze/shop: events stay"]
+    assert claims == ["bronze"], "what goes from bronze goes under the claim of the capture that holds it"
