@@ -43,6 +43,9 @@ IDLE_BATCHES = 10_000
 GENERATION = "medallion.generation"
 """The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
 
+FORGOTTEN_TO = "medallion.forgotten.to"
+"""The property of a table of remembered deletes from which maintenance took old ones: the last batch of those."""
+
 
 class Namespace(NamedTuple):
     """One captured collection."""

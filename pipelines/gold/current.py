@@ -84,6 +84,11 @@ class GoldWork:
         return self.gold.to is None or self.gold.to > self.silver.to or is_other
 
 
+def forgotten_to(spark: SparkSession, deletes: tables.TableRef) -> int:
+    """The last batch of which a table of deletes has forgotten any; a gold table that has not applied it is older than that."""
+    return int((delta.found(spark, deletes) or {}).get(registry.FORGOTTEN_TO) or 0)
+
+
 def at_silver(
     spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = no_audit
 ) -> GoldTable:

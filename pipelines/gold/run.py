@@ -232,6 +232,8 @@ class _GoldRun:
     """Of commits of bronze that tables name whether its log has them no more: an older copy was brought back."""
     published_tables: set[tables.TableRef] = field(default_factory=set)
     """The tables that this run has published: they are made of the bronze that there is."""
+    forgotten: dict[tables.TableRef, int] = field(default_factory=dict)
+    """`current.forgotten_to` of the tables of deletes, as this run found them: copies are brought back while nothing runs."""
     look_seconds: float = 0.0
     """What the last look took, before anything was published."""
 
@@ -276,10 +278,7 @@ class _GoldRun:
             self.switched.add(namespace)
 
     def _switched(self, namespace: registry.Namespace, wanted: bool) -> None:
-        for table in (
-            self.layout.gold(*namespace),
-            self.layout.history(*namespace),
-        ):
+        for table in (self.layout.gold(*namespace), self.layout.history(*namespace)):
             if table in self.claims or not delta.exists(self.spark, table):
                 continue
             if not maintenance.are_vectors_switched(self.spark, table, wanted):
@@ -392,7 +391,11 @@ class _GoldRun:
         at = table_history.standing(self.spark, table)
         history_position.spare(table, at.said, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
-        metadata = {} if at.is_restored else at.said
+        deletes = self.layout.deletes(*namespace)
+        if deletes not in self.forgotten:
+            self.forgotten[deletes] = current.forgotten_to(self.spark, deletes)
+        is_older = at.is_restored or (at.said.get("to") or 0) < self.forgotten[deletes]
+        metadata = {} if is_older else at.said
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
         return current.GoldPosition(

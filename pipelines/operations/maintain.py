@@ -314,6 +314,11 @@ class _MaintenanceRun:
         # By the sequence, the time of the delete in the source: a delete of long ago may have been read just now.
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
         where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
+        last = _of_all(self.spark, table.ref, "max(`__batch`)", where)
+        if last is not None:  # said before they go: a gold table that has not applied them has to be written anew
+            known = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
+            said = f"'{registry.FORGOTTEN_TO}' = '{max(last, known)}'"
+            self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({said})").collect()
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:

@@ -71,6 +71,16 @@ def test_models_are_made_anew_where_their_inputs_began_anew(tmp_path: Path, name
     assert found[0] == found[1] != found[2]
 
 
+def test_an_older_copy_of_gold_is_written_anew_where_deletes_are_forgotten(hop: Hop) -> None:
+    """It holds documents of which nothing says any more that they are gone; one that had applied the deletes has none of them."""
+    deletes = hop.layout.deletes(*T)
+    for forgotten, is_behind in ((2, False), (3, True)):
+        shutil.rmtree(deletes.path or "", ignore_errors=True)
+        without_spark.create(SPARK, deletes, columns="`__key` STRING", properties={registry.FORGOTTEN_TO: str(forgotten)})
+        work = due(hop)
+        assert (work is not None and work.is_rewrite) is is_behind
+
+
 def test_a_restored_gold_table_is_written_anew_once(hop: Hop) -> None:
     """Deletes that it had applied may be forgotten since; whoever claims it and is killed changes nothing of that."""
     assert due(hop) is None
