@@ -69,7 +69,7 @@ class ParquetFile:
                 write_batch_size=_rows_at_a_time(first),
             ) as writer:
                 for part in itertools.chain([first], coming):
-                    writer.write_table(part)
+                    writer.write_table(part, row_group_size=_group_rows(part))
                     found.add(part)
             size = draft.stat().st_size
             with table_errors.translating(table):
@@ -98,6 +98,15 @@ def _dictionaries(rows: pa.Table) -> bool | list[str]:
     """Which columns get a dictionary."""
     repeated = [name for name in rows.column_names if name in _REPEATED]
     return rows.num_rows >= _MANY_ROWS or repeated if len(repeated) < len(_REPEATED) else repeated
+
+
+_GROUP_BYTES = 32 * 2**20
+"""A row group, in memory: of a few rows whole groups are read."""
+
+
+def _group_rows(rows: pa.Table) -> int:
+    """So many of the rows are a row group."""
+    return max(1, rows.num_rows * _GROUP_BYTES // max(_GROUP_BYTES, rows.nbytes))
 
 
 _PAGE_BYTES = 2**20

@@ -304,14 +304,15 @@ def rows_at(
     """Columns of the rows at these places (`LiveFiles.places`) but the deleted ones, as the table's schema types them.
 
     Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their row groups of more than `read_bytes`, of
-    a table in a store of `FETCH_BYTES`; and `OSError`.
+    a table in a store of
+    `stored_ranges.READ_BYTES`; and `OSError`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
     held = present(live, places)
     found = stored_ranges.sources(live.folder, [file for file, _ in held])
     sizes = (local_log.columns_bytes(each, set(columns), rows=rows) for each, (_, rows) in zip(found, held, strict=True))
     is_stored = stored_files.copied(live.folder) is not None
-    if sum(sizes) > (min(read_bytes, stored_files.FETCH_BYTES) if is_stored else read_bytes):
+    if sum(sizes) > (min(read_bytes, stored_ranges.READ_BYTES) if is_stored else read_bytes):
         raise table_schema.NotReadable
 
     def read(path: stored_ranges.Source, numbers: Sequence[int]) -> list[pa.Table]:

@@ -21,6 +21,9 @@ SMALL_BYTES = 4 * 2**20
 FEW_BYTES = 16 * 2**20
 """And so are all files of so many bytes together."""
 
+READ_BYTES = 512 * 2**20
+"""Rows are read from row groups of so many bytes, in memory, which take some seconds to come; executors share more."""
+
 TAIL_BYTES = 64 * 2**10
 """What Arrow reads first: the end of a file, with its footer."""
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pipelines.delta.key_search import Places
     from pipelines.delta.live_files import LiveFiles
 
-READ_BYTES = 512 * 2**20
-"""Versions that end are looked for, and copied, from files with so many bytes, a quarter of a second's work, for a few of them."""
+READ_BYTES = 4 * 2**30
+"""Versions that end are looked for, and copied, from files with so many bytes, two seconds' work, for a few of them."""
 
 VERSION_READ_BYTES = 32 * 2**10
 """And with so many more for each of them. Executors share more."""

@@ -21,8 +21,8 @@ from pipelines.delta import live_files, table_schema, upsert
 PART_ROWS = 4096
 """So many documents are folded at a time."""
 
-READ_BYTES = 512 * 2**20
-"""Documents are looked for in files with so many bytes of them, a quarter of a second's work, for a few updates."""
+READ_BYTES = 4 * 2**30
+"""Documents are looked for in files with so many bytes of them, two seconds' work, for a few updates."""
 
 UPDATE_READ_BYTES = 32 * 2**10
 """And for so many bytes more with each update, which costs as much as folding it. Executors share more."""

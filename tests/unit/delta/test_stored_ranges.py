@@ -62,7 +62,6 @@ class Table:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    monkeypatch.setattr(stored_files, "FETCH_BYTES", 4 * 2**20)
     monkeypatch.setattr(stored_ranges, "FEW_BYTES", 2**20)
     monkeypatch.setattr(stored_ranges, "SMALL_BYTES", 2**16)
     monkeypatch.setattr(key_index, "_HELD", key_index._HeldIndexes())
@@ -113,6 +112,6 @@ def test_too_much_of_a_store_is_left_to_executors(table: Table, monkeypatch: pyt
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(key_search, "STORED_ROWS", 31_999)
         table.found(["key 7"])
-    monkeypatch.setattr(stored_files, "FETCH_BYTES", 2**16)
+    monkeypatch.setattr(stored_ranges, "READ_BYTES", 2**16)
     with pytest.raises(table_schema.NotReadable):
         table.found(["key 7", "key 25000"])
