@@ -59,7 +59,9 @@ LOCAL: Mapping[str, str] = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.shuffle.partitions": str(max(2, min(8, os.cpu_count() or 2))),
     # A few documents of a large file are read by their row groups (`live_files.rows_at`): of the default's 128 MB five are half a gigabyte.
+    # And by so many rows, as `live_files.PART_ROWS`: where documents resemble each other a million of them take 32 MB.
     "spark.hadoop.parquet.block.size": str(32 * 2**20),
+    "spark.hadoop.parquet.block.row.count.limit": str(1 << 16),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
