@@ -47,16 +47,19 @@ class _VersionId(NamedTuple):
 
 
 class _RowPlace(NamedTuple):
-    """Where a version lies: a file of the table, by its number among those that were looked into, and its row there."""
+    """Where a version lies: a file of the table, by its number among those that were looked into, and its row there; and its number among
+    the rows that were read."""
 
     file: int
     row: int
+    number: int
 
 
 @dataclass
 class _StoredVersions:
-    """What the table holds of some keys: versions of theirs, and where they lie in `files`."""
+    """What the table holds of some keys: versions of theirs, as whole `rows`, and where they lie in `files`."""
 
+    rows: pa.Table
     files: list[dict[str, Any]]
     places: dict[_VersionId, _RowPlace]
     versions: dict[str, list[DocumentVersion]]
@@ -187,7 +190,7 @@ def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, r
         return False
     if not live.at(kept.writer.version):
         return False
-    parts = [table_schema.conformed(new, live.schema), _ended(kept, live, stored, laid_out)]
+    parts = [table_schema.conformed(new, live.schema), _ended(kept, live.schema, stored, laid_out)]
     version = kept.writer.replace_arrow(
         parts,
         schema=live.schema,
@@ -207,12 +210,15 @@ def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersion
     process."""
     found = live_files.present(live, live.places(upsert.KEY, events["key"].to_pylist()))
     found = _ending_later(live, found, pc.min(events["sequence"]).as_py())
+    # Whole: nearly all of them end now, and are written anew.
+    rows = _rows(live, found, live.schema.names)
     columns = [*_STORED, "__deleted", *(("__document",) if folds else ())]
-    rows = _rows(live, found, [name for name in columns if name in live.schema.names])
-    places = [_RowPlace(number, row) for number, (_, numbers) in enumerate(found) for row in numbers]
-    stored = _StoredVersions([file for file, _ in found], {}, defaultdict(list))
-    for place, row in zip(places, rows.to_pylist()):
-        stored.places[_VersionId(row["__key"], row["__sequence"])] = place
+    places = ((file, row) for file, (_, numbers) in enumerate(found) for row in numbers)
+    stored = _StoredVersions(rows, [file for file, _ in found], {}, defaultdict(list))
+    for number, (place, row) in enumerate(
+        zip(places, rows.select([name for name in columns if name in rows.column_names]).to_pylist())
+    ):
+        stored.places[_VersionId(row["__key"], row["__sequence"])] = _RowPlace(*place, number)
         stored.versions[row["__key"]].append(
             DocumentVersion(
                 row["__sequence"],
@@ -343,12 +349,12 @@ def _decoder(kept: History, evolution: schemas.Evolution) -> Decoder:
     return kept.decoder
 
 
-def _ended(kept: History, live: LiveFiles, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:
-    """The stored versions that end otherwise, whole, with their ends. Raises `NotReadable` where they are too much."""
-    rows = _rows(live, stored.rows_of(laid_out.ended), live.schema.names)
-    ids = map(_VersionId, rows["__key"].to_pylist(), rows["__sequence"].to_pylist())
-    for name, values in _ends(kept, [laid_out.ended[each] for each in ids]).items():
-        rows = rows.set_column(rows.column_names.index(name), live.schema.field(name), values)
+def _ended(kept: History, schema: pa.Schema, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:
+    """The stored versions that end otherwise, whole, with their ends and the columns that the table has by now."""
+    numbers = [stored.places[each].number for each in laid_out.ended]
+    rows = table_schema.conformed(stored.rows.take(pa.array(numbers, pa.int64())), schema)
+    for name, values in _ends(kept, [*laid_out.ended.values()]).items():
+        rows = rows.set_column(rows.column_names.index(name), schema.field(name), values)
     return rows
 
 
