@@ -21,7 +21,9 @@ import pyarrow.compute as pc
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.sql.names import literal
 from cdc_core.stream import resume_token, transactions
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
@@ -49,8 +51,8 @@ TRIMMED = "medallion.trimmed"
 TRIMMED_TO = "medallion.trimmed.to"
 """And the last batch of which it took any. Of each collection the last one that all layers had applied stays."""
 
-EVENTS = "kind IN ('change', 'snapshot')"
-"""The rows that are about documents, as SQL over bronze."""
+DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
+"""The rows of bronze that are about one document, as SQL."""
 
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
@@ -400,7 +402,7 @@ def trimmed_to(spark: SparkSession, table: tables.TableRef) -> int:
 
 def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "true") -> dict[tuple[str, str], int]:
     """The first batch of each collection's events that are there. A table that has not applied it is older than what maintenance took."""
-    chosen = f"SELECT db, collection, min(batch) AS first FROM {table} WHERE {EVENTS} AND {where}"
+    chosen = f"SELECT db, collection, min(batch) AS first FROM {table} WHERE {DOCUMENT_EVENTS} AND {where}"
     return {(row.db, row.collection): row.first for row in spark.sql(f"{chosen} GROUP BY db, collection").collect()}
 
 
@@ -426,7 +428,7 @@ def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tu
     kinds = bronze.RowKind.CHANGE, bronze.RowKind.SNAPSHOT
     found = None if folder is None else batch_rows.of_kinds(folder, names, *kinds, limit=FEW_ROWS)
     if found is None:
-        found = spark.sql(f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot')").toArrow()
+        found = spark.sql(f"SELECT DISTINCT db, collection FROM {table} WHERE {DOCUMENT_EVENTS}").toArrow()
     return sorted((row["db"], row["collection"]) for row in found.group_by(names).aggregate([]).to_pylist())
 
 

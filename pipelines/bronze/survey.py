@@ -21,6 +21,7 @@ from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry
+from pipelines.bronze import log as bronze_log
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -37,9 +38,6 @@ MAX_SURVEYED_BYTES = 256 * 2**20
 
 MAX_BROADCAST_EVENTS = 2_000_000
 """Of at most so many events the winners' offsets are sent to every executor; of more the documents are shuffled."""
-
-DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
-"""The rows of bronze that are about one document, as SQL."""
 
 # LIKE may let heartbeats pass that end no snapshot: `reduce.sweeps` reads the JSON of those few.
 _CALLS_FOR_SWEEP = (
@@ -81,8 +79,10 @@ def surveyed(
         # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
         start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in starts.items())
         own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
-    rows = batch_rows.rows(spark, bronze_table, span).where(f"({DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}")
-    is_event = F.expr(DOCUMENT_EVENTS)
+    rows = batch_rows.rows(spark, bronze_table, span).where(
+        f"({bronze_log.DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}"
+    )
+    is_event = F.expr(bronze_log.DOCUMENT_EVENTS)
     sweep_rows = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
     surveyed = (
         rows.groupBy(is_event.alias("is_event"), "db", "collection")
@@ -231,7 +231,9 @@ def events(
     """One collection's events in a span of batches, in no order."""
     # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
     among = {"db": namespace.db, "collection": namespace.collection}
-    return batch_rows.rows(spark, bronze_table, span, among=among).where(f"{DOCUMENT_EVENTS} AND {namespace.predicate}")
+    return batch_rows.rows(spark, bronze_table, span, among=among).where(
+        f"{bronze_log.DOCUMENT_EVENTS} AND {namespace.predicate}"
+    )
 
 
 def bounded(of: DataFrame, *, span: reduce.BatchRange, limit: int) -> tuple[reduce.BatchRange, ...]:

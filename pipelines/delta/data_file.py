@@ -66,10 +66,10 @@ class ParquetFile:
                 schema,
                 compression="snappy",
                 use_dictionary=_dictionaries(first),
-                write_batch_size=_rows_at_a_time(first),
+                write_batch_size=_rows_within(first, _PAGE_BYTES, most=_PAGE_ROWS),
             ) as writer:
                 for part in itertools.chain([first], coming):
-                    writer.write_table(part, row_group_size=_group_rows(part))
+                    writer.write_table(part, row_group_size=_rows_within(part, _GROUP_BYTES, most=part.num_rows))
                     found.add(part)
             size = draft.stat().st_size
             with table_errors.translating(table):
@@ -104,20 +104,16 @@ _GROUP_BYTES = 32 * 2**20
 """A row group, in memory: of a few rows whole groups are read."""
 
 
-def _group_rows(rows: pa.Table) -> int:
-    """So many of the rows are a row group."""
-    return max(1, rows.num_rows * _GROUP_BYTES // max(_GROUP_BYTES, rows.nbytes))
-
-
 _PAGE_BYTES = 2**20
 _PAGE_ROWS = 1024
+"""After so many rows Arrow looks whether a page is full: of documents of 16 MB a page would be all that a file holds, twice in
+memory."""
 
 
-def _rows_at_a_time(rows: pa.Table) -> int:
-    """After so many rows Arrow looks whether a page is full: of documents of 16 MB a page would be all that a file holds, twice
-    in memory."""
+def _rows_within(rows: pa.Table, size_bytes: int, *, most: int) -> int:
+    """How many of the rows take so many bytes in memory: at most so many, and one at least."""
     row_bytes = rows.nbytes // max(1, rows.num_rows)
-    return max(1, min(_PAGE_ROWS, _PAGE_BYTES // max(1, row_bytes)))
+    return max(1, min(most, size_bytes // max(1, row_bytes)))
 
 
 @dataclass

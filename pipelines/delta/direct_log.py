@@ -70,7 +70,6 @@ class DirectLog:
         self._session = jvm.java_class(spark, "org.apache.spark.sql.classic.SparkSession")
         self._names_files: bool | None = None
         """Whether the checksums of this log's commits name the table's files; None before the first."""
-        self._fencing = {each: _fencing_session(spark, names_files=each)._jsparkSession for each in (True, False)}
         self._vectors = DeletionVectors(spark, files, self._log)
         # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
         self._operation("{}")
@@ -246,11 +245,11 @@ class DirectLog:
         return transaction
 
     def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
-        # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
-        # error instead of a second attempt one version higher, on top of commits that were not checked.
         if self._names_files is None:  # as the version before, which costs no job
             self._names_files = _names_files(transaction.snapshot())
-        self._session.setActiveSession(self._fencing[self._names_files])
+        # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
+        # error instead of a second attempt one version higher, on top of commits that were not checked.
+        self._session.setActiveSession(_fencing_session(self._spark, names_files=self._names_files)._jsparkSession)
         try:
             version = int(transaction.commit(actions.seq(), self._operation(metadata)))
         except table_errors.SPARK_ERRORS as error:
@@ -440,7 +439,7 @@ def _log_once(line: str) -> None:
 _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
 
 
-def _fencing_session(spark: SparkSession, *, names_files: bool = True) -> SparkSession:
+def _fencing_session(spark: SparkSession, *, names_files: bool) -> SparkSession:
     """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
 
     Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set

@@ -282,15 +282,14 @@ def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Col
 
 def _bring(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
     """Copy what lies in a store of these files, and which of their rows are deleted. Raises `OSError`."""
-    if stored_files.copied(folder) is not None:
-        stored_files.bring(folder, [(unquote(each["path"]), each["size"]) for each in files])
-        _bring_vectors(folder, files)
+    stored_files.bring(folder, ((unquote(each["path"]), each["size"]) for each in files))
+    _bring_vectors(folder, files)
 
 
 def _bring_vectors(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
     """Copy what lies in a store of which rows of these files are deleted. Raises `OSError`."""
-    vectors = [each["deletionVector"] for each in files if each.get("deletionVector")]
-    stored_files.bring(folder, [(deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"])
+    vectors = (each["deletionVector"] for each in files if each.get("deletionVector"))
+    stored_files.bring(folder, ((deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"))
 
 
 def rows_at(
@@ -304,8 +303,7 @@ def rows_at(
     """Columns of the rows at these places (`LiveFiles.places`) but the deleted ones, as the table's schema types them.
 
     Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their row groups of more than `read_bytes`, of
-    a table in a store of
-    `stored_ranges.READ_BYTES`; and `OSError`.
+    a table in a store of more than `stored_ranges.READ_BYTES`; and `OSError`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
     held = present(live, places)

@@ -412,7 +412,7 @@ class _MaintenanceRun:
             words.left.append(f"{namespace}: its events stay, {waiting} rows or events wait for others")
             return None
         own = f"{namespace.predicate} AND batch <= {self._applied(namespace)}"
-        last = _of_all(self.spark, self.bronze, "max(batch)", f"{bronze_log.EVENTS} AND {own}")
+        last = _of_all(self.spark, self.bronze, "max(batch)", f"{bronze_log.DOCUMENT_EVENTS} AND {own}")
         return f"({own} AND batch < {last or 0})"
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
@@ -421,7 +421,7 @@ class _MaintenanceRun:
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
         at = history_position.position(self.spark, table)
-        lost = f"{chosen} AND batch > {at.to} AND {bronze_log.EVENTS}"
+        lost = f"{chosen} AND batch > {at.to} AND {bronze_log.DOCUMENT_EVENTS}"
         if not at.to or at.has_gap or not _has_rows(self.spark, self.bronze, lost):
             return True
         try:
@@ -463,7 +463,7 @@ def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> int 
 
 def _old_events(chosen: Iterable[str], before: int) -> str:
     """The events from before a time among what is chosen of each collection, as SQL over bronze."""
-    return f"{bronze_log.EVENTS} AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
+    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
 
 
 def _has_vectors(spark: SparkSession, table: TableRef) -> bool:

@@ -272,7 +272,7 @@ class _StatusReader:
         # Bounded by batches, too: files are skipped by their batch, and `ts_ms` alone would read all of bronze.
         row = self.spark.sql(
             f"""SELECT count(*) AS events, min(ts_ms) AS first, max(ts_ms) AS last FROM {self.log}
-                WHERE kind IN ('change', 'snapshot') AND batch > {batch - COMMITS}
+                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {batch - COMMITS}
                   AND ts_ms >= (SELECT max(ts_ms) FROM {self.log} WHERE batch = {batch}) - {RATE_SECONDS * 1000}"""
         ).collect()[0]
         return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
@@ -332,7 +332,7 @@ class _StatusReader:
             f"""SELECT db, collection, {", ".join(map(_counted, _LAYERS))}
                 FROM {self.log} JOIN (SELECT * FROM VALUES {values}
                      AS bounds(db, collection, {names})) USING (db, collection)
-                WHERE kind IN ('change', 'snapshot') AND batch > {min(min(bound) for bound in bounds)}
+                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {min(min(bound) for bound in bounds)}
                 GROUP BY db, collection"""
         ).collect()
         return {registry.Namespace(row.db, row.collection): row for row in rows}

@@ -198,7 +198,7 @@ class TableProgressReader:
 
     def _events(self, after: int) -> str:
         return (
-            f"SELECT * FROM {self.bronze} WHERE batch > {after} AND kind IN ('change', 'snapshot') "
+            f"SELECT * FROM {self.bronze} WHERE batch > {after} AND {bronze_log.DOCUMENT_EVENTS} "
             f"AND {self.namespace.predicate}"
         )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,33 +22,26 @@ if TYPE_CHECKING:
 by_statement = delta.create
 """The product's own."""
 
-_MADE: dict[tuple[Any, ...], dict[str, str]] = {}
+_MADE: dict[str, dict[str, str]] = {}
 _making = threading.Lock()
 
 
-def create(
-    spark: SparkSession,
-    table: tables.TableRef,
-    *,
-    columns: str,
-    properties: Mapping[str, str] | None = None,
-    cluster_by: Sequence[str] = (),
-) -> bool:
+def create(spark: SparkSession, table: tables.TableRef, **definition: Any) -> bool:
     """`delta.create`: the first table of a definition is made by a statement, and others of the same definition as it was.
 
     Only where nothing is yet, on a disk that this process sees: all else is asked of Delta, and so are tables without properties,
     which tests of making tables make.
     """
-    folder = local_log.folder(table) if properties or cluster_by else None
-    definition = columns, tuple(sorted((properties or {}).items())), tuple(cluster_by)
+    folder = local_log.folder(table) if definition.get("properties") or definition.get("cluster_by") else None
+    key = json.dumps(definition, sort_keys=True, default=dict)
     with _making:
-        if folder is not None and definition in _MADE and not folder.exists():
-            _copy(_MADE[definition], folder / "_delta_log")
+        if folder is not None and key in _MADE and not folder.exists():
+            _copy(_MADE[key], folder / "_delta_log")
             return True
-    is_made = by_statement(spark, table, columns=columns, properties=properties, cluster_by=cluster_by)
+    is_made = by_statement(spark, table, **definition)
     if is_made and folder is not None:
         first = {file.name: file.read_text() for file in (folder / "_delta_log").glob(f"{0:020}.*")}
-        _MADE.setdefault(definition, first)
+        _MADE.setdefault(key, first)
     return is_made
 
 
