@@ -1,1 +1,1 @@
-"""One module a hop: capture, bronze, silver, gold. Layers meet in tables."""
+"""A package a hop (capture, bronze, silver, gold) and one for each edge. Hops meet in tables, and `run` starts them side by side."""

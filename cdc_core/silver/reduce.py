@@ -9,9 +9,9 @@ A reduced row:
     __key STRING, __action STRING (`Action`)
     __sequence STRING   the last event that the row knows of
     __guard STRING      the sequence of the event whose document it holds; only rows that hold an older document take it
-    __known STRING      that sequence once more where later events were seen without their document (the row is incomplete,
-                        or was deleted without a pre-image), for a document from in between may still come; empty: there is
-                        no document; null: the document is that of `__sequence`
+    __known STRING      null: the document is as of `__sequence`. A sequence: later events came without their document (the row
+                        is incomplete, or was deleted without a pre-image), and the document is as of this one. Empty: no
+                        document is known
     __incomplete, __deleted BOOLEAN
     after STRING        the document as type-exact Extended JSON, null where the action needs none
     and the bronze columns of `needed`

@@ -1,0 +1,1 @@
+"""Names, literals, types and MERGE as Spark SQL writes them."""

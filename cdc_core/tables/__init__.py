@@ -1,0 +1,1 @@
+"""Tables without Delta's engine: where they lie (`layout`), who may write them (`claims`), how they are defined (`definition`)."""

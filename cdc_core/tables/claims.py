@@ -2,8 +2,8 @@
 
 One JSON object: `to` (the position), `writer` (a UUID), `host`, `process` (its pid), `started` (when the process began,
 as the operating system counts it, so that a pid that is used again is not taken for the owner), `lease` (milliseconds
-since 1970 until which the claim holds), and what a layer adds. `released` says that the owner left cleanly, `errand` what an
-owner is about that is gone again by itself.
+since 1970 until which the claim holds), and what a layer adds. `released` says that the owner left cleanly, `errand` for
+which short task (one of `maintain`, say) it holds the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The unwrap over Spark DataFrames: for those who have Debezium's events in Kafka or in files, and want no more.
 
     events = spark.read.format("kafka")…            # columns key and value, text or bytes
-    rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
+    rows = frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
 One DataFrame is one table: events of several collections are filtered apart before. The rows come from
 `cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a

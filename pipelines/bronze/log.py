@@ -49,7 +49,7 @@ TRIMMED = "medallion.trimmed"
 """The property of a bronze from which maintenance took old events: up to which time, in milliseconds since 1970."""
 
 TRIMMED_TO = "medallion.trimmed.to"
-"""And the last batch of which it took any. Of each collection the last one that all layers had applied stays."""
+"""The last batch from which maintenance took events. It leaves each collection the last batch that all layers had applied."""
 
 DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
@@ -308,8 +308,8 @@ def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | 
     """Whether bronze's log has a commit that was its newest once. None where that is not known: it is older than the log, or this
     process does not read it.
 
-    Where it has not, an older copy of the files was brought back: what it lacks comes again, in batches of numbers that were
-    others'. No RESTORE does that, which is one more commit. Raises `StoreUnreachable`.
+    False: an older copy of bronze's files was restored. The capture reads the events that it lacks again, and their batches get
+    numbers that other batches had. Delta's RESTORE never causes this, for it only adds a commit. Raises `StoreUnreachable`.
     """
     folder = local_log.place(spark, table)
     if folder is None or commit is None:

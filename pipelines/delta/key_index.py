@@ -1,7 +1,7 @@
 """Where the keys of data files are, held in memory: a batch of five documents need not read the keys of millions.
 
-No data file changes once it is there, so that what was read of one stays right. A file is read again and again only by who stays:
-a service, or a run that catches up; a command that applies one batch reads each once, and makes no index.
+A data file never changes, so that its index stays right. It is made for a file that is read again and again, which a service does, or a
+run that catches up; a command that applies one batch reads each file once, and makes none.
 """
 
 from __future__ import annotations

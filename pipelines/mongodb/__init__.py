@@ -1,0 +1,1 @@
+"""The source: connections, change streams, and chunks of collections read at a known cluster time."""

@@ -2,7 +2,8 @@
 
 They are read with raw commands, because a batch that stays bytes costs a tenth of one that becomes objects. What the
 driver's own change stream decides (which errors are resumable, where to resume) is decided here by the same rules
-(MongoDB specification "Change Streams", section "Resumable Error").
+(MongoDB specification "Change Streams", section "Resumable Error"). `_stage` writes down from where the server reads: behind a
+token (`startAfter`), or from a cluster time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class StreamStart:
 class EventBatch(NamedTuple):
     """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event.
 
-    `is_drained` says that the server had no further event, nor one that comes again: without it, none of the reply's was new.
+    `is_drained`: the server had no further event, and has sent again all those that were read before an interruption. Where it is
+    False and there are no events, only such repeated ones came, or the wait was too short to tell.
     """
 
     events: list[bytes]

@@ -66,8 +66,8 @@ KEPT_OPS = ("collections", "schemas")
 """Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
 
 IDLE_ROWS = "(kind IN ('transaction', 'notification') OR (kind = 'heartbeat' AND payload = '{}'))"
-"""Rows of bronze that say nothing for ever: of snapshots, gaps and filters others tell, which stay but for those of a snapshot's
-chunks that later chunks supersede."""
+"""Rows of bronze that nobody needs once they are old. Heartbeats that record snapshots, gaps or filters are not among them; they stay,
+except for those of a snapshot's chunk which that of a later chunk replaces."""
 
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
 

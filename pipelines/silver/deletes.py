@@ -1,8 +1,10 @@
 """The deletes that a collection's table remembers: a document that was deleted does not come back with a late event.
 
-Where a delete takes the row away, the table itself no longer says that the key had one. So the delete is noted in a table
-of its own, and events that come late are compared with it (`not_resurrected`). The other way round, a delete that comes
-late removes no newer row: that is the guard of the MERGE, in `cdc_core.silver.merge`, to which `ranges` sends every late batch (`_is_late`).
+Where a delete takes the row away, the table itself no longer says that the key had one. So the delete is noted in a table of its own,
+and events that come late are compared with it (`not_resurrected`).
+
+A *delete* that comes late removes no newer row, by the guard of the MERGE: `cdc_core.silver.merge`. `ranges` sends every batch with late
+events there (`_is_late`).
 """
 
 from __future__ import annotations

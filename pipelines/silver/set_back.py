@@ -1,7 +1,7 @@
-"""A silver table that is ahead of its bronze, of which an older copy was brought back, goes back to the last batch that it shares with it.
+"""Silver's position moved back, where an older copy of bronze's files was restored.
 
-What bronze lacks the capture reads again, into batches of numbers that the table took for applied. Where it stood in this bronze its
-own history says: each commit names the commit of bronze that was the newest then.
+Silver may have applied batches that this bronze no longer has. The capture reads their events again, into batches that reuse their
+numbers. So the position becomes that of silver's last commit that names a commit of bronze which bronze's log still has.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
-    """The sweeps that no row can be older than, now or after this work, and the others."""
+    """The sweeps that delete nothing (the table is empty, and this work is newer than they are), and those that must run."""
     due = survey.sweeps_to_apply(work.sweeps, collection.options)
     oldest = work.counts.low if collection.is_empty() else ""
     needless = [sweep for sweep in due if oldest >= sweep.first]
