@@ -19,7 +19,9 @@ A range that is not large takes a shorter way to the same, without a query: `in_
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -138,8 +140,10 @@ class History:
         if {name for name, _ in self.schema.schema.table()}.isdisjoint(columns):
             self.schema = replace(self.schema, schema=document_schema.EMPTY)
 
-    def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
-        """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
+    def brought_up(
+        self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event, seconds: float = math.inf
+    ) -> int:
+        """Apply what lies between a position and silver's; how many events. Between ranges it ends where `stop` is set, or `seconds` are over."""
         # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
         added = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
@@ -162,8 +166,9 @@ class History:
         silver_table = self.layout.silver(*self.namespace)
         few = own.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.writer.table, silver_table)
         with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
+            end = time.monotonic() + seconds
             for range_ in ranges:
-                if stop.is_set():
+                if stop.is_set() or (range_ is not ranges[0] and time.monotonic() > end):
                     return 0
                 reached = self._with_sweeps(range_, reached, reduce.within(due, range_))
         return own.events

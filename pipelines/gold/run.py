@@ -18,6 +18,7 @@ Exactly once: what is published is a function of silver@v and of the table's own
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -109,11 +110,11 @@ def run(
     """
     ended = stop or threading.Event()
     process_rows = in_process.ONE_RUN_ROWS if once else in_process.SERVICE_ROWS
-    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit, process_rows)
+    turn = math.inf if once else parallel.TURN_SECONDS
+    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit, process_rows, turn)
     started = time.monotonic()
     found: list[GoldTableResult] = []
-    changed = 0
-    only, all_at = None, 0.0
+    only, all_at, changed = None, 0.0, 0
     try:
         while True:
             published = gold.published(only)
@@ -223,6 +224,7 @@ class _GoldRun:
     audit: Audit = no_audit
     process_rows: int = in_process.SERVICE_ROWS
     """How many rows this process publishes by itself, for a collection."""
+    turn_seconds: float = math.inf  # for how long ranges of one history are begun
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -367,10 +369,11 @@ class _GoldRun:
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer, local)
             self.histories[work.namespace] = kept
         kept.spark = spark  # as that of its writer
-        events = kept.brought_up(work.at, work.silver, stop=self.stop)
+        events = kept.brought_up(work.at, work.silver, stop=self.stop, seconds=self.turn_seconds)
         self.published_tables.add(table)
         maintenance.compact(writer)
-        self._let_idle_go(work, work.at.to, events)
+        if writer.metadata.get("to") == work.silver.to:  # and not in the middle of a long way
+            self._let_idle_go(work, work.at.to, events)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -483,9 +486,8 @@ class _GoldRun:
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            self.sources[namespace] = in_process.SourceFiles.of(
-                self.spark, table.silver, table.deletes, limit=self.process_rows
-            )
+            of = in_process.SourceFiles.of
+            self.sources[namespace] = of(self.spark, table.silver, table.deletes, limit=self.process_rows)
         return self.sources[namespace]
 
 

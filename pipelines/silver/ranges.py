@@ -7,11 +7,13 @@ A range is some of bronze's batches; its rows go together through `STEPS`, of wh
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.signals import signal as signals
@@ -42,8 +44,17 @@ NOT_ADAPTIVE = {ADAPTIVE: "false"}
 _HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
 
 
-def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
-    """Apply the work range by range, then its sweeps; the position reached. Between ranges it ends where `stop` is set."""
+class Progress(NamedTuple):
+    """How far a work came: its position, and the events of the ranges that were applied."""
+
+    position: registry.SilverPosition
+    events: int
+
+
+def apply(
+    collection: SilverCollection, work: CollectionWork, *, stop: threading.Event, seconds: float = math.inf
+) -> Progress:
+    """Apply the work range by range, each with its sweeps. Between ranges it ends where `stop` is set, or `seconds` are over."""
     reached = _under_these_settings(collection, work.position)
     collection.needs_steps = False
     portions = in_process.ranges(collection, work)
@@ -52,15 +63,18 @@ def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading
     for sweep in needless:
         # There is nothing to delete, and the position still has to hold the sweep: events from before it are refused by its floor.
         reached = sweeps.position_after(collection, sweep, reached)
-    while ranges and not stop.is_set():
+    events, end = 0, time.monotonic() + seconds
+    # The first range in any case: whatever its start takes, each turn comes further.
+    while ranges and not stop.is_set() and not (events and time.monotonic() > end):
         range_, *ranges = ranges
         # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
         counts = work.counts if range_ == work.span else _counts(collection, range_)
         reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))
+        events += counts.events
         if ranges and portions and collection.needs_steps:
             # What this process does not apply goes through Spark in as few ranges as the settings allow.
             ranges, portions = _ranges(collection, work, reduce.BatchRange(range_.to, work.to)), None
-    return reached
+    return Progress(reached, events)
 
 
 def _with_sweeps(

@@ -245,7 +245,7 @@ class SilverRebuild:
             due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
             work = CollectionWork(self.namespace, reached, range_.to, counts, due)
             # Its own event, never set: a range ends whole, and the stop is seen to between two of them.
-            reached = ranges.apply(shadow, work, stop=threading.Event())
+            reached = ranges.apply(shadow, work, stop=threading.Event()).position
             renew()
         return shadow, reached
 

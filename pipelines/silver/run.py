@@ -35,6 +35,7 @@ event that the row holds already.
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import threading
 import time
@@ -297,7 +298,8 @@ class _SilverRun:
         few = work.counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.positions.table(namespace))
         with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
-            known[namespace] = reached = ranges.apply(collection, work, stop=self.stop)
+            progress = ranges.apply(collection, work, stop=self.stop, seconds=self._turn_seconds(collection))
+            known[namespace] = reached = progress.position
             # After the commit, and outside it: what is compacted, or not, changes no row.
             maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
@@ -310,10 +312,18 @@ class _SilverRun:
             str(namespace),
             work.position.to,
             reached.to,
-            work.counts.events,
+            progress.events,
             collection.writer.version,
             time.monotonic() - started,
         )
+
+    def _turn_seconds(self, collection: SilverCollection) -> float:
+        """For how long a service begins ranges of one collection, while the others wait for its round to end.
+
+        Not where each turn may rebuild the table for what it rescued.
+        """
+        is_alone = self.once or len(self.positions.known) == 1
+        return math.inf if is_alone or collection.options.on_conflict is OnConflict.RETYPE else parallel.TURN_SECONDS
 
     def _collection(self, spark: SparkSession, work: CollectionWork) -> SilverCollection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""

@@ -24,6 +24,9 @@ Sessions = Callable[[], "SparkSession"]
 
 THREADS = 4
 
+TURN_SECONDS = 20.0
+"""A collection with a long backlog lets the others have their turn after so long: a round ends when all of its items have."""
+
 RETRY_SECONDS = 60.0
 """After an error that nobody knows, a collection waits so long: a task may have been lost, and a bug would meet it each second."""
 

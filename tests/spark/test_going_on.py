@@ -177,6 +177,30 @@ def test_a_history_that_fails_hinders_no_documents(
     assert [row["v"] for row in hop.documents("a")] == [2]
 
 
+def test_a_long_backlog_lets_the_others_have_their_turn(
+    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a service: a round ends behind the range that its time ran out in, and the next one goes on there; each turn comes further."""
+    monkeypatch.setattr(parallel, "TURN_SECONDS", 0.0)
+    hop = Hop(spark, pipeline(lakehouse, {"a": {"max.batch.events": 1, "history": True}}))
+    for at in (10, 20, 30):
+        hop.bronze.append({"a": [document(1, at, v=at)], **({"b": [document(2, at, v=at)]} if at == 30 else {})})
+    service, rounds = running(hop), []
+    for _ in range(4):
+        found = {each.namespace: (each.to, each.events) for each in service.run_round().collections}
+        rounds.append([found.get(f"cases.{name}") for name in ("a", "b")])
+    service.close()
+    assert rounds == [[(1, 1), (3, 1)], [(2, 1), None], [(3, 1), None], [None, None]]
+    versions = gold._GoldRun(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event(), turn_seconds=0.0)
+    table, ends = hop.layout.history("cases", "a"), []
+    for _ in range(4):
+        versions.published()
+        ends.append(table_history.standing(spark, table).said["to"])
+    versions.close()
+    assert ends == [1, 2, 3, 3] and keys(hop, "a") == {1: 30}
+    assert spark.table(str(table)).count() == 3
+
+
 def test_what_waits_from_before_a_drop_ends_with_it(hop: Hop) -> None:
     """It can never be applied any more: it is held no longer, and hinders no maintenance."""
     hop.bronze.append({"a": [document(1, 10, "c", v=1), {"op": "u", "key": 1, "at": 11, "text": "{broken"}]})
