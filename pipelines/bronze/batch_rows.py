@@ -113,6 +113,17 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
     return pa.concat_tables(found) if found else schema.empty_table()
 
 
+def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit: int) -> pa.Table | None:
+    """Columns of all rows of later batches than this one, in no order; None where this process does not see their files, or those have
+    more than `limit` rows. `batch` has to be among the columns."""
+    folder = local_log.folder(table)
+    files = None if folder is None else local_log.files(folder)
+    held = [file for file in files or () if (file.between("batch") or (0, batch + 1))[1] > batch]
+    if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
+        return None
+    return read([file.path for file in held], list(columns), where=[("batch", ">", batch)])
+
+
 def bytes_of(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:
     """How many bytes these columns take when they are read; None where a file is gone or cannot be read from here."""
     try:

@@ -123,11 +123,14 @@ def _wanted_events(events: pa.Table, only: registry.Namespace | None, starts: Ma
         events = events.filter(_is_of(events, only))
     if not starts:
         return events
-    # All at once: of thousands of collections each may have a start of its own.
-    names = pc.binary_join_element_wise(events["db"], events["collection"], _BETWEEN)
-    place = pc.index_in(names, value_set=pa.array(map(_BETWEEN.join, starts), pa.string()))
-    to = pa.array(starts.values(), pa.int64()).take(place.combine_chunks())
+    to = pa.array(starts.values(), pa.int64()).take(places(events, starts).combine_chunks())
     return events.filter(pc.fill_null(pc.greater(events["batch"], to), True))
+
+
+def places(events: pa.Table, of: Iterable[registry.Namespace]) -> pa.ChunkedArray:
+    """The place of each event's collection among these; null where it is none of them. All at once: they may be thousands."""
+    names = pc.binary_join_element_wise(events["db"], events["collection"], _BETWEEN)
+    return pc.index_in(names, value_set=pa.array(map(_BETWEEN.join, of), pa.string()))
 
 
 _BETWEEN = "\0"

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from cdc_core import errors
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.sql.names import literal
 from cdc_core.stream import resume_token
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
@@ -31,10 +30,12 @@ from pipelines.delta import direct_log, live_files, local_log, query_execution, 
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
+from pipelines.operations import backlog
 from pipelines.spark import failures as spark_failures
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 THREADS = 4
 """Tables that are read side by side: Spark plans each query for longer than it reads."""
@@ -46,8 +47,6 @@ COMMITS = 1000
 """At most so many commits or batches are looked at for a rate."""
 FEW_COMMITS = 30
 """Of most tables so many go back further than a rate does."""
-MANY_ROWS = 5_000_000
-"""Of more rows executors read the columns that are counted."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,8 @@ class _CollectionTables:
     error: Exception | None = None
 
 
-_LAYERS = ("silver", "gold", "history")
+_Waiting = Mapping[registry.Namespace, Sequence[backlog.Backlog]]
+"""What waits for silver, gold and the history of each collection."""
 
 
 @dataclass(frozen=True)
@@ -246,12 +246,18 @@ class _StatusReader:
             position=at,
             lag_seconds=None if server.now is None else max(0, server.now - at),
             headroom_seconds=None if server.oplog_first is None else at - server.oplog_first,
-            rate=self._captured_rate(position.batch),
+            rate=backlog.captured_rate(
+                self.spark, self.log, position.batch, within_seconds=RATE_SECONDS, within_batches=COMMITS
+            ),
             writer=self._writer(commit),
             slow_commits=self._why_slow(),
         )
 
     def _why_slow(self) -> str | None:
+        if not (sparks.is_started(self.spark) or sparks.is_given() or local_log.folder(self.log) is None):
+            return (
+                None  # commands build a session here that reaches the log of a folder; to start one for this takes seconds
+            )
         why = direct_log.why_not(self.spark, self.log)
         takes_settings = why is None or query_execution.takes_settings(self.spark)
         return why if takes_settings else f"{why}; {query_execution.WITHOUT_SETTINGS}"
@@ -264,18 +270,9 @@ class _StatusReader:
         planned = (registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps})
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))
-            waiting = self._waiting(found)
+            waiting = backlog.of_layers(self.spark, self.log, {each.namespace: _bounds(each) for each in found})
             read = pool.map(lambda each: self._collection_or_problem(each, snapshots, waiting), found)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
-
-    def _captured_rate(self, batch: int) -> float | None:
-        # Bounded by batches, too: files are skipped by their batch, and `ts_ms` alone would read all of bronze.
-        row = self.spark.sql(
-            f"""SELECT count(*) AS events, min(ts_ms) AS first, max(ts_ms) AS last FROM {self.log}
-                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {batch - COMMITS}
-                  AND ts_ms >= (SELECT max(ts_ms) FROM {self.log} WHERE batch = {batch}) - {RATE_SECONDS * 1000}"""
-        ).collect()[0]
-        return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
 
     def _both(self, namespace: registry.Namespace) -> _CollectionTables:
         """The tables of one collection; one that is damaged hides no other."""
@@ -317,28 +314,8 @@ class _StatusReader:
                 break
         return found
 
-    def _waiting(self, found: Sequence[_CollectionTables]) -> Mapping[registry.Namespace, Row]:
-        """For each collection what waits for each layer, and what each took in lately: one query over bronze."""
-        if not found:
-            return {}
-        # The bounds as a table of values and a join, not as a condition a collection: the plan stays small with hundreds of them.
-        bounds = [_bounds(each) for each in found]
-        names = ", ".join(f"{layer}_from, {layer}_to" for layer in _LAYERS)
-        values = ", ".join(
-            f"({literal(each.namespace.db)}, {literal(each.namespace.collection)}, {', '.join(map(str, bound))})"
-            for each, bound in zip(found, bounds, strict=True)
-        )
-        rows = self.spark.sql(
-            f"""SELECT db, collection, {", ".join(map(_counted, _LAYERS))}
-                FROM {self.log} JOIN (SELECT * FROM VALUES {values}
-                     AS bounds(db, collection, {names})) USING (db, collection)
-                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {min(min(bound) for bound in bounds)}
-                GROUP BY db, collection"""
-        ).collect()
-        return {registry.Namespace(row.db, row.collection): row for row in rows}
-
     def _collection_or_problem(
-        self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
+        self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: _Waiting
     ) -> CollectionStatus:
         name, known = str(each.namespace), each.error
         try:
@@ -350,34 +327,32 @@ class _StatusReader:
         return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=problem, exit_code=exit_code)
 
     def _collection(
-        self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
+        self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: _Waiting
     ) -> CollectionStatus:
         name = str(each.namespace)
-        row = waiting.get(each.namespace)
+        silver, gold, history = waiting.get(each.namespace, (backlog.Backlog(),) * 3)
         held = self.layout.quarantine(*each.namespace)
         return CollectionStatus(
             collection=name,
             snapshot=snapshots.get(name),
-            silver=self._layer(each.silver, row, "silver"),
-            gold=self._layer(each.gold, row, "gold"),
-            waiting_events=row.silver_events if row else 0,
+            silver=self._layer(each.silver, silver),
+            gold=self._layer(each.gold, gold),
+            waiting_events=silver.events,
             quarantined=quarantine_table.count(self.spark, held),
-            history=self._layer(each.history, row, "history"),
+            history=self._layer(each.history, history),
         )
 
-    def _layer(self, progress: _TableProgress | None, row: Row | None, layer: str) -> TableStatus | None:
+    def _layer(self, progress: _TableProgress | None, waiting: backlog.Backlog) -> TableStatus | None:
         if progress is None:
             return None
-        since = row[f"{layer}_since"] if row else None
-        done = row[f"{layer}_done"] if row else 0
         return TableStatus(
             table=progress.table.label,
             version=progress.version,
             batch=progress.batch,
-            lag_batches=row[f"{layer}_batches"] if row else 0,
-            lag_events=row[f"{layer}_events"] if row else 0,
-            lag_seconds=0 if since is None else max(0, self.now_ms - since) // 1000,
-            rate=done / progress.seconds if progress.seconds > 0 else None,
+            lag_batches=waiting.batches,
+            lag_events=waiting.events,
+            lag_seconds=0 if waiting.since is None else max(0, self.now_ms - waiting.since) // 1000,
+            rate=waiting.done / progress.seconds if progress.seconds > 0 else None,
             writer=progress.writer,
             **self._counts(progress),
         )
@@ -421,7 +396,7 @@ def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
     live = None if folder is None else live_files.LiveFiles(folder)
     try:
         newest = None if live is None else live.newest()
-        if live is None or newest is None or not live.at(newest) or live.row_count() > MANY_ROWS:
+        if live is None or newest is None or not live.at(newest) or live.row_count() > backlog.MANY_ROWS:
             return None
         columns = {name: column for name, column in _COUNTED.items() if column in live.schema.names}
         held = live.rows(live.files(), list(columns.values()))
@@ -475,18 +450,8 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
             yield commit, to
 
 
-def _counted(layer: str) -> str:
-    """What waits for a layer, and what it took in lately, as columns of SQL."""
-    waits = f"batch > {layer}_to"
-    return (
-        f"count_if({waits}) AS {layer}_events, count(DISTINCT IF({waits}, batch, NULL)) AS {layer}_batches, "
-        f"min(IF({waits}, ts_ms, NULL)) AS {layer}_since, "
-        f"count_if(batch > {layer}_from AND batch <= {layer}_to) AS {layer}_done"
-    )
-
-
-def _bounds(each: _CollectionTables) -> tuple[int, ...]:
+def _bounds(each: _CollectionTables) -> backlog.Bounds:
     """From where to where each layer's table came lately, in the order of the layers."""
     # Without a history those of silver, so that no more of bronze is read for it.
     layers = (each.silver, each.gold, each.history or each.silver)
-    return tuple(bound for layer in layers for bound in ((layer.before, layer.batch) if layer else (0, 0)))
+    return [(layer.before, layer.batch) if layer else (0, 0) for layer in layers]

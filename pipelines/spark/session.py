@@ -59,7 +59,7 @@ def session(
     store = stores.of(root)
     if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **wanted}:
         store = store.without_log_stores()
-    given = _active() or (_given(name, store, hadoop or {}) if _is_given() else None)
+    given = _active() or (_given(name, store, hadoop or {}) if is_given() else None)
     spark = given or jvm.launch(
         name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
     )
@@ -164,7 +164,7 @@ def is_classic(spark: SparkSession) -> bool:
 def stop() -> None:
     """Stops the session of this process and its JVM; nothing where there is none or a platform gave it."""
     spark = _active()
-    if spark is None or _is_given():
+    if spark is None or is_given():
         return
     gateway = getattr(spark.sparkContext, "_gateway", None)
     spark.stop()
@@ -240,7 +240,7 @@ def _has_context() -> bool:
     return SparkContext._active_spark_context is not None
 
 
-def _is_given() -> bool:
+def is_given() -> bool:
     """Whether spark-submit, Databricks or a Spark Connect server holds the session for us."""
     return any(
         os.environ.get(name)

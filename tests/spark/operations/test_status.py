@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.operations import status
+from pipelines.bronze import batch_rows
+from pipelines.operations import backlog, status
 from pipelines.silver import run as silver
 from tests.harness.history_tables import HistoryHop, change
 from tests.harness.layers import Hop, document, pipeline
@@ -37,7 +38,8 @@ def test_a_history_is_seen_to_wait(spark: SparkSession, lakehouse: Path) -> None
 def test_what_is_counted_without_a_query_is_what_spark_counts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that deletion vectors hide, deleted ones that are kept, incomplete ones, and those with rescued values."""
+    """Rows that deletion vectors hide, deleted ones that are kept, incomplete ones, and those with rescued values; what waits for each
+    layer, of several collections, and the rate of all."""
     hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
     hop.bronze.append({"orders": [document(key, 10, "c", v=1) for key in range(5)]})
     hop.run()
@@ -46,12 +48,23 @@ def test_what_is_counted_without_a_query_is_what_spark_counts(
         {"orders": [odd, {"op": "d", "key": 2, "at": 20}, {"op": "u", "key": 9, "at": 20, "update": {"v": 1}}]}
     )
     hop.run()
+    hop.bronze.append({"orders": [document(7, 30, "c")], "others": [document(1, 30, "c"), document(2, 31, "c")]})
+    hop.silver()
+    spark.sql(f"OPTIMIZE {hop.bronze.table}")  # files of batches that some layers have applied and others have not
+    hop.bronze.append({"orders": [document(8, 40, "c")], "others": [{"drop": 50}]})
+    spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = ts_ms + 1000 * batch")
 
-    def read() -> status.CollectionStatus:
-        return status._StatusReader(spark, hop.settings, hop.bronze.table, 0).collections()[0]
+    def read() -> tuple[float | None, tuple[status.CollectionStatus, ...]]:
+        reader = status._StatusReader(spark, hop.settings, hop.bronze.table, 0)
+        rate = backlog.captured_rate(spark, hop.bronze.table, 4, within_seconds=2, within_batches=1000)
+        return rate, reader.collections()
 
-    here = read()
+    counted = read()
     monkeypatch.setattr(status, "_counts_here", lambda _: None)
-    assert here == read() and here.silver is not None and here.gold is not None
-    assert (here.silver.rows, here.silver.deleted, here.silver.incomplete, here.silver.rescued) == (6, 1, 1, 1)
+    monkeypatch.setattr(batch_rows, "behind", lambda *_, **__: None)
+    assert counted == read()
+    rate, (here, others) = counted
+    assert rate is not None and here.silver is not None and here.gold is not None and others.silver is not None
+    assert (here.silver.lag_events, here.gold.lag_events, others.silver.lag_events, others.gold) == (1, 2, 0, None)
+    assert (here.silver.rows, here.silver.deleted, here.silver.incomplete, here.silver.rescued) == (7, 1, 1, 1)
     assert (here.gold.rows, here.gold.rescued) == (4, 1)

@@ -11,7 +11,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.silver import quarantine
 from pipelines.delta.local_log import Commit
-from pipelines.operations import status
+from pipelines.operations import backlog, status
 from pipelines.terminal import tables as report
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -34,7 +34,6 @@ def test_a_damaged_table_hides_no_other_collection(
             raise raised
         return {"rows": 7, "deleted": 0, "incomplete": 0, "rescued": 0}
 
-    monkeypatch.setattr(status._StatusReader, "_waiting", lambda reader, found: {})
     monkeypatch.setattr(status._StatusReader, "_counts", counts)
     with without_spark.running():
         hop = Hop(tmp_path)
@@ -55,8 +54,8 @@ def test_a_damaged_table_hides_no_other_collection(
 
 
 def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows by the log, without those that deletion vectors hide; what is deleted, incomplete or rescued by three columns."""
-    monkeypatch.setattr(status._StatusReader, "_waiting", lambda reader, found: {})
+    """Rows by the log, without those that deletion vectors hide; what is deleted, incomplete or rescued by three columns. What waits, and
+    what came lately, is counted in bronze's files."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append(*((key, bson.encode({"_id": key, "n": key})) for key in range(4)))
@@ -64,7 +63,12 @@ def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatc
         hop.append((1, None), (2, bson.encode({"_id": 2, "n": {"a": 1}})), (3, bson.encode({"_id": 3, "n": 7})))
         hop.run()
         hop.note_fact(9, quarantine.Reason.UNREADABLE_AFTER, to=2)
-        (found,) = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+        hop.append((4, bson.encode({"_id": 4})))
+        reader = status._StatusReader(SPARK, hop.settings, hop.bronze, 5)
+        (found,) = reader.collections()
+        rate = backlog.captured_rate(SPARK, hop.bronze, 3, within_seconds=600, within_batches=1000)
+    assert rate is None or rate > 0  # the rows are of about one millisecond
     assert found.problem is None and found.silver is not None and found.gold is not None
+    assert (found.silver.lag_events, found.silver.lag_batches, found.gold.lag_events, found.waiting_events) == (1, 1, 1, 1)
     assert (found.silver.rows, found.silver.deleted, found.silver.incomplete, found.silver.rescued) == (3, 0, 0, 1)
     assert (found.gold.rows, found.gold.deleted, found.gold.rescued, found.quarantined) == (3, 0, 1, 1)

@@ -17,7 +17,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[stores.ObjectStore]:
     """The stores that sessions were started for."""
     found: list[stores.ObjectStore] = []
     monkeypatch.setattr(sparks, "_active", lambda: None)
-    monkeypatch.setattr(sparks, "_is_given", lambda: False)
+    monkeypatch.setattr(sparks, "is_given", lambda: False)
     monkeypatch.setattr(sparks, "_apply", lambda *_: None)
     monkeypatch.setattr(jvm, "launch", lambda *_, store, **__: found.append(store))
     return found

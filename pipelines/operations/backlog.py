@@ -1,0 +1,137 @@
+"""What waits in bronze for each layer, and how fast events came in lately: from narrow columns of bronze, by this process where it sees
+the files, else by a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.silver import reduce
+from cdc_core.sql.names import literal
+from cdc_core.tables import layout as tables
+from pipelines.bronze import batch_rows, registry, survey
+from pipelines.bronze import log as bronze_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MANY_ROWS = 5_000_000
+"""Of more rows executors read the columns that are counted."""
+
+
+class Backlog(NamedTuple):
+    """What waits for one layer of a collection: events, the batches that they are in, and since when, in milliseconds since 1970; and
+    how many events it took in lately."""
+
+    events: int = 0
+    batches: int = 0
+    since: int | None = None
+    done: int = 0
+
+
+Bounds = Sequence[tuple[int, int]]
+"""For each layer the batch that its table was at some time ago, and the one that it is at."""
+
+
+def captured_rate(
+    spark: SparkSession, log: tables.TableRef, batch: int, *, within_seconds: int, within_batches: int
+) -> float | None:
+    """Events a second of documents, in the seconds before the newest row of `batch`, the last one; None where there are too few to say.
+
+    Bounded by batches, too: files are skipped by their batch, and `ts_ms` alone would read all of bronze.
+    """
+    after, columns = batch - within_batches, ["kind", "batch", "ts_ms"]
+    rows = batch_rows.behind(log, after, columns, limit=MANY_ROWS)
+    if rows is None:
+        row = spark.sql(
+            f"""SELECT count(*) AS events, min(ts_ms) AS first, max(ts_ms) AS last FROM {log}
+                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {after}
+                  AND ts_ms >= (SELECT max(ts_ms) FROM {log} WHERE batch = {batch}) - {within_seconds * 1000}"""
+        ).collect()[0]
+        events, first, last = row.events, row.first, row.last
+    else:
+        newest = pc.max(rows.filter(pc.equal(rows["batch"], batch))["ts_ms"]).as_py() or 0
+        times = _events(rows)["ts_ms"]
+        times = times.filter(pc.greater_equal(times, newest - within_seconds * 1000))
+        events, (first, last) = len(times), pc.min_max(times).as_py().values()
+    return events / ((last - first) / 1000) if events and last > first else None
+
+
+def of_layers(
+    spark: SparkSession, log: tables.TableRef, bounds: Mapping[registry.Namespace, Bounds]
+) -> Mapping[registry.Namespace, Sequence[Backlog]]:
+    """For each collection that has events behind its bounds what waits for each layer: one look at bronze, however many there are."""
+    if not bounds:
+        return {}
+    after = min(at for each in bounds.values() for pair in each for at in pair)
+    rows = batch_rows.behind(log, after, ["kind", "db", "collection", "batch", "ts_ms"], limit=MANY_ROWS)
+    return _by_query(spark, log, after, bounds) if rows is None else _counted_here(_events(rows), bounds)
+
+
+def _events(rows: pa.Table) -> pa.Table:
+    """The rows of `bronze_log.DOCUMENT_EVENTS`."""
+    return rows.filter(pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS)))
+
+
+def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds]) -> dict[registry.Namespace, list[Backlog]]:
+    place = survey.places(events, bounds)
+    events, place = events.filter(pc.is_valid(place)), place.drop_null().combine_chunks()
+    found: dict[registry.Namespace, list[Backlog]] = {}
+    for layer in zip(*bounds.values()):  # (from, to) of each collection
+        before, to = (pa.array(each, pa.int64()).take(place) for each in zip(*layer))
+        batch, waits = events["batch"], pc.greater(events["batch"], to)
+        is_done = pc.and_(pc.greater(batch, before), pc.invert(waits))
+        table = pa.table(
+            {
+                "place": place,
+                "events": waits.cast(pa.int64()),
+                "batches": pc.if_else(waits, batch, None),
+                "since": pc.if_else(waits, events["ts_ms"], None),
+                "done": is_done.cast(pa.int64()),
+            }
+        )
+        grouped = table.group_by("place").aggregate(
+            [("events", "sum"), ("batches", "count_distinct"), ("since", "min"), ("done", "sum")]
+        )
+        namespaces = [*bounds]
+        for each, *counts in zip(*(column.to_pylist() for column in grouped.columns)):
+            found.setdefault(namespaces[each], []).append(Backlog(*counts))
+    return found
+
+
+def _by_query(
+    spark: SparkSession, log: tables.TableRef, after: int, bounds: Mapping[registry.Namespace, Bounds]
+) -> dict[registry.Namespace, list[Backlog]]:
+    # The bounds as a table of values and a join, not as a condition a collection: the plan stays small with hundreds of them.
+    layers = range(len(next(iter(bounds.values()))))
+    names = ", ".join(f"from_{layer}, to_{layer}" for layer in layers)
+    values = ", ".join(
+        f"({literal(namespace.db)}, {literal(namespace.collection)}, {', '.join(str(at) for pair in each for at in pair)})"
+        for namespace, each in bounds.items()
+    )
+    rows = spark.sql(
+        f"""SELECT db, collection, {", ".join(map(_counted, layers))}
+            FROM {log} JOIN (SELECT * FROM VALUES {values}
+                 AS bounds(db, collection, {names})) USING (db, collection)
+            WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {after}
+            GROUP BY db, collection"""
+    ).collect()
+    return {
+        registry.Namespace(row.db, row.collection): [
+            Backlog(*(row[f"{name}_{layer}"] for name in Backlog._fields)) for layer in layers
+        ]
+        for row in rows
+    }
+
+
+def _counted(layer: int) -> str:
+    """A `Backlog` as columns of SQL."""
+    waits = f"batch > to_{layer}"
+    return (
+        f"count_if({waits}) AS events_{layer}, count(DISTINCT IF({waits}, batch, NULL)) AS batches_{layer}, "
+        f"min(IF({waits}, ts_ms, NULL)) AS since_{layer}, "
+        f"count_if(batch > from_{layer} AND batch <= to_{layer}) AS done_{layer}"
+    )
