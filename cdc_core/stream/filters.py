@@ -192,7 +192,7 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
 
 def pipeline(source: Source) -> list[dict[str, Any]]:
     """Every stage of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
-    return _ordered(source, _in_all_letters(server_stages(of(source), operations=operations(source))))
+    return _ordered(source, _as_sent(server_stages(of(source), operations=operations(source))))
 
 
 def _ordered(source: Source, internal: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -401,7 +401,7 @@ def _anchored(texts: Iterable[str]) -> list[str]:
     size = _REGEX_LIMIT
     for text in sorted(set(texts)):
         # In bytes, as the server counts them.
-        length = len(patterns.in_all_letters(text).encode())
+        length = len(patterns.as_sent(text).encode())
         size += length + 1
         if size > _REGEX_LIMIT:
             groups.append([])
@@ -411,15 +411,14 @@ def _anchored(texts: Iterable[str]) -> list[str]:
     return [rf"^(?:{'|'.join(group)})\z" for group in groups]
 
 
-def _in_all_letters(stages: Any) -> Any:
+def _as_sent(stages: Any) -> Any:
     """The stages as they are sent."""
     if isinstance(stages, list):
-        return [_in_all_letters(each) for each in stages]
+        return [_as_sent(each) for each in stages]
     if not isinstance(stages, dict):
         return stages
     return {
-        name: patterns.in_all_letters(value) if name in ("$regex", "regex") else _in_all_letters(value)
-        for name, value in stages.items()
+        name: patterns.as_sent(value) if name in ("$regex", "regex") else _as_sent(value) for name, value in stages.items()
     }
 
 

@@ -96,14 +96,17 @@ def folded(name: str) -> str:
     return "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in name)
 
 
-def in_all_letters(text: str) -> str:
-    """A server's text with each letter beyond ASCII as a class of those that are one with it here.
+def as_sent(text: str) -> str:
+    """A server's text as it is sent: each letter beyond ASCII as a class of those that are one with it here.
 
-    Servers know other versions of Unicode: to MongoDB 6.0 the capitals of Georgian and Cherokee are letters of their own.
+    Servers know other versions of Unicode: to MongoDB 6.0 the capitals of Georgian and Cherokee are letters of their own. An
+    apostrophe or a control character, which it cannot take into its own search of the oplog (error 9), is a code.
     """
-    if text.isascii():
-        return text
-    return _SIGN.sub(lambda match: _classes().get(match[1], match[0]), text)
+    return text if text.isascii() and text.isprintable() and "'" not in text else _SIGN.sub(_sent, text)
+
+
+def _sent(sign: re.Match[str]) -> str:
+    return rf"\x{ord(sign[1]):02x}" if sign[1] == "'" or sign[1] < " " else _classes().get(sign[1], sign[0])
 
 
 @functools.cache

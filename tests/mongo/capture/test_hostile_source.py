@@ -191,13 +191,14 @@ def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
 
 # --- collections that the driver has no object for ---
 
-NAMES = ("a..b", "a.", " a", "a/b", "a\nb", "-", "*", "\u202e")
+NAMES = ("a..b", "a.", " a", "a'b", "a/b", "a\nb", "-", "*", "\u202e")
 
 
 def test_collections_of_every_name_are_read(mongodb_uri: str, mongo: Any, database: Any) -> None:
     """MongoDB has names that the driver's `Collection` refuses (`a..b`, `a.`): they are measured, planned, read and followed as
     the others, and a position in a stream of one of them alone is held."""
-    found = settings(mongodb_uri, **{"database.include.list": database.name})
+    names = [f"{database.name}.{name}" for name in NAMES]
+    found = settings(mongodb_uri, **{"filters.match.mode": "literal", "collection.include.list": names})
     with stream(mongo, found) as opened:
         for name in NAMES:
             database.command({"insert": name, "documents": [{"_id": 1}, {"_id": 2}]})

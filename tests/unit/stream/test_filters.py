@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,15 @@ def test_what_a_server_is_told_of_letters_makes_no_other_stream(monkeypatch: pyt
     named = source({"collection.include.list": "shop.café", "cursor.pipeline": '[{"$match": {"x": {"$regex": "é"}}}]'})
     now, sent = filters.fingerprint(named), filters.pipeline(named)
     assert ["[Éé]" in str(stage) for stage in sent] == [True, False]
-    monkeypatch.setattr(patterns, "in_all_letters", lambda text: text)
+    monkeypatch.setattr(patterns, "as_sent", lambda text: text)
     assert filters.fingerprint(named) == now
+
+
+def test_what_no_server_takes_into_its_search_of_the_oplog_is_a_code() -> None:
+    """An apostrophe and control characters, also behind a backslash and in a class; the names that are meant are the same."""
+    for text, name in ((patterns.literal("a'b\n").text, "a'b\n"), (r"a\\'\'b", r"a\''b"), ("[x']+\\\t", "x'\t")):
+        sent = patterns.as_sent(text)
+        assert sent.isprintable() and "'" not in sent and re.fullmatch(sent, name)
 
 
 @pytest.mark.parametrize(
