@@ -272,6 +272,7 @@ def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int
     return None
 
 
-_INDEX = re.compile("0|[1-9][0-9]*")
+_INDEX = re.compile("0|[1-9][0-9]{0,9}")
+"""What may be a place in an array: of more digits none is, and of thousands Python makes no number."""
 _DOT = re.compile(r"(?<!\\)\.")
 _ESCAPED_DOT = re.compile(r"\\\.")

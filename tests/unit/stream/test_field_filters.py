@@ -135,3 +135,13 @@ def test_the_text_of_an_update_has_its_names_escaped() -> None:
     found = raw_event.filtered_update(row, fields=fields, taken=set())
     assert (found["updatedFields"], found["disambiguatedPaths"]) == (b'{"$$oid":2}', b'{"$$oid":["$oid"]}')
     assert found["removedFields"] == ["n"]
+
+
+def test_a_name_of_thousands_of_digits_is_no_place_in_an_array() -> None:
+    """Python makes no number of it: the event of such a field stopped the capture at each start."""
+    name = "1" * 5000
+    before = UpdateDescription({f"items.{name}": 1, f"items.{name}.x": 1, "items.1.x": 1}, disambiguated={})
+    assert field_filters.update(before, fields=FieldRules(excluded=(("items", "x"),)))[0].updated == {
+        f"items.{name}": 1,
+        f"items.{name}.x": 1,
+    }
