@@ -39,5 +39,5 @@ class Selection:
             is_signal_collection=chosen.is_signals if reads_signals else None,
             # Patterns are matched once a collection, and not once an event.
             fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,
-            skipped=filters.OPERATIONS - filters.operations(source) if reads_signals else frozenset(),
+            skipped=filters.OPERATIONS - filters.operations(source) if reads_signals and not is_alone else frozenset(),
         )

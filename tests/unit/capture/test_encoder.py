@@ -10,8 +10,10 @@ from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import filters
 from pipelines.capture.encoder import Encoder
 from pipelines.capture.selection import Selection
+from tests.harness.sources import source
 
 
 def event(second: int, *, operation: str = "update", collection: str = "a", is_large: bool = True) -> bytes:
@@ -72,3 +74,14 @@ def test_a_delete_needs_no_document(encoder: Encoder) -> None:
     assert (rows.skipped, rows.changes) == (0, 1) and not gaps(rows)
     (row,) = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
     assert (row["kind"], row["op"], row["key"], row["before"]) == ("change", "d", "60", None)
+
+
+@pytest.mark.parametrize(("order", "changes"), [("user_only", 1), ("user_first", 0)])
+def test_stages_instead_of_the_filters_skip_no_operation(order: str, changes: int) -> None:
+    """As in Debezium, also beside a collection of signals; what was skipped here alone would be missing without a word later."""
+    given = {"skipped.operations": "u", "signal.data.collection": "shop.signals", "cursor.pipeline.order": order}
+    settings = source({**given, "cursor.pipeline": '[{"$match": {"fullDocument.x": 1}}]'})
+    encoder = Encoder("shop", Selection.of(settings, filters.of(settings)), max_rows=10, max_bytes=10_000)
+    encoder.add(event(60, is_large=False))
+    assert encoder.take().changes == changes
+    assert ("update" in filters.left_out(filters.fingerprint(settings))) is not bool(changes)
