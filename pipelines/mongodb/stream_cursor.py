@@ -51,7 +51,7 @@ class StreamCursor:
             {
                 "getMore": Int64(self._id),
                 "collection": self._collection,
-                "maxTimeMS": max_await_ms,
+                "maxTimeMS": self._await_ms(max_await_ms),
                 **({"batchSize": batch_size} if batch_size else {}),
             },
             session=self._session,
@@ -62,6 +62,12 @@ class StreamCursor:
         events, rest = cursor_reply.split_batch(raw, b"nextBatch")
         self._id = rest["id"]
         return len(raw), events, rest
+
+    def _await_ms(self, wanted: int) -> int:
+        """Half of the time, at most, that the client waits for an answer: a quiet server would pass for one that is gone."""
+        options = self._connection.options
+        limits = (options.pool_options.socket_timeout, options.timeout)
+        return max(1, min((wanted, *(int(each * 500) for each in limits if each))))
 
     def close(self) -> None:
         """Give the cursor back to the server, if it still listens."""

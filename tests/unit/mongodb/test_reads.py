@@ -17,6 +17,8 @@ from pipelines.mongodb import catalog, snapshot_read, stream_cursor
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 
+HOST = "mongodb://localhost/?connect=false"
+
 
 class Server:
     """Has nothing to read, and keeps with which preference it was asked."""
@@ -25,6 +27,7 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.awaited: list[int] = []
 
     def __getitem__(self, db: str) -> Server:
         return self
@@ -43,6 +46,7 @@ class Server:
 
     def command(self, command: dict[str, Any], *, read_preference: Any, **_: Any) -> RawBSONDocument:
         self.asked.append(read_preference)
+        self.awaited += [command["maxTimeMS"]] if "getMore" in command else []
         return RawBSONDocument(
             bson.encode({"cursor": {"firstBatch": [], "nextBatch": [], "id": Int64(0), "atClusterTime": Timestamp(1, 1)}})
         )
@@ -50,8 +54,8 @@ class Server:
 
 def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the connection string asks for: it was told to read primaries where they are there."""
-    mongos, client = Server(), SimpleNamespace(read_preference=ReadPreference.SECONDARY)
-    connection: Any = client
+    mongos = Server()
+    connection: Any = SimpleNamespace(read_preference=ReadPreference.SECONDARY, options=mongodb.client(HOST).options)
     monkeypatch.setattr(mongodb, "pinned", lambda *_: mongos)
     cursor = stream_cursor.StreamCursor(connection)
     cursor.open("shop", None, [])
@@ -62,6 +66,26 @@ def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytes
         for chunk in snapshot_read.read_chunk(connection, orders, snapshot_read.IdRange(), after=Timestamp(1, 1))
     ] == [[]]
     assert mongos.asked == [ReadPreference.SECONDARY] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "awaited"),
+    [
+        ("", 1000),
+        ("&socketTimeoutMS=5000", 1000),
+        ("&socketTimeoutMS=700", 350),
+        ("&timeoutMS=500&socketTimeoutMS=700", 250),
+    ],
+)
+def test_a_quiet_server_answers_before_the_client_gives_it_up(
+    monkeypatch: pytest.MonkeyPatch, options: str, awaited: int
+) -> None:
+    """The stream was opened again and again, and its position never moved on."""
+    server = Server()
+    monkeypatch.setattr(mongodb, "pinned", lambda *_: server)
+    with mongodb.client(f"{HOST}{options}") as client:
+        stream_cursor.StreamCursor(client).more(max_await_ms=1000, batch_size=None)
+    assert server.awaited == [awaited]
 
 
 def test_a_server_that_has_not_heard_of_a_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
