@@ -40,7 +40,7 @@ AHEAD_SECONDS = 60
 @dataclass(frozen=True)
 class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, whether it was written through another filter, and from
-    which replica set, where its last writer said so."""
+    which replica set, where its writer said so."""
 
     found: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
@@ -57,7 +57,8 @@ class ExistingBronze:
         if at.version < 0:
             return ExistingBronze()
         delta.check_ours(spark, table)
-        said = (at.last.metadata if at.last else None) or {}
+        # After a RESTORE what its version said: by those settings, and from there, its rows were captured.
+        said = at.said or (at.last.metadata if at.last else None) or {}
         before = said.get("stream")
         is_other = before is not None and not filters.is_same_stream(before, fingerprint)
         found = bronze_log.UnclaimedPosition(at.version, bronze_log.read_position(spark, table))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.bronze import log as bronze_log
+from pipelines.capture.stream_opener import ExistingBronze
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
@@ -54,3 +55,20 @@ def test_a_transaction_that_has_ended_is_known(tmp_path: Path) -> None:
             bronze_log.open_transaction(SPARK, hop.bronze)
         land(o8="END")
         assert bronze_log.open_transaction(SPARK, hop.bronze) is None
+
+
+def test_a_restored_bronze_was_written_as_its_rows_say(tmp_path: Path) -> None:
+    """By the settings and from the deployment of the restored version, whatever was committed behind it: what they left out is missing
+    once more."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        folder = Path(hop.bronze.path or "")
+        hop.append((1, b"\5\0\0\0\0"))
+        for version, stream in ((2, "narrow"), (3, "wide")):
+            said = {"writer": "by hand", "released": True, "batch": 1, "stream": stream, "replica_set": f"rs-{stream}"}
+            without_spark.write(folder, version, [], userMetadata=json.dumps(said))
+        found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
+        assert (found.is_other_stream, found.replica_set) == (False, "rs-wide")
+        without_spark.write(folder, 4, [], "RESTORE", operationParameters={"version": 2})
+        found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
+        assert (found.is_other_stream, found.replica_set) == (True, "rs-narrow")
