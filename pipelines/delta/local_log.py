@@ -358,11 +358,13 @@ def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]
 
 def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int, size_bytes: int, group: int = 0) -> int:
     """How many rows of a file to read at a time: at most so many, and about so many bytes of these columns, by the first rows of a
-    row group."""
+    row group, or of the next one that has some."""
     if parquet.metadata.num_rows <= _SAMPLE_ROWS:
         return most
     # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
-    first = next(parquet.iter_batches(_SAMPLE_ROWS, row_groups=[group], columns=list(columns)))
+    groups = range(group, parquet.num_row_groups)
+    filled = next(each for each in groups if parquet.metadata.row_group(each).num_rows)  # as Arrow's, one may have no rows
+    first = next(parquet.iter_batches(_SAMPLE_ROWS, row_groups=[filled], columns=list(columns)))
     return max(1, min(most, size_bytes * len(first) // max(1, first.nbytes)))
 
 

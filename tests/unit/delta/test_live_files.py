@@ -277,6 +277,20 @@ def test_the_smallest_files_are_chosen_and_read_without_their_deleted_rows(table
     assert file_statistics.share_deleted(cut) == 0.5
 
 
+def test_a_row_group_may_have_no_rows(table: Table) -> None:
+    """As Arrow writes one for a table without any."""
+    file = table.file([f"{number:03}" for number in range(100)], 1)
+    held = pq.read_table(table.folder / file["path"])
+    with pq.ParquetWriter(table.folder / file["path"], held.schema) as writer:
+        for part in (held[:0], held[:70], held[:0], held[70:]):
+            writer.write_table(part)
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": file}))
+    assert live.rows([file])["__key"].to_pylist() == held["__key"].to_pylist()
+    places, sizes = live.places("__key", ["001", "071"]), {"size_bytes": 2**20, "read_bytes": 2**20}
+    assert live_files.rows_at(live, places, columns=["n"], **sizes)["n"].to_pylist() == [1, 71]
+
+
 def test_timestamps_in_the_form_of_old_spark_are_those_of_any_year(table: Table) -> None:
     far = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
     fields = [*SCHEMA["fields"], {"name": "at", "type": "timestamp", "nullable": True, "metadata": {}}]  # type: ignore[misc]
