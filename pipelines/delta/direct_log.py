@@ -257,7 +257,7 @@ class DirectLog:
         finally:
             with contextlib.suppress(Exception):  # a JVM that is gone is the error that the caller gets
                 self._session.setActiveSession(self._spark._jsparkSession)
-        stored_files.note_commit(self.store.folder, version)
+        stored_files.note_commit(self.store.folder, version, metadata)
         return version
 
     def append(self, file: data_file.ParquetFile) -> None:

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, stored_files
+from pipelines.delta import checkpoint, stored_files, table_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -192,10 +192,7 @@ def stamp(folder: Path, version: int) -> tuple[int, int] | None:
 
 def _read_commit(folder: Path, name: str, path: Path) -> Commit | None:
     try:
-        with open(path, encoding="utf-8") as lines:
-            # Only this line is parsed: the others may name thousands of files.
-            infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
-            info: dict[str, Any] = next(infos, {})
+        info = table_files.commit_info(path)
     except FileNotFoundError:
         return None
     return _commit(name, info, functools.partial(restored_version, folder, int(name[:20])))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipelines.delta import checkpoint
+from pipelines.delta import checkpoint, table_files
 from pipelines.delta.store_folder import StoreFolder
 from pipelines.delta.table_files import LOG, commit_name
 from pipelines.spark import scratch, stores
@@ -201,6 +201,7 @@ class CopiedLog:
     _newest: int = -1
     _modified_ms: int = -1
     _committed: int = -1
+    _said: str = ""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -219,9 +220,10 @@ class CopiedLog:
         with self._lock:
             if self._newest >= 0:
                 # What this process has put onto the newest one stands only where that one still does.
-                if self._committed == self._newest + 1 and self._is_copied(self._committed):
+                is_next = self._committed == self._newest + 1 and self._is_copied(self._committed)
+                if is_next and self._is_own():
                     self._newest += 1
-                elif not self._is_same():
+                elif is_next or not self._is_same():
                     self._forget()
             if self._newest < 0 and not self._begin():
                 return
@@ -231,10 +233,10 @@ class CopiedLog:
                 with contextlib.suppress(OSError):  # the commits that are copied say the same
                     self._begin_later()
 
-    def note_commit(self, version: int) -> None:
-        """This process has made a commit, which follows on those that are copied: it need not be looked for."""
+    def note_commit(self, version: int, metadata: str) -> None:
+        """This process has made a commit, which says this and follows on those that are copied: it need not be looked for."""
         with self._lock:
-            self._committed = version
+            self._committed, self._said = version, metadata
 
     def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
         """Copy a commit, if that is to be had at a bearable price. One that `is_alone`, no step on a way through all, takes a request."""
@@ -243,6 +245,10 @@ class CopiedLog:
                 self.follow()
             elif is_alone or self._first - KEPT_COMMITS <= version < self._first:
                 self.files.fetch(commit_name(version))
+
+    def _is_own(self) -> bool:
+        """Whether the copy of this process' commit is that: a table that was made again has another one of its number."""
+        return table_files.commit_info(self.folder / commit_name(self._committed)).get("userMetadata") == self._said
 
     def _is_same(self) -> bool:
         """Whether the newest commit that was copied is still that of the store: a table may be removed and made again."""
@@ -364,10 +370,10 @@ def follow(folder: Path) -> None:
         looked.add(folder)
 
 
-def note_commit(folder: Path, version: int) -> None:
-    """This process has committed a version of a table, whose log may be a copied one."""
+def note_commit(folder: Path, version: int, metadata: str) -> None:
+    """This process has committed a version of a table, whose log may be a copied one, with this metadata."""
     if held := copied(folder):
-        held.note_commit(version)
+        held.note_commit(version, metadata)
 
 
 def copied(folder: Path) -> CopiedLog | None:

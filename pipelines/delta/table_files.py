@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 LOG = "_delta_log"
 
@@ -12,6 +13,13 @@ LOG = "_delta_log"
 def commit_name(version: int) -> str:
     """The name of a commit in the table's folder."""
     return f"{LOG}/{version:020}.json"
+
+
+def commit_info(commit: Path) -> dict[str, Any]:
+    """Who made a commit, and what it says of itself; nothing where it does not. Raises `OSError`."""
+    with open(commit, encoding="utf-8") as lines:
+        # Only this line is parsed: the others may name thousands of files.
+        return next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
 
 
 class TableFiles(Protocol):

@@ -34,10 +34,11 @@ class Table:
         self.copies = self.log.folder
         stored_files._COPIED[self.copies] = self.log
 
-    def commit(self, version: int, *actions: dict[str, Any]) -> None:
+    def commit(self, version: int, *actions: dict[str, Any], said: str | None = None) -> None:
         path = self.folder / "_delta_log" / f"{version:020}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(each) + "\n" for each in [{"commitInfo": {"operation": "WRITE"}}, *actions]))
+        info = {"commitInfo": {"operation": "WRITE", "userMetadata": said}}
+        path.write_text("".join(json.dumps(each) + "\n" for each in [info, *actions]))
 
     def file(self, *keys: str) -> dict[str, Any]:
         name = f"part {'-'.join(keys)}.parquet"
@@ -97,19 +98,31 @@ def test_a_commit_of_its_own_is_not_looked_for(table: Table, monkeypatch: pytest
     table.commit(0, METADATA)
     assert table.newest() == 0
     sought.clear()
-    table.commit(1, METADATA)
-    stored_files.note_commit(table.copies, 1)
+    table.commit(1, METADATA, said="é")
+    stored_files.note_commit(table.copies, 1, "é")
     assert table.newest() == 1 and sought == ["2"]
-    stored_files.note_commit(table.copies, 2)
+    stored_files.note_commit(table.copies, 2, "lost")
     assert table.newest() == 1
     for version in (2, 3):
         table.commit(version, METADATA)
     assert table.newest() == 3
-    stored_files.note_commit(table.folder, 4)  # a table's own folder has no copies
-    table.commit(4, METADATA)
-    stored_files.note_commit(table.copies, 4)
+    stored_files.note_commit(table.folder, 4, "")  # a table's own folder has no copies
+    table.commit(4, METADATA, said="mine")
+    stored_files.note_commit(table.copies, 4, "mine")
     shutil.rmtree(table.folder)
     assert table.newest() is None, "a table that is removed behind it is gone"
+
+
+def test_another_tables_commit_is_none_of_its_own(table: Table) -> None:
+    """The table was made again behind it, and has one of the number, which follows on commits of another table."""
+    table.commit(0, METADATA)
+    live = live_files.LiveFiles(table.copies)
+    assert table.newest() == 0 and live.at(0)
+    stored_files.note_commit(table.copies, 1, "mine")
+    for version, key in enumerate("abc"):
+        table.commit(version, METADATA, table.file(key), said="another's")
+    assert table.newest() == 2 and live.at(2)
+    assert live.rows(live.files())["__key"].to_pylist() == ["a", "b", "c"]
 
 
 def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
