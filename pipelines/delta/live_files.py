@@ -85,10 +85,15 @@ class LiveFiles:
         """Go to a version; whether it can be read here. Where not, the next one is tried anew."""
         try:
             # A table that was removed and made again, or brought back from a backup, has the same numbers over again.
-            is_same = self.version >= 0 and self._commit == local_log.stamp(self.folder, self.version)
-            if is_same and version == self.version:
+            held, stamp = self.version, self._commit
+            is_same = held >= 0 and stamp == local_log.stamp(self.folder, held)
+            if is_same and version == held:
                 return self._is_readable
-            if not is_same or version < self.version or not self._follow(version):
+            # Once more behind it: a copied log may be found to be another's while it is read.
+            is_followed = (
+                is_same and version > held and self._follow(version) and stamp == local_log.stamp(self.folder, held)
+            )
+            if not is_followed:
                 self._begin(version)
             self._commit = local_log.stamp(self.folder, self.version)
         except (OSError, ValueError, pa.ArrowException, table_schema.NotReadable):

@@ -139,6 +139,20 @@ def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
     assert table.newest() is None
 
 
+def test_a_version_that_is_looked_for_may_be_another_tables(table: Table) -> None:
+    """Which is seen as its commits are read, and not before."""
+    table.commit(0, METADATA)
+    table.commit(1, table.file("a"))
+    live = live_files.LiveFiles(table.copies)
+    assert live.newest() == 1 and live.at(1)
+    shutil.rmtree(table.folder)
+    table.commit(0, METADATA)
+    for version, key in enumerate("bcd"):
+        table.commit(version, METADATA, table.file(key))
+    assert live.at(2)
+    assert live.rows(live.files())["__key"].to_pylist() == ["b", "c", "d"]
+
+
 def test_a_long_log_begins_at_its_checkpoint(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in range(30):
         table.commit(version, METADATA)
