@@ -192,7 +192,7 @@ def quarantine(
     if action == "list":
         if tokens or corrections or take_over:
             raise click.UsageError("--token, --corrections and --take-over belong to replay")
-        settings, spark = application.opened(file, "quarantine", quiet=True)
+        settings, spark = application.opened(file, "quarantine", quiet=True, lazily=True)
         events = quarantine.of_pipeline(
             spark, settings, collection=collection, all_states=all_states, with_texts=documents, failures=failures
         )

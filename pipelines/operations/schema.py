@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cdc_core.schema import column_types, document_schema, evolution
+from cdc_core.schema import column_types, evolution
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
 
@@ -68,43 +68,40 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     table = layout.ops("schemas")
     if not delta.exists(spark, table):
         return tuple(SchemaHistory(str(namespace), 0, (), ()) for namespace in chosen)
-    rows = schemas.facts(spark, table).collect()
+    kept = schemas.newest(spark, table)
+    rows = schemas.changes(spark, table, of={str(namespace) for namespace in chosen})
     found = []
     for namespace in chosen:
-        position = registry.silver_position(spark, layout.silver(*namespace))
-        own = [row for row in rows if row.collection == str(namespace)]
-        found.append(_evolution(str(namespace), own, position.generation))
+        name, generation = str(namespace), registry.silver_position(spark, layout.silver(*namespace)).generation
+        now = schemas.of_generations(kept, {name: generation}).get(name)
+        own = [row for row in rows if row["collection"] == name]
+        found.append(SchemaHistory(name, 0, (), ()) if now is None else _evolution(name, own, now))
     return tuple(found)
 
 
-def _evolution(collection: str, rows: Sequence[Row], generation: str) -> SchemaHistory:
+def _evolution(collection: str, rows: Sequence[Mapping[str, Any]], now: schemas.SchemaVersion) -> SchemaHistory:
     """The evolution that led to the table's generation; attempts at a rebuild that were not completed led to nothing."""
-    whole = [row for row in rows if row.schema is not None and row.generation == generation]
-    if not whole:
-        return SchemaHistory(collection, 0, (), ())
-    last = max(whole, key=lambda row: row.version)
-    schema = document_schema.DocumentSchema.from_json(last.schema)
-    columns = tuple(SilverColumn(name, column_types.ddl(type_)) for name, type_ in schema.table())
-    line = _line(rows, generation)
-    changes = [row for row in rows if row.generation in line]
-    changes.sort(key=lambda row: (line.index(row.generation), row.version))
-    return SchemaHistory(collection, last.version, columns, tuple(map(_change, changes)))
+    columns = tuple(SilverColumn(name, column_types.ddl(type_)) for name, type_ in now.schema.table())
+    line = _line(rows, now.generation)
+    changes = [row for row in rows if row["generation"] in line]
+    changes.sort(key=lambda row: (line.index(row["generation"]), row["version"]))
+    return SchemaHistory(collection, now.version, columns, tuple(map(_change, changes)))
 
 
-def _line(rows: Sequence[Row], generation: str) -> list[str]:
+def _line(rows: Sequence[Mapping[str, Any]], generation: str) -> list[str]:
     """The generations that led to this one, oldest first: a rebuild's first row says which table it took the place of."""
-    before = {row.generation: row["from"] or "" for row in rows if row.change == evolution.ChangeKind.REBUILT.value}
+    before = {row["generation"]: row["from"] or "" for row in rows if row["change"] == evolution.ChangeKind.REBUILT.value}
     line = [generation]
     while line[0] in before and before[line[0]] not in line:
         line.insert(0, before[line[0]])
     return line
 
 
-def _change(row: Row) -> SchemaLogEntry:
-    is_rebuilt = row.change == evolution.ChangeKind.REBUILT.value
+def _change(row: Mapping[str, Any]) -> SchemaLogEntry:
+    is_rebuilt, event = row["change"] == evolution.ChangeKind.REBUILT.value, row["seen_at"]
     from_type, to_type = (None, None) if is_rebuilt else (row["from"], row["to"])
-    at = int(row.seen_at[:8], 16) if row.seen_at else None
-    return SchemaLogEntry(row.version, row.path, row.change, from_type, to_type, row.batch, row.seen_at, at)
+    at = int(event[:8], 16) if event else None
+    return SchemaLogEntry(row["version"], row["path"], row["change"], from_type, to_type, row["batch"], event, at)
 
 
 def to_json(found: Sequence[SchemaHistory]) -> str:

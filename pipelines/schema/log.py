@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -339,11 +339,15 @@ def of_generations(found: Sequence[tuple[str, SchemaVersion]], generations: Mapp
     return {name: kept for name, kept in found if kept.generation == generations.get(name, "")}
 
 
-def facts(spark: SparkSession, table: tables.TableRef) -> DataFrame:
-    """The rows of `ops/schemas`; `generation` is empty before any rebuild."""
-    rows = spark.table(str(table))
-    found = F.col("generation") if "generation" in rows.columns else F.lit(None).cast("string")
-    return rows.withColumn("generation", F.coalesce(found, F.lit("")))
+def changes(spark: SparkSession, table: tables.TableRef, *, of: Container[str]) -> list[dict[str, Any]]:
+    """The rows of `ops/schemas` of some collections, without the schemas; `generation` is empty before any rebuild."""
+    found = {}
+    for part in ops_tables.parts(spark, table, SCHEMA):
+        for row in part.drop_columns(["schema"]).to_pylist():
+            if row["collection"] in of:
+                row["generation"] = row["generation"] or ""
+                found[tuple(row.values())] = row  # once, though it may come twice
+    return list(found.values())
 
 
 def record(
