@@ -26,7 +26,7 @@ from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import registry
+from pipelines.bronze import quarantine_table, registry
 from pipelines.delta import tables as delta
 from pipelines.spark import parallel
 
