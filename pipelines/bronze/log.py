@@ -132,14 +132,15 @@ class BronzeLog:
         )
         _check_columns(spark, table)
         writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
-        if found is not None and writer.version == found.version + 1:
-            position = found.position
-        else:  # of a table that was made just now the claim is the first commit
-            position = None if is_new and writer.version == 1 else read_position(spark, table)
-        # A trim that was killed leaves it so, and whoever restored the table.
-        if writer.properties.get("delta.appendOnly") != "true":
-            writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
-        return BronzeLog(spark, table, writer, position, extra or {})
+        with writer.released_on_error():
+            if found is not None and writer.version == found.version + 1:
+                position = found.position
+            else:  # of a table that was made just now the claim is the first commit
+                position = None if is_new and writer.version == 1 else read_position(spark, table)
+            # A trim that was killed leaves it so, and whoever restored the table.
+            if writer.properties.get("delta.appendOnly") != "true":
+                writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+            return BronzeLog(spark, table, writer, position, extra or {})
 
     def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.

@@ -81,6 +81,16 @@ class Writer(StatementCommits):
                 break
         return writer
 
+    @contextmanager
+    def released_on_error(self) -> Iterator[None]:
+        """A block that, where it raises, gives the claim back: an error that is kept would hold it, by its frames, for as long."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the block's error is the one to be told
+                self.release()
+            raise
+
     @functools.cached_property
     def live(self) -> live_files.LiveFiles | None:
         """The table's files as this process sees them; None where it sees none."""

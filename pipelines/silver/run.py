@@ -329,25 +329,31 @@ class _SilverRun:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
-            writer, is_new = self._claimed(spark, work.namespace), work.position.to == 0
-            options = self.settings.silver.for_collection(str(work.namespace))
-            collection = self.collections[work.namespace] = SilverCollection(
-                spark=spark,
-                namespace=work.namespace,
-                options=options,
-                keeps_document=self.settings.keeps_document(str(work.namespace)),
-                layout=self.layout,
-                bronze=self.bronze,
-                writer=writer,
-                schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
-                is_new=is_new,
-                max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
-                # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
-                origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
-            )
+            writer = self._claimed(spark, work.namespace)
+            with writer.released_on_error():
+                collection = self.collections[work.namespace] = self._collection_of(spark, work, writer)
         # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
         collection.spark = collection.writer.spark = spark
         return collection
+
+    def _collection_of(self, spark: SparkSession, work: CollectionWork, writer: Writer) -> SilverCollection:
+        # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
+        self._check_claimed(work.namespace, writer)
+        options, is_new = self.settings.silver.for_collection(str(work.namespace)), work.position.to == 0
+        return SilverCollection(
+            spark=spark,
+            namespace=work.namespace,
+            options=options,
+            keeps_document=self.settings.keeps_document(str(work.namespace)),
+            layout=self.layout,
+            bronze=self.bronze,
+            writer=writer,
+            schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
+            is_new=is_new,
+            max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
+            # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
+            origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
+        )
 
     def _schema(
         self,
@@ -392,15 +398,7 @@ class _SilverRun:
                 f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
             )
         silver_tables.create(spark, table)
-        writer = Writer.claim(spark, table, take_over=self.take_over)
-        # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
-        try:
-            self._check_claimed(namespace, writer)
-        except Exception:
-            with suppress(errors.MedallionError):
-                writer.release()
-            raise
-        return writer
+        return Writer.claim(spark, table, take_over=self.take_over)
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
         """Raise where a table that was claimed just now is not what this run knows of it."""

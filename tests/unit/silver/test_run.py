@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import bson
 import pytest
@@ -169,3 +170,17 @@ def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monke
             assert hop.gold_table in after.claims
             after.claims.release(hop.gold_table)
         service.close()
+
+
+def test_an_error_behind_a_claim_holds_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps the error keeps its frames: the next run of the same process, of a notebook's, found the table owned by itself."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        hop.append((2, bson.encode({"_id": 2})))
+        with monkeypatch.context() as broken, pytest.raises(MemoryError) as kept:
+            broken.setattr(silver._SilverRun, "_schema", Mock(side_effect=MemoryError))
+            hop.silver()
+        hop.silver()
+        assert kept.value is not None and registry.silver_position(SPARK, hop.silver_table).to == 2
