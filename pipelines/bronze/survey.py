@@ -22,6 +22,7 @@ from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry
 from pipelines.bronze import log as bronze_log
+from pipelines.delta import local_log
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -83,7 +84,7 @@ def surveyed(
         f"({bronze_log.DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}"
     )
     is_event = F.expr(bronze_log.DOCUMENT_EVENTS)
-    sweep_rows = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
+    sweep_rows = F.struct(*SWEEP_ROW)
     surveyed = (
         rows.groupBy(is_event.alias("is_event"), "db", "collection")
         .agg(*_counting(), F.collect_list(F.when(~is_event, sweep_rows)).alias("sweep_rows"))
@@ -102,6 +103,7 @@ def counts_of(
     return counts.get(namespace, EventCounts())
 
 
+SWEEP_ROW = batch_rows.SweepRow._fields
 SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
 """The columns of bronze that a survey looks at."""
 
@@ -111,7 +113,7 @@ def _surveyed_here(
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What `surveyed` says, of rows that this process has read."""
     is_event = pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
-    others = rows.filter(pc.invert(is_event)).select(batch_rows.SweepRow._fields).to_pylist()
+    others = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
     sweep_rows = [batch_rows.SweepRow(**row) for row in others if _calls_for_sweep(row)]
     counts = _counted_here(_wanted_events(rows.filter(is_event), only, starts))
     return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset))
@@ -205,6 +207,13 @@ def sweeps(
     spark: SparkSession, bronze_table: tables.TableRef, span: reduce.BatchRange, *, among: Sequence[registry.Namespace]
 ) -> tuple[reduce.Sweep, ...]:
     """The sweeps that drops and renames of these collections call for in a span of batches."""
+    folder, kind = local_log.folder(bronze_table), bronze.RowKind.SCHEMA_CHANGE
+    here = None if folder is None else batch_rows.of_kinds(folder, [*SWEEP_ROW], kind, limit=MAX_SURVEYED_ROWS)
+    if here is not None:
+        is_own = pc.and_(pc.is_valid(here["sequence"]), pc.is_valid(places(here, among)))
+        is_in = pc.and_(pc.greater(here["batch"], span.after), pc.less_equal(here["batch"], span.to))
+        found = here.filter(pc.and_(is_own, is_in)).sort_by("offset")
+        return _sweeps([batch_rows.SweepRow(**row) for row in found.to_pylist()])
     own = " OR ".join(f"({namespace.predicate})" for namespace in among)
     is_gone = f"kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
     sweep_rows = batch_rows.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")

@@ -184,3 +184,14 @@ def test_an_error_behind_a_claim_holds_no_table(tmp_path: Path, monkeypatch: pyt
             hop.silver()
         hop.silver()
         assert kept.value is not None and registry.silver_position(SPARK, hop.silver_table).to == 2
+
+
+def test_a_collection_that_comes_later_needs_no_query(tmp_path: Path) -> None:
+    """What was dropped under its name before is looked for in bronze's files: by Spark that was a query over all of bronze each time."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        hop.append((1, bson.encode({"_id": 1})), collection="later")
+        hop.silver()
+        assert registry.silver_position(SPARK, hop.layout.silver("cases", "later")).to == 2
