@@ -30,6 +30,9 @@ READ_FILES = 100
 MANY_BYTES = 64 * 2**20
 """Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
 
+BESIDE_BYTES = 256 * 2**20
+"""Of more bytes Spark reads the rows of a span out of files that hold others, too."""
+
 PART_ROWS = 4096
 """So many rows are read at a time where a collection's own are looked for among them."""
 
@@ -83,11 +86,29 @@ def few_rows(
     """
     files = here(spark, table, span, among or {}, limit=limit)
     if not files:
-        return None
+        found = _beside_others(table, span, columns, among or {}, limit=limit)
+        return None if found is None or found.nbytes > (size_bytes or MANY_BYTES) else found
     if (bytes_of(files, columns) or 0) > (size_bytes or MANY_BYTES):
         return None
     paths = [file.path for file in files]
     return _among(paths, columns, among, size_bytes or MANY_BYTES) if among else read(paths, list(columns), where=None)
+
+
+def _beside_others(
+    table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], among: Mapping[str, str], *, limit: int
+) -> pa.Table | None:
+    """Columns of the rows of a span where a compaction has put rows of other batches into their files: whoever is a few batches behind
+    bronze meets one every `bronze.log.COMPACT_EVERY` commits. None as in `few_rows`; copies of whole files are too dear for it."""
+    folder = local_log.folder(table)
+    files = [] if folder is None else span_files(folder, span, among, is_alone=False)
+    size_bytes = bytes_of(files, columns)
+    if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
+        return None
+    where: list[tuple[str, str, Any]] = [("batch", ">", span.after), ("batch", "<=", span.to)]
+    found = read(
+        [file.path for file in files], list(columns), where=[*where, *((name, "==", among[name]) for name in among)]
+    )
+    return None if found is None or found.num_rows > limit else found
 
 
 def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, str], size_bytes: int) -> pa.Table | None:
@@ -165,9 +186,11 @@ def here(
     return files
 
 
-def span_files(folder: Path, span: reduce.BatchRange, among: Mapping[str, str] = {}) -> list[local_log.AddedFile]:
-    """The files that hold all rows of the span among these and none of another span, the oldest first; none where that is not
-    known."""
+def span_files(
+    folder: Path, span: reduce.BatchRange, among: Mapping[str, str] = {}, *, is_alone: bool = True
+) -> list[local_log.AddedFile]:
+    """The files that hold all rows of the span among these, the oldest first, and where it `is_alone` none of another span; none where that
+    is not known."""
     newest = local_log.newest_version(folder)
     files = None if newest is None else _appended(folder, span.after, newest, local_log.stamp(folder, newest))
     held: list[local_log.AddedFile] = []
@@ -178,11 +201,12 @@ def span_files(folder: Path, span: reduce.BatchRange, among: Mapping[str, str] =
         if not all(may_hold(file, column, value) for column, value in among.items()):
             continue
         low, high = batches
-        if low > span.after and high <= span.to:
-            held.append(file)
-        # A compaction has put rows of this span and of others into one file: only Delta's predicate tells them apart.
-        elif high > span.after and low <= span.to:
+        if high <= span.after or low > span.to:
+            continue
+        # A compaction has put rows of this span and of others into one file: only a predicate tells them apart.
+        if is_alone and (low <= span.after or high > span.to):
             return []
+        held.append(file)
     # As they were committed: rows that are read in their order need not be put in it.
     return sorted(held, key=lambda file: file.between("batch") or ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,9 +91,14 @@ def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:
 
 
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """A compacted file that holds more than the span is Delta's; later commits are read as before."""
+    """Of a compacted file that holds more than the span Spark asks Delta, and this process takes its rows; later commits are read as
+    before."""
     maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 6}))
     check(log, 2, 6, of_files=False)
+    for limit, among in ((4, None), (3, None), (4, {"kind": "heartbeat"})):
+        found = batch_rows.few_rows(spark, log.table, reduce.BatchRange(2, 6), ["payload"], limit=limit, among=among)
+        numbers = None if found is None else sorted(json.loads(text)["n"] for text in found["payload"].to_pylist())
+        assert numbers == (None if limit == 3 else [2, 3, 4, 5])
     beat(log, 2)
     check(log, 6, 8, of_files=True)
     check(log, 5, 8, of_files=False)

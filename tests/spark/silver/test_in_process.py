@@ -180,6 +180,15 @@ def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_p
     assert [row["n"] for row in hop.documents("t")] == [0, 3, 1, 0]
 
 
+def test_a_compaction_of_bronze_hinders_nothing(hop: Hop, by_process: dict[str, int]) -> None:
+    """It puts events that are applied and those that wait into one file; every batch behind one went through Spark's queries."""
+    hop.bronze.append({"t": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 5}}]})
+    hop.spark.sql(f"OPTIMIZE {hop.bronze.table}").collect()
+    before = by_process["silver"]
+    hop.run()
+    assert by_process["silver"] == before + 1 and [row["n"] for row in hop.documents("t")] == [0, 5, 0, 0]
+
+
 def test_a_long_span_whose_first_range_is_sparks_is_sparks(
     hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
