@@ -73,7 +73,7 @@ class Gaps:
             known = frozenset(before).union(*(state.planned for state in states))
         new = [name for name in captured if name not in known]
         # By the settings alone: one that was dropped and is captured is not left out, nor is one that was made since.
-        ever = before.union(*(note.left_out for note in notes[-1:]))
+        ever = known.union(*(note.left_out for note in notes[-1:]))
         left_out = sorted(name for name in ever if not self._is_captured(name))
         note = {"stream": fingerprint, "captured": captured, "left_out": left_out}
         again = self._let_in_again(notes)

@@ -49,6 +49,7 @@ def noted(
     now: Source,
     *,
     captured: Sequence[str] = ("shop.a",),
+    states: Sequence[SnapshotState] = (),
 ) -> OtherStream:
     """What a start with the settings `now` notes at second 90, of a bronze that began at 10 and holds two collections; `streams` are those
     before it, each with the second at which it began, the first with the table."""
@@ -60,7 +61,7 @@ def noted(
     monkeypatch.setattr(bronze_log, "notes", lambda *_: notes)
     monkeypatch.setattr(bronze_log, "first_token", lambda *_: token(first[0]))
     found = start(monkeypatch, streams[-1][1], now)
-    return found.of_other_stream((), fingerprint=filters.fingerprint(now), id_="1")
+    return found.of_other_stream(states, fingerprint=filters.fingerprint(now), id_="1")
 
 
 def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
@@ -205,3 +206,13 @@ def test_a_collection_that_was_made_since_is_not_told_as_new(
     with caplog.at_level(logging.WARNING):
         noted(monkeypatch, [(10, WHOLE), (20, WHOLE)], source({"cursor.pipeline": "[]"}))
     assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["shop.new"]
+
+
+def test_a_collection_that_was_empty_is_left_out_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came of it meanwhile is in no event either, and no row of before says that it was captured."""
+    only_a = source({"collection.include.list": "shop.a"})
+    names = ["shop.a", "shop.b", "shop.new"]
+    for streams in ([(10, WHOLE)], [(10, WHOLE), (20, WHOLE)]):
+        begun = SnapshotState("1", tuple(names))
+        note, *_ = noted(monkeypatch, streams, only_a, captured=names, states=[begun]).payloads
+        assert note["left_out"] == ["shop.b", "shop.new"]
