@@ -9,17 +9,19 @@ So a writer stops whose claim another one took over. That a second one is refuse
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.tables import claims, definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import direct_log, owners, table_errors, table_history, upsert
+from pipelines.delta import direct_log, local_log, owners, table_errors, table_history, upsert
 from pipelines.delta.local_log import Commit
 from pipelines.spark import failures as spark_failures
 
@@ -55,6 +57,8 @@ class FencedCommits:
         self.surplus_files = 0
         """Files that the last compaction of this writer left beyond those that the size explains."""
         self._unanswered: dict[str, Any] | None = None
+        self._last: tuple[int, tuple[int, int] | None] = (self.version, None)
+        """The last commit, with what tells its file on a disk from another one of its number."""
         # A weak reference: a writer that was dropped without a release must not hold its table.
         owners.HELD[identity.writer] = self
 
@@ -112,6 +116,8 @@ class FencedCommits:
         for attempt in table_errors.commit_attempts(self.table):
             # Only a release comes here after a commit without an answer; every other verb refuses to follow on one.
             self._settle()
+            if not self._is_held():
+                raise self._lost()
             # Delta puts a statement onto whatever version it finds; the direct log compares the version itself.
             if is_statement and not self.is_newest:
                 self.check_ownership()
@@ -166,6 +172,15 @@ class FencedCommits:
             if landed is not None:
                 self._committed(landed, self._unanswered)
 
+    def _is_held(self) -> bool:
+        """Whether the log has this writer's last commit, as far as a disk tells it: a table that was removed and made again may have come
+        to the same version."""
+        folder, (version, stamp) = local_log.folder(self.table), self._last
+        if folder is None or stamp in (None, _stamp(folder, version)):
+            return True
+        found = local_log.commit(folder, version)  # of a copy that was brought back, or not there any more
+        return found is None or found.metadata == self.metadata
+
     def _landed(self, said: Mapping[str, Any]) -> int | None:
         """The version whose commit says this, among those after this writer's last one."""
         found = table_history.since(self.spark, self.table, self.version)
@@ -188,6 +203,8 @@ class FencedCommits:
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
         self.version = new_version
         self.metadata = dict(metadata)
+        folder = local_log.folder(self.table)
+        self._last = new_version, None if folder is None else _stamp(folder, new_version)
         self._unanswered = None
         return new_version
 
@@ -202,6 +219,13 @@ class FencedCommits:
             f"{self.table.label}: another writer took this table over; this one stopped and committed nothing more. "
             "If it should run instead, stop the other and start again with --take-over"
         )
+
+
+def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
+    """`local_log.stamp`; None where it cannot be told, too: what was committed must not fail for it."""
+    with contextlib.suppress(OSError):
+        return local_log.stamp(folder, version)
+    return None
 
 
 def carried(metadata: Mapping[str, Any]) -> dict[str, Any]:

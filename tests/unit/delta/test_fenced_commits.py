@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +104,30 @@ def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log:
         getattr(writer, through)(refused, said)
     assert len(tries) == table_errors.COMMIT_ATTEMPTS
     assert writer.version == 0
+
+
+def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_path: Path) -> None:
+    """Although it came to the same version, onto which a commit would go; where a copy was brought back it is the same table."""
+    identity = claims.WriterIdentity("w", "host", 1, "")
+    writer = FencedCommits(None, TableRef.at(str(tmp_path)), identity=identity, base=log[-1])  # type: ignore[arg-type]
+    (tmp_path / "_delta_log").mkdir()
+
+    def write(version: int, metadata: str) -> int:
+        path = tmp_path / "_delta_log" / f"{version:020}.json"
+        path.write_text(json.dumps({"commitInfo": {"userMetadata": metadata}}) + "\n")
+        return version
+
+    def commit(*, base: int, metadata: str) -> int:
+        log.append(Commit(base + 1, 0, claims.parsed(metadata)))
+        return write(base + 1, metadata)
+
+    assert writer.through_log(commit, said) == 1
+    write(1, json.dumps(writer.metadata))
+    assert writer.through_log(commit, said) == 2
+    write(2, json.dumps({**writer.metadata, "writer": "another"}))
+    with pytest.raises(errors.OwnershipLost):
+        writer.through_log(commit, said)
+    assert [each.version for each in log] == [0, 1, 2]
 
 
 def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: list[Commit]) -> None:
