@@ -91,6 +91,7 @@ def running(log: Path, *conf: tuple[str, str]) -> Iterator[str]:
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "2",  # 50 tasks for each look at a table of a few files, else
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",  # 10,000 for each VACUUM, else: 80 seconds
         **stores.LOCAL.conf,
         **dict(conf),
     }
