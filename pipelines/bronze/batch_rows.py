@@ -136,7 +136,7 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
 
 def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit: int) -> pa.Table | None:
     """Columns of all rows of later batches than this one, in no order; None where this process does not see their files, or those have
-    more than `limit` rows. `batch` has to be among the columns."""
+    more than `limit` rows."""
     folder = local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
     held = [file for file in files or () if (file.between("batch") or (0, batch + 1))[1] > batch]

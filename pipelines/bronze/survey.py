@@ -112,7 +112,7 @@ def _surveyed_here(
     rows: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What `surveyed` says, of rows that this process has read."""
-    is_event = pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
+    is_event = are_of_documents(rows)
     others = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
     sweep_rows = [batch_rows.SweepRow(**row) for row in others if _calls_for_sweep(row)]
     counts = _counted_here(_wanted_events(rows.filter(is_event), only, starts))
@@ -173,7 +173,12 @@ OF_EVENTS = ("batch", "kind", "db", "collection")
 
 def are_events(rows: pa.Table, of: registry.Namespace) -> pa.ChunkedArray:
     """Which rows are events of documents of a collection; the rows have `OF_EVENTS`."""
-    return pc.and_(_is_of(rows, of), pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS)))
+    return pc.and_(_is_of(rows, of), are_of_documents(rows))
+
+
+def are_of_documents(rows: pa.Table) -> pa.ChunkedArray:
+    """Which rows are events of documents: `bronze_log.DOCUMENT_EVENTS` of rows that are here."""
+    return pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
@@ -54,7 +53,7 @@ def captured_rate(
         events, first, last = row.events, row.first, row.last
     else:
         newest = pc.max(rows.filter(pc.equal(rows["batch"], batch))["ts_ms"]).as_py() or 0
-        times = _events(rows)["ts_ms"]
+        times = rows.filter(survey.are_of_documents(rows))["ts_ms"]
         times = times.filter(pc.greater_equal(times, newest - within_seconds * 1000))
         events, (first, last) = len(times), pc.min_max(times).as_py().values()
     return events / ((last - first) / 1000) if events and last > first else None
@@ -68,12 +67,9 @@ def of_layers(
         return {}
     after = min(at for each in bounds.values() for pair in each for at in pair)
     rows = batch_rows.behind(log, after, ["kind", "db", "collection", "batch", "ts_ms"], limit=MANY_ROWS)
-    return _by_query(spark, log, after, bounds) if rows is None else _counted_here(_events(rows), bounds)
-
-
-def _events(rows: pa.Table) -> pa.Table:
-    """The rows of `bronze_log.DOCUMENT_EVENTS`."""
-    return rows.filter(pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS)))
+    if rows is None:
+        return _by_query(spark, log, after, bounds)
+    return _counted_here(rows.filter(survey.are_of_documents(rows)), bounds)
 
 
 def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds]) -> dict[registry.Namespace, list[Backlog]]:

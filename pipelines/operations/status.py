@@ -254,10 +254,9 @@ class _StatusReader:
         )
 
     def _why_slow(self) -> str | None:
+        # Commands build a session here that reaches the log of a folder; to start one for this takes seconds.
         if not (sparks.is_started(self.spark) or sparks.is_given() or local_log.folder(self.log) is None):
-            return (
-                None  # commands build a session here that reaches the log of a folder; to start one for this takes seconds
-            )
+            return None
         why = direct_log.why_not(self.spark, self.log)
         takes_settings = why is None or query_execution.takes_settings(self.spark)
         return why if takes_settings else f"{why}; {query_execution.WITHOUT_SETTINGS}"
