@@ -64,7 +64,7 @@ WITHOUT_SETTINGS = "this session takes no settings of Delta, so that a MERGE is 
 
 _locks: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
 _takes_settings: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
-_computes: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+_holds_rows: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
 
 PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
 """A setting of a fenced statement, which changes nothing by itself."""
@@ -130,17 +130,18 @@ def materialized(df: DataFrame) -> DataFrame:
 
     Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
     """
-    return df.localCheckpoint() if _can_compute(df.sparkSession) else df
+    return df.localCheckpoint() if holds_rows(df.sparkSession) else df
 
 
-def _can_compute(spark: SparkSession) -> bool:
-    if spark not in _computes:
+def holds_rows(spark: SparkSession) -> bool:
+    """Whether the platform keeps rows for a session; tried once for each."""
+    if spark not in _holds_rows:
         try:
             is_kept = sparks.is_classic(spark) or spark.range(1).localCheckpoint() is not None
-            _computes[spark] = takes_settings(spark) and is_kept
+            _holds_rows[spark] = takes_settings(spark) and is_kept
         except PySparkException:
-            _computes[spark] = False
-    return _computes[spark]
+            _holds_rows[spark] = False
+    return _holds_rows[spark]
 
 
 def unpersist(df: DataFrame) -> None:

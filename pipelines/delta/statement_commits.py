@@ -188,7 +188,9 @@ class StatementCommits(fenced_commits.FencedCommits):
     def _marked(self, said: fenced_commits.Said) -> int:
         if self.direct is not None:
             return self.through_log(functools.partial(self.direct.commit, None), said)
-        return self._appended(self.spark.createDataFrame([], self._rows().schema), said)
+        nothing = self.spark.createDataFrame([], self._rows().schema)
+        with query_execution.session_confs(self.spark, query_execution.INTERPRETED):
+            return self._appended(nothing, said)
 
     def _rows(self) -> DataFrame:
         return self.spark.table(str(self.table))

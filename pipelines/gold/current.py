@@ -47,7 +47,7 @@ HIDDEN = frozenset(column_names.ENGINE)
 """Silver's columns that are not the document's. Gold has two of them, as its last columns: `__rescued` and `__key`."""
 
 MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
-"""The source reads silver at a fixed version: reading it twice is cheaper than writing it down once."""
+"""The source reads silver at a fixed version, or is held: Delta need not write it down."""
 
 FEW_KEYS = 1_000
 """Up to so many keys the ranges in which the table is read are made from the keys; for more it is one, from the first key to the last."""
@@ -169,8 +169,9 @@ class GoldTable:
 
     def merged(self, writer: Writer) -> int:
         """Publish the rows of the changed keys; how many keys."""
-        if not self.is_few:
+        if writer.is_direct and not self.is_few:
             return self._merged(writer, self._changed())
+        # A MERGE plans its source three times, and reads it twice.
         with query_execution.held(self._changed()) as changed:
             return self._merged(writer, changed)
 

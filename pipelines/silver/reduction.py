@@ -18,11 +18,12 @@ from pyspark.sql import functions as F
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
 from pipelines.bronze import quarantine_table, survey
-from pipelines.delta import upsert
+from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, partial_updates
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -127,12 +128,15 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
 def is_at_once(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     """Whether the events are typed by `at_once`, which records the schema of a new collection's first documents as a version of its own,
     before it looks at the others; who types them otherwise has to record it, too."""
-    return (
-        is_large(counts)
-        and not collection.keeps_document
-        and not collection.shows_deleted(counts)
-        and collection.writer.is_direct
-    )
+    is_plain = is_large(counts) and not collection.keeps_document and not collection.shows_deleted(counts)
+    return is_plain and (collection.writer.is_direct or _is_held_first(collection))
+
+
+def _is_held_first(collection: SilverCollection) -> bool:
+    """Whether the rows are computed before the statement that commits them, and what was observed is known by then."""
+    spark = collection.spark
+    # Over Spark Connect nobody is told what was observed while rows were held.
+    return not collection.is_empty() and sparks.is_classic(spark) and query_execution.holds_rows(spark)
 
 
 def is_large(counts: survey.EventCounts) -> bool:

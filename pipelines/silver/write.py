@@ -58,8 +58,6 @@ def committed(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         return batch
     if _is_upsert(collection, batch) and _upserted(collection, batch):
         return batch
-    if batch.unless is not None:
-        raise upsert.NotCommitted  # Spark commits a MERGE whatever it finds on the way
     _merge(collection, batch)
     return batch
 
@@ -72,6 +70,9 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
     # Computed before the statement: a MERGE that is tried again, or reads its source twice, must find the same rows.
     rows = query_execution.materialized(batch.rows)
     try:
+        # What was observed is known where the rows are computed by now.
+        if batch.unless is not None and (not query_execution.holds_rows(collection.spark) or batch.unless()):
+            raise upsert.NotCommitted
         if batch.has_incomplete and not collection.keeps_document and rows.where("`__incomplete`").isEmpty():
             batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
         statement = _statement(collection, batch).merge()

@@ -18,10 +18,11 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes
+from pipelines.silver import deletes, evolve
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, environments
+from tests.harness.environments import Environment
 from tests.harness.layers import (
     Hop,
     Killed,
@@ -257,12 +258,22 @@ def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
 
 
 @pytest.mark.journey
-def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [Environment.DISK, Environment.STATEMENTS])
+def test_many_events_at_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Environment
+) -> None:
     """Many events are typed by the schema as it is; where one would change it or cannot be read, nothing is committed before that
     is seen to.
     """
+    with environments.session(spark, place) as session:
+        _apply_many(session, tmp_path, monkeypatch)
+
+
+def _apply_many(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 3)
     monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    looks, look = [], evolve.evolve
+    monkeypatch.setattr(evolve, "evolve", lambda *given, **named: looks.append(given[2]) or look(*given, **named))
     hop = Hop(spark, pipeline(tmp_path))
 
     def applied(*events: Row) -> list[Row]:
@@ -307,3 +318,4 @@ def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: p
     held = {"op": "u", "key": 1, "at": 51, "text": '{"_id":1'}
     last = [{"op": "u", "key": key, "at": 50 + key, "after": document(key)} for key in (2, 3, 4)]
     assert applied(held, *last) == [row(1, n=5, new=1, __incomplete=True), *(row(key) for key in (2, 3, 4))]
+    assert looks == [1, 3, 4, 4]  # not into the second batch, and twice into the one of which a part waits in quarantine
