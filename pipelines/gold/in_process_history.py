@@ -310,8 +310,7 @@ def _made(
     columns |= {"__document": texts} if kept.folds else {}
     sequences = [each.sequence for each in laid_out.new]
     columns |= {"__key": pa.array(laid_out.keys, pa.string()), "__sequence": pa.array(sequences, pa.string())}
-    columns |= {"valid_from": _times(sequences)}
-    return evolution, pa.table(columns | _ends(kept, laid_out.new))
+    return evolution, pa.table(columns | _ends(kept, laid_out.new) | {"valid_from": _times(sequences)})
 
 
 def _typed(
@@ -359,11 +358,11 @@ def _ended(kept: History, schema: pa.Schema, stored: _StoredVersions, laid_out: 
 
 
 def _ends(kept: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array]:
-    """The columns that say when versions ended."""
+    """The columns that say when versions ended, in the order in which a table gets them."""
     until = [each.until for each in ended]
     deleted = pa.array([each.is_deleted for each in ended], pa.bool_())
     marks = {"__deleted": deleted} if kept.mode.adds_deleted else {}
-    return {**marks, "__until": pa.array(until, pa.string()), "valid_to": _times(until)}
+    return {"__until": pa.array(until, pa.string()), **marks, "valid_to": _times(until)}
 
 
 def _times(sequences: Sequence[str | None]) -> pa.Array:

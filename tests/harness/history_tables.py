@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 ENGINE = ("__incomplete", "__as_captured", "__document", "__sequence", "__until", "__deleted", "valid_from", "valid_to")
+ENDS = ["__key", "__sequence", "__until", "__deleted", "valid_from", "valid_to"]
+"""The last columns of a table whose versions say that a delete ended them, whichever way they came into it."""
 
 
 class HistoryHop:

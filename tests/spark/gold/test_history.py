@@ -16,7 +16,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import in_process_history
 from tests.harness import histories, model, oracle
 from tests.harness.histories import History, Mode
-from tests.harness.history_tables import ENGINE, HistoryHop, change
+from tests.harness.history_tables import ENDS, ENGINE, HistoryHop, change
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +51,8 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -
         assert hop.at(name, 99) == {1: "c", 2: "x"}
         marked = [row["v"] for row in hop.versions(name) if row.get("__deleted")]
         assert marked == (["b"] if name.startswith("rewrite") else [])
+        columns = spark.table(hop.table(name)).columns
+        assert columns[-len(ENDS) :] == ENDS or not name.startswith("rewrite")
     assert hop.run().collections == ()
 
 

@@ -17,6 +17,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import history, in_process_history
 from pipelines.gold.history_position import HistoryPosition
 from tests.harness import bronze_rows, layers, oracle, without_spark
+from tests.harness.history_tables import ENDS
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 NAMESPACE = registry.Namespace(bronze_rows.DB, "t")
@@ -111,6 +112,7 @@ def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
     kept.bronze.append({"t": [change("d", 1, 20)]})
     kept.lay_out()
     assert kept.versions("__deleted") == [("1", 10, 20, True), ("2", 10, None, False)]
+    assert oracle.read(kept.table.path or "").column_names[-len(ENDS) :] == ENDS
 
 
 def test_updates_are_folded_onto_the_version_before(tmp_path: Path) -> None:
