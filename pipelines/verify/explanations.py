@@ -10,9 +10,12 @@ from pyspark.sql import functions as F
 
 from cdc_core.properties.source import Operation
 from cdc_core.settings.parse import OnGone, Settings
+from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.sql.names import literal
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.verify import table_progress
@@ -32,13 +35,14 @@ class Explanations:
         wrong = [each.key for each in found if each.kind.is_wrong]
         if not wrong:
             return list(found)
-        incomplete, held = self._incomplete(wrong), self._quarantined()
+        incomplete, held = self._in_silver(wrong, "coalesce(`__incomplete`, false)"), self._quarantined()
         # Only where something is wrong: each of these is a look at bronze or silver.
         is_kept, is_unread = self.keeps_rows(), self._is_being_read()
+        left = set() if is_kept else self._in_silver(wrong, self._left_by_a_drop())
         explained = []
         for each in found:
             kind = each.kind
-            if kind is KeyVerdict.EXTRA and is_kept:
+            if kind is KeyVerdict.EXTRA and (is_kept or each.key in left):
                 kind = KeyVerdict.KEPT
             elif kind.is_wrong and each.key in held:
                 kind = KeyVerdict.QUARANTINED
@@ -58,12 +62,24 @@ class Explanations:
         is_dropped = not self.has_source and OnGone.KEEP in (options.on_drop, options.on_rename)
         return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
 
-    def _incomplete(self, keys: Iterable[str]) -> set[str]:
+    def _left_by_a_drop(self) -> str:
+        """Which rows of silver are of before a drop or a rename after which the settings keep them: the collection was made again."""
+        options = self.progress.options
+        if OnGone.KEEP not in (options.on_drop, options.on_rename):
+            return "false"
+        spark, bronze = self.progress.spark, self.progress.bronze
+        span = reduce.BatchRange(0, table_progress.position_of(spark, bronze).batch)
+        found = survey.sweeps(spark, bronze, span, among=[self.progress.namespace])
+        kept = {*found} - {*survey.sweeps_to_apply(found, options)}
+        return f"`__sequence` < {literal(max((each.first for each in kept), default=''))}"
+
+    def _in_silver(self, keys: Iterable[str], where: str) -> set[str]:
+        """Those of the keys whose rows in silver are so."""
         table = self.progress.silver
-        if self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
+        if where == "false" or self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
             return set()
         named = self.progress.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
-        marked = self.progress.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")
+        marked = self.progress.spark.table(str(table)).where(where).select("__key")
         return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
 
     def _quarantined(self) -> set[str]:

@@ -22,7 +22,7 @@ class KeyVerdict(str, Enum):
     CHANGING = "changing"
     """It changed each time before it could be judged."""
     KEPT = "kept"
-    """The source has deleted it, and the settings keep the row."""
+    """The source has deleted it, or dropped its collection, and the settings keep the row."""
     INCOMPLETE = "incomplete"
     """Silver says itself that the row waits for a document that was never seen."""
     QUARANTINED = "quarantined"

@@ -105,6 +105,21 @@ def test_a_collection_that_is_not_captured_any_more_is_not_compared(
         verify.run(spark, found, verify.VerifyOptions(collection=f"{database.name}.people"))
 
 
+def test_what_a_rotation_leaves_is_kept(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """Where the settings keep the rows, also beside the collection that is made anew under the name; no repair takes them away."""
+    kept = {"collection.drop.handling.mode": "keep", "collection.rename.handling.mode": "keep"}
+    found = with_silver(pipeline(mongodb_uri, lakehouse, database.name), kept)
+    for year, end in enumerate((lambda: database.orders.rename("of_last_year"), database.orders.drop, lambda: None)):
+        database.orders.insert_many([{"_id": f"{year}-{n}"} for n in range(3)])
+        play(spark, found)
+        end()
+    gold = delta.layout(found.lakehouse).gold(database.name, "orders")
+    spark.sql(f"INSERT INTO {gold} (`__key`) VALUES ('7')").collect()
+    result = only(verify.run(spark, found, verify.VerifyOptions(repair=True)))
+    assert (result.is_equal, result.equal, result.kept, result.repaired) == (True, 3, 6, 1), result.differences
+    assert spark.table(str(gold)).count() == 9
+
+
 def test_a_repair_does_not_wait_for_what_the_capture_does_not_read(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

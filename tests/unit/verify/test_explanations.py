@@ -19,7 +19,8 @@ def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kin
     """Rows of before a gap are old until the snapshot that fills it is read to its end."""
     unused: Any = None
     known = {
-        "_incomplete": lambda *_: set(),
+        "_in_silver": lambda *_: set(),
+        "_left_by_a_drop": lambda _: "false",
         "_quarantined": lambda _: set(),
         "keeps_rows": lambda _: False,
         "_is_being_read": lambda _: is_being_read,
