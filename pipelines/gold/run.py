@@ -397,7 +397,7 @@ class _GoldRun:
         deletes = self.layout.deletes(*namespace)
         if deletes not in self.forgotten:
             self.forgotten[deletes] = current.forgotten_to(self.spark, deletes)
-        is_older = at.is_restored or (at.said.get("to") or 0) < self.forgotten[deletes]
+        is_older = at.is_restored or (at.said.get("to") or 0) < self.forgotten[deletes] <= silver.to
         metadata = {} if is_older else at.said
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
