@@ -46,11 +46,12 @@ class ModelInput:
 
 @dataclass
 class ModelInputs:
-    """What the models of one run read: tables at their versions, and views of the session for models that have no table."""
+    """What the models of a `pipeline` read in one run: tables at their versions, and views of the session for models that have no table."""
 
     spark: SparkSession
     layout: tables.Layout
     pinned: Mapping[str, int]
+    pipeline: str
     views: dict[str, str] = field(default_factory=dict)
     """The session's view of each model that has no table, or does not have its next version yet."""
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -112,10 +113,10 @@ class ModelInputs:
                     return version, f"version {version}"
                 if commit.metadata is not None:
                     # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same.
-                    # `origin` and `log`: a silver or a bronze that was made again counts versions and batches from the start.
-                    said = {
-                        each: commit.metadata.get(each) for each in ("to", "silver", "generation", "origin", "log", "model")
-                    }
+                    # A silver that was made again counts versions from the start, a bronze that was, or of which an older copy was
+                    # brought back, batches.
+                    names = ("to", "silver", "generation", "origin", "log", "bronze", "model")
+                    said = {each: commit.metadata.get(each) for each in names}
                     return version, hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
         return version, f"version {version}"
 

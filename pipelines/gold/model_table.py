@@ -80,6 +80,10 @@ class ModelTable:
         """Where it lies."""
         return self.inputs.layout.model(self.model.name)
 
+    @property
+    def _made_by(self) -> dict[str, object]:
+        return {"model": self.model.digest, "pipeline": self.inputs.pipeline}
+
     def work(self) -> ModelWork:
         """What a run has to do, by the positions that the table's last commit names."""
         model, table = self.model, self.table
@@ -88,6 +92,9 @@ class ModelTable:
         if at.version < 0:
             return ModelWork("whole", to, {}, "it is not there yet")
         live = dict(at.said)
+        if (other := live.get("pipeline", self.inputs.pipeline)) != self.inputs.pipeline:
+            message = f"its table would be that of a model of the pipeline {other}, {table.label}: each would overwrite the other's rows"
+            raise errors.SettingsError(errors.Problem(model.where, message, "rename the file, or remove this table"))
         if self.is_anew:
             return ModelWork("whole", to, live, "--full-refresh asks for it")
         # Rows of another query cannot be changed into rows of this one key by key.
@@ -170,7 +177,7 @@ class ModelTable:
                         *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
                     ),
                     to=work.to,
-                    extra={**said, "model": self.model.digest},
+                    extra={**said, **self._made_by},
                     overwrite_schema=True,
                 )
             finally:
@@ -204,7 +211,7 @@ class ModelTable:
                 self.spark,
                 Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self._named(rows), live=work.live),
             )
-            extra = {**said, "model": self.model.digest}
+            extra = {**said, **self._made_by}
             # A key of which the query gives no row any more: the MERGE needs a row to delete it by.
             gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True)

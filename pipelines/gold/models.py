@@ -187,7 +187,7 @@ def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
 
     Changes nothing. Raises `SettingsError` with the mistakes of all models.
     """
-    inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {})
+    inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {}, settings.name)
     dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
     order = ordered(spark, settings)
     problems = list(order.problems)
@@ -227,7 +227,7 @@ def run(
     refused: list[Exception] = [errors.SettingsError(list(order.problems))] if order.problems else []
     failed: set[str] = set()
     found: list[ModelResult] = []
-    inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}))
+    inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}), settings.name)
     run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, {} if judged is None else judged)
     try:
         for model in order.models:

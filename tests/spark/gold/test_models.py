@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -227,6 +228,19 @@ def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:
     for act in (lambda: made.run(), lambda: models.check(made.spark, made.settings)):
         with pytest.raises(errors.SettingsError, match="is a view, and the table that it was before is still there"):
             act()
+
+
+def test_a_model_of_another_pipeline_is_not_overwritten(shop: MakeShop) -> None:
+    """Pipelines that share a lakehouse have one place for a name: each would put its rows in the place of the other's, in turn."""
+    made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
+    assert made.run() == {"other": "whole"}
+    made.settings = replace(made.settings, name="second")
+    made.change("orders", {"_id": 2, "customer": 1, "amount": 5})
+    for act in (lambda: made.run(), lambda: models.check(made.spark, made.settings)):
+        with pytest.raises(errors.SettingsError, match="that of a model of the pipeline hand, .*/models/other"):
+            act()
+    assert made.rows("other") == {(1,)}
 
 
 def test_a_model_may_come_to_have_times_without_a_zone(shop: MakeShop) -> None:

@@ -55,12 +55,12 @@ def due(hop: Hop) -> current.GoldWork | None:
 
 def at(hop: Hop, table: tables.TableRef) -> str:
     """What tells the rows that models read of a gold table."""
-    return model_inputs.ModelInputs(SPARK, hop.layout, {})._version("t", table)[1]
+    return model_inputs.ModelInputs(SPARK, hop.layout, {}, "hand")._version("t", table)[1]
 
 
-@pytest.mark.parametrize("name", ["origin", "log", "generation"])
+@pytest.mark.parametrize("name", ["origin", "log", "generation", "bronze"])
 def test_models_are_made_anew_where_their_inputs_began_anew(tmp_path: Path, name: str) -> None:
-    """Batches and versions begin again where silver or bronze was removed, and may come to the numbers of before."""
+    """Batches and versions begin again where silver or bronze was removed, or is an older copy, and may come to the numbers of before."""
     with without_spark.running():
         hop = Hop(tmp_path)
         without_spark.create(SPARK, hop.gold_table, columns="`__key` STRING")
