@@ -216,7 +216,8 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     before = [each for each in applied if each.time <= time_]
     if not before:
         raise errors.DecisionNeeded(
-            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}"
+            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}. Where old events were taken from "
+            "it, ask the tables of versions themselves, by valid_from and valid_to"
         )
     # A snapshot's rows, and the last change of a cluster time, have sequences up to this one.
     last = literal(f"{time_}ffffffff")
