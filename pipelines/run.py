@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from cdc_core import errors
 from pipelines import standstill
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress
-from pipelines.gold import publish
+from pipelines.gold import expectations, publish
 from pipelines.gold.run import GoldResult
 from pipelines.new_commits import NewCommits
 from pipelines.operations import cut, cut_requests, maintain
@@ -179,6 +180,11 @@ class _Run:
             news=self.of_silver,
         )
 
+    @functools.cached_property
+    def _gate(self) -> expectations.Gate:
+        """That of the start, also where gold begins anew behind a cut."""
+        return publish.gate(self.sessions(), self.settings)
+
     def _gold(self, stop: threading.Event) -> dict[str, object]:
         return publish.run(
             self.sessions(),
@@ -188,6 +194,7 @@ class _Run:
             sessions=self.sessions,
             stop=stop,
             silver_news=self.of_silver,
+            audit=None if self.once else self._gate,
         )
 
     def _maintain(self, stop: threading.Event) -> object:

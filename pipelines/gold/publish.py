@@ -37,16 +37,19 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
     silver_news: NewCommits | None = None,
+    audit: expectations.Gate | None = None,
 ) -> dict[str, object]:
     """What was done to the current documents and to the models, by `gold` and `models`.
 
     Models are made where the settings name a folder; without `once` they follow the documents while these go on. What is
-    refused by its expectations does not hinder other tables: `GateFailed` is raised when all others are done.
+    refused by its expectations does not hinder other tables: `GateFailed` is raised when all others are done. `audit` is the gate of a
+    service that goes on: mistakes that came into files since its start do not end it.
     """
     if only_models and settings.gold.models is None:
         raise errors.SettingsError(errors.Problem("gold.models", "no folder of models is named", "models: conf/models"))
     # A run that ends tells of mistakes in models when all else is done; a service is refused while somebody is there to see it.
-    audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)
+    if audit is None:
+        audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)
     ended = stop or threading.Event()
     results: dict[str, object] = {}
     failures: list[Exception] = []

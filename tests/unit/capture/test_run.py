@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,9 +17,8 @@ from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 from tests.harness import captures
 
-SETTINGS = settings.parse(
-    {"name": "shop", "lakehouse": {"root": "/nowhere"}, "source": {"mongodb.connection.string": "mongodb://localhost/"}}
-)
+BARE = {"name": "shop", "lakehouse": {"root": "/nowhere"}, "source": {"mongodb.connection.string": "mongodb://localhost/"}}
+SETTINGS = settings.parse(BARE)
 
 
 class Layers:
@@ -117,3 +118,20 @@ def test_layers_stand_still_and_go_on() -> None:
     for thread in threads:
         thread.join(10)
     assert (ended["silver"], ended["gold"]) == ([1, 1, 1], [1, 1])
+
+
+def test_a_mistake_in_a_file_ends_no_service_behind_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gold begins anew there, and the mistake came while it ran: its log tells of it, and the capture goes on."""
+    gold = {"models": str(tmp_path), "expectations": str(tmp_path)}
+    chosen = settings.parse({**BARE, "gold": gold})
+    audits: list[Any] = []
+    monkeypatch.setattr(pipeline.publish.gold, "run", lambda *_, audit, **__: audits.append(audit))
+    monkeypatch.setattr(pipeline.publish, "_ModelsThread", Mock())
+    layers = pipeline._Run(chosen, lambda: None, False, False, threading.Event(), None)  # type: ignore[arg-type, return-value]
+    for text in ("SELECT 1", "{{ rf('a') }}"):
+        (tmp_path / "a.sql").write_text(text)
+        layers._gold(threading.Event())
+    assert audits[0] is audits[1] is not None
+    later = pipeline._Run(chosen, lambda: None, False, False, threading.Event(), None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(errors.SettingsError, match="there is no rf"):
+        later._gold(threading.Event())
