@@ -116,13 +116,12 @@ class CollectionComparison:
 
     def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
         """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the
-        schemas are."""
+        schemas are, and of rows that silver has been rebuilt from since."""
         if self.context.layer is Layer.BRONZE:  # it has documents as they are
             return schemas.SchemaVersion()
-        name = str(self.namespace)
-        silver = registry.silver_position(self.spark, self.progress.silver)
+        generations = {(name := str(self.namespace)): self.progress.generation()}
         ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
-        found = schemas.latest(self.spark, ops, generations={name: silver.generation}, until=to or None)
+        found = schemas.latest(self.spark, ops, generations=generations, until=to or None)
         return found.get(name, schemas.SchemaVersion())
 
     def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.ReadSpec:

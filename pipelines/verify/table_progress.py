@@ -167,6 +167,12 @@ class TableProgressReader:
         to = table_history.standing(self.spark, self.table).said.get("to")
         return to if isinstance(to, int) else 0
 
+    def generation(self) -> str:
+        """What a rebuild of silver called the rows that the table is made of."""
+        if self.layer is Layer.SILVER:
+            return registry.silver_position(self.spark, self.silver).generation
+        return table_history.standing(self.spark, self.table).said.get("generation") or ""
+
     def _unseen(self, token: str, at: documents.Time) -> frozenset[str]:
         """The keys that the source changed up to the time, and that bronze does not hold."""
         name = str(self.namespace)

@@ -9,16 +9,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import bson
 import pytest
 from bson import Timestamp
 
 from cdc_core import errors
+from cdc_core.schema import document_schema
+from cdc_core.schema.evolution import Change, ChangeKind
 from cdc_core.settings import parse as settings
+from cdc_core.typed.plan import Plan
 from pipelines.bronze.registry import Namespace
+from pipelines.delta.writer import Writer
+from pipelines.schema import log as schemas
 from pipelines.terminal import tables as report
-from pipelines.verify import comparison
+from pipelines.verify import comparison, table_progress
 from pipelines.verify import run as verify
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict, Verification
+from tests.harness import bronze_rows, without_spark
 
 SPARK = cast("Any", None)
 
@@ -139,6 +146,39 @@ def test_a_repair_leaves_the_count_of_what_is_kept(monkeypatch: pytest.MonkeyPat
     seen = (KeyDifference("1", KeyVerdict.MISSING), KeyDifference("2", KeyVerdict.KEPT))
     after = compared.repaired(result("shop.a", missing=1, kept=8, differences=seen), ["1"])
     assert (after.kept, after.missing, after.repaired) == (8, 0, 1)
+
+
+def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silver may have been rebuilt since, with wider types: each value that is narrower in gold would be another one."""
+    monkeypatch.setattr(
+        comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "spark", without_spark.SPARK)
+    )
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1, "n": 1})))
+        hop.run()
+        name = Namespace(bronze_rows.DB, "t")
+        ops, change = hop.layout.ops("schemas"), Change("", ChangeKind.REBUILT, None, "b")
+        schemas.append(
+            without_spark.SPARK,
+            ops,
+            collection=str(name),
+            version=2,
+            batch=1,
+            evolution=schemas.Evolution(document_schema.EMPTY, (change,), Plan(document_schema.EMPTY)),
+            generation="b",
+        )
+        writer = Writer.claim(without_spark.SPARK, hop.silver_table)
+        writer.mark(to=1, extra={"generation": "b"})
+        found = []
+        for layer in (verify.Layer.SILVER, verify.Layer.GOLD):
+            context: Any = SimpleNamespace(layer=layer, layout=hop.layout)
+            given: Any = (hop.settings.silver.for_collection(str(name)), lambda: False)
+            progress = table_progress.TableProgressReader(
+                without_spark.SPARK, cast("Any", None), name, layer, hop.layout, hop.bronze, *given
+            )
+            found.append(comparison.CollectionComparison(context, name, progress, None)._schema().generation)
+    assert found == ["b", ""]
 
 
 def test_rows_that_wait_are_no_success() -> None:
