@@ -20,7 +20,7 @@ from pipelines.bronze import registry
 from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history_position, publish
+from pipelines.gold import current, expectations, history_position
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver.rebuild import RebuildResult
 
@@ -73,7 +73,7 @@ def _gold(
 ) -> RebuildResult:
     """The gold table, from silver as it is now."""
     history_position.spare(writer.table, writer.metadata, namespace)
-    audit = publish.gate(spark, settings)
+    audit = expectations.Gate.of(settings)
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
     if not table.work.silver.to:  # removed, or repaired: readers keep what they have
         raise errors.DecisionNeeded(

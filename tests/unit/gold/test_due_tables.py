@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,11 @@ def test_a_collection_takes_no_models_place(hop: Hop) -> None:
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed: bool) -> None:
-    """Readers would lose what they have: it is said that silver comes first."""
+def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed: bool, tmp_path: Path) -> None:
+    """Readers would lose what they have: it is said that silver comes first. A mistake in a model is none of the table's."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "wrong.sql").write_text("{{ rf('a') }}")
+    hop.settings = replace(hop.settings, gold=replace(hop.settings.gold, models=str(tmp_path / "models")))
     if is_removed:
         shutil.rmtree(hop.silver_table.path or "")
     else:
