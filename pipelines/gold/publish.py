@@ -129,7 +129,7 @@ def _gate(spark: SparkSession, settings: Settings, made: models.ModelFiles) -> e
 
 
 class _ModelsThread(threading.Thread):
-    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next
+    """Makes models while the documents are published. What is refused, or fails, is logged once, and tried again at the next
     look.
 
     A thread of its own, because a model may take minutes, and documents are to be fresh in seconds.
@@ -152,6 +152,7 @@ class _ModelsThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        told = ""
         while not (self.stop.is_set() or self.ended.is_set()):
             try:
                 models.run(
@@ -162,11 +163,13 @@ class _ModelsThread(threading.Thread):
                     judged=self.judged,
                     stop=self.stop,
                 )
+                told = ""
             except Exception as error:  # a file that is just being replaced, say: the next look tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
                     return  # the thread that publishes documents raises it
-                for line in errors.message_of(known).splitlines():
+                before, told = told, errors.message_of(known)
+                for line in told.splitlines() if told != before else ():  # the same each time would hide all others
                     models.log.warning("%s", line)
             # Not woken by the documents: a model over many tables would be made for each of them.
             self.ended.wait(MODELS_PAUSE_SECONDS)

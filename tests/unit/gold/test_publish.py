@@ -68,21 +68,26 @@ def test_a_bug_is_told_with_what_else_failed(tmp_path: Path, monkeypatch: pytest
     assert (raised.value.exit_code, raised.value.__cause__) == (1, bug)
 
 
-def test_models_that_follow_outlive_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is being replaced, say: the next look makes them."""
-    looks, made = iter([FileNotFoundError("a.sql"), None]), threading.Event()
+def test_models_that_follow_outlive_whatever_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is being replaced, say: the next look makes them. What stays is told once, until it is over."""
+    wrong = errors.Temporary("a.sql: try again")
+    looks, made = iter([FileNotFoundError("a.sql"), wrong, wrong, wrong, None, wrong]), threading.Event()
 
     def look(*_: Any, **__: Any) -> None:
-        error = next(looks, None)
-        if error is not None:
+        error = next(looks, made)
+        if error is made:
+            made.set()
+        elif isinstance(error, Exception):
             raise error
-        made.set()
 
     monkeypatch.setattr(publish, "MODELS_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(publish.models, "run", look)
     following = publish._ModelsThread(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
     assert made.wait(10)
     following.close()
+    assert [each.message for each in caplog.records].count(str(wrong)) == 2
 
 
 def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
