@@ -352,7 +352,10 @@ class _ModelsRun:
         return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
 
     def _made_from(self, model: sql_model.Model) -> dict[str, object]:
-        return {"the query": model.digest, **self.inputs.positions(model)}
+        is_left = model.materialized is sql_model.Materialization.VIEW and delta.exists(
+            self.spark, self.inputs.layout.model(model.name)
+        )
+        return {"the query": model.digest, "the table that a view was": is_left, **self.inputs.positions(model)}
 
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
         """Remember a refusal that lies in the rows or the query; what hinders the run itself may be over the next time."""

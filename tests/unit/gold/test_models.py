@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.settings import parse as settings
+from pipelines.delta import tables as delta
 from pipelines.gold import models
-from tests.harness import without_spark
+from tests.harness import layers, without_spark
 
 
 @pytest.mark.parametrize("at", ["verdict", "made"])
@@ -80,3 +82,20 @@ def test_a_model_over_a_history_waits_for_its_collection(tmp_path: Path) -> None
         order = models.ordered(without_spark.SPARK, chosen)
     assert [each.name for each in order.models] == ["of_orders"]
     assert ["ref('shop.other_history') refers to nothing" in each.message for each in order.problems] == [True]
+
+
+def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) -> None:
+    """A run that goes on asked for it, and its other tables may stay as they are for long."""
+    layout = delta.layout(layers.pipeline(tmp_path).lakehouse)
+    view = sql_model.parse("daily", "{{ config(materialized='view') }} SELECT 1 AS n", where="daily.sql")
+    with without_spark.running():
+        inputs = models.ModelInputs(without_spark.SPARK, layout, {}, "shop")
+        run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {})
+        without_spark.create(without_spark.SPARK, layout.model("daily"), columns="`n` INT")
+        with pytest.raises(errors.SettingsError, match="the table that it was before is still there") as refused:
+            models._check_no_table(without_spark.SPARK, view, layout.model("daily"))
+        run.note_refusal(view, refused.value)
+        verdict = run.verdict(view)
+        assert verdict is not None and verdict.is_refused
+        shutil.rmtree(layout.model("daily").path or "")
+        assert run.verdict(view) is None
