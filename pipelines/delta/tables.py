@@ -46,11 +46,12 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     folder = local_log.readable(spark, table)
     if folder is not None:
         return local_log.exists(folder)
-    return _shown(spark, table) is not None
+    # A view has properties, too.
+    return any(name.startswith(("delta.", "medallion.")) for name in _shown(spark, table) or ())
 
 
 def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
-    """The properties of a table that Spark knows, by the one statement about a table that takes no job; None where there is none."""
+    """The properties of a table or a view that Spark knows, by the one statement about it that takes no job; None where there is none."""
     try:
         return _properties_by_spark(spark, table)
     except table_errors.SPARK_ERRORS as error:
@@ -170,7 +171,7 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str]
 def _of_ours(table: tables.TableRef, found: Mapping[str, str]) -> Mapping[str, str]:
     if definition.FORMAT_PROPERTY not in found:
         raise errors.TableNotOurs(
-            f"{table.label}: a Delta table lies there that this pipeline did not make; "
+            f"{table.label}: a table or a view lies there that this pipeline did not make; "
             "choose another lakehouse root or name, or move that table away"
         )
     if found[definition.FORMAT_PROPERTY] != definition.FORMAT:

@@ -44,7 +44,7 @@ class Catalog:
             raise AnalysisException(name, errorClass="SCHEMA_NOT_FOUND")
         elif statement.startswith("SHOW TBLPROPERTIES") and name not in self.tables:
             raise AnalysisException(name, errorClass="TABLE_OR_VIEW_NOT_FOUND")
-        return SimpleNamespace(collect=list)
+        return SimpleNamespace(collect=lambda: [SimpleNamespace(key=definition.FORMAT_PROPERTY, value=definition.FORMAT)])
 
 
 def test_a_schema_that_is_there_asks_for_no_right_to_make_one() -> None:
