@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -160,7 +161,8 @@ class Pool:
         return [outcome for future in futures for outcome in future.result()]
 
     def _session(self, sessions: Sessions) -> SparkSession:
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return sessions()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if sparks.is_open(idle := self._idle.get_nowait()):
+                    return idle
+        return sessions()

@@ -100,6 +100,8 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
     Over Spark Connect that is a second session of the server that `SPARK_REMOTE` names; where another way led to the server,
     there is no telling how to make one, and the factory returns `spark` itself.
     """
+    # Asked once: a server of Spark Connect ends the session of an application whose threads have sessions of their own.
+    carried = functools.cache(lambda: _carried(spark))
 
     def fresh() -> SparkSession:
         new = spark.newSession() if is_classic(spark) else _connect_session()
@@ -107,10 +109,15 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
             return spark
         if not (is_classic(spark) or is_databricks()):
             _ship_packages(new)  # over Spark Connect they belong to the session that they were given to
-        _apply(new, _carried(spark))
+        _apply(new, carried())
         return new
 
     return fresh
+
+
+def is_open(spark: SparkSession) -> bool:
+    """Whether a session can be used: a server of Spark Connect ends one that nobody used for an hour."""
+    return is_classic(spark) or _setting(spark, "spark.sql.session.timeZone") is not None
 
 
 def _carried(spark: SparkSession) -> dict[str, str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 
 
@@ -36,6 +40,46 @@ def test_what_was_asked_of_a_given_session_holds_in_those_beside_it(monkeypatch:
     beside: Any = sparks.sessions(given)()
     assert beside is not given and beside.settings == given.settings
     assert beside.settings["spark.sql.shuffle.partitions"] == "64" and "spark.driver.memory" not in beside.settings
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Ends a session of Spark Connect, as its server does with one that nobody uses for an hour; new ones are made as long as there is one."""
+    monkeypatch.setattr(sparks, "is_classic", lambda _: False)
+    monkeypatch.setattr(sparks, "_ship_packages", lambda _: None)
+    monkeypatch.setattr(sparks, "_connect_session", Given)
+    monkeypatch.setattr(sparks, "_CHOSEN", {})
+
+    def end(session: Any) -> None:
+        session.conf.get = Mock(side_effect=SparkConnectGrpcException("ended", errorClass="INVALID_HANDLE.SESSION_CLOSED"))
+
+    return end
+
+
+def test_a_session_beside_one_that_has_ended_has_its_settings(ended: Callable[[Any], None]) -> None:
+    """Whose threads have sessions of their own: what a service makes after an hour would read times in the server's own zone."""
+    given: Any = Given()
+    sparks._apply(given, spark_conf.REQUIRED)
+    sessions = sparks.sessions(given)
+    assert sessions().conf.get("spark.sql.session.timeZone") == "UTC"
+    ended(given)
+    assert sessions().conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_a_session_that_was_idle_for_too_long_is_made_anew(ended: Callable[[Any], None]) -> None:
+    """A night in which no two collections were due at a time ended the service."""
+    given: Any = Given()
+    sparks._apply(given, spark_conf.REQUIRED)
+    pool, used = parallel.Pool(given, sparks.sessions(given)), []
+
+    def act(session: Any, item: int) -> str:
+        used.append(session)
+        return str(session.conf.get("spark.sql.session.timeZone"))
+
+    for _ in range(2):
+        assert pool.each([1, 2], act, stop=threading.Event()) == ["UTC", "UTC"]
+        for each in used:
+            ended(each)
 
 
 def test_a_session_is_closed_while_the_threads_of_its_process_run(monkeypatch: pytest.MonkeyPatch) -> None:
