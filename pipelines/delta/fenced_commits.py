@@ -78,17 +78,24 @@ class FencedCommits:
 
     def check_ownership(self) -> None:
         """Move on to the newest version. Raise `OwnershipLost` if a claim of another writer is newer than this writer's last
-        commit, `CommitConflict` if a RESTORE is: what this writer would add does not follow on what the table holds then."""
-        for commit in (found := table_history.since(self.spark, self.table, self.version)):
+        commit, `CommitConflict` if a RESTORE is, or another table has its place: what this writer would add does not follow on
+        what the table holds then."""
+        found = table_history.since(self.spark, self.table, self.version)
+        newest = found[0]
+        is_last = newest.version == self._last[0]
+        if newest.version < self.version or (is_last and (newest.metadata or {}) != self.metadata):
+            raise self._conflict("it was removed and made again, or is an older copy,")
+        for commit in found if newest.version > self.version else ():
             if commit.restored is not None:
-                raise errors.CommitConflict(
-                    f"{self.table.label}: it was restored to an earlier version while it was written; nothing was "
-                    "committed after that. Start again, and it goes on from there"
-                )
+                raise self._conflict("it was restored to an earlier version")
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
-        if found:
-            self.version = found[0].version
+        self.version = newest.version
+
+    def _conflict(self, what: str) -> errors.CommitConflict:
+        return errors.CommitConflict(
+            f"{self.table.label}: {what} while it was written; nothing was committed after that. Start again, and it goes on from there"
+        )
 
     def refuse_unanswered(self) -> None:
         """Raise `CommitUnknown` after a commit that got no answer: what would follow on it is not known."""

@@ -66,13 +66,13 @@ def version(spark: SparkSession, table: tables.TableRef) -> int:
 
 
 def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Commit]:
-    """The commits after `version`, newest first; no older one is read, however long the history is."""
+    """The commits after `version`, newest first, or the newest where there is none; no other is read, however long the history is."""
     found = commits(spark, table, limit=1)
     while found[-1].version > version + 1:
         found = commits(spark, table, limit=(wanted := found[0].version - version))
         if len(found) < wanted:  # the history goes back no further
             break
-    return [commit for commit in found if commit.version > version]
+    return [commit for commit in found if commit.version > version] or found
 
 
 def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:

@@ -31,9 +31,7 @@ class ConcurrentAppendException(AnalysisException):
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Commit]]:
     """The table's commits, oldest first, which nobody waits for."""
     commits: list[Commit] = [Commit(0, 0, None)]
-    monkeypatch.setattr(
-        table_history, "since", lambda _, __, version: [each for each in reversed(commits) if each.version > version]
-    )
+    monkeypatch.setattr(table_history, "commits", lambda _, __, *, limit: [*reversed(commits)][:limit])
     monkeypatch.setattr("pipelines.delta.fenced_commits.time", SimpleNamespace(sleep=lambda _: None))
     yield commits
 
@@ -128,6 +126,18 @@ def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_
     with pytest.raises(errors.OwnershipLost):
         writer.through_log(commit, said)
     assert [each.version for each in log] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("made_again", ([Commit(0, 0, None)], [Commit(0, 0, None), Commit(1, 0, {"writer": "another"})]))
+def test_a_statement_does_not_go_into_a_table_that_was_made_again(
+    writer: FencedCommits, log: list[Commit], made_again: list[Commit]
+) -> None:
+    """In a catalog its name leads to another table, at an earlier version or at the same one."""
+    writer.through_spark(lambda options: log.append(Commit(1, 0, claims.parsed(options["userMetadata"]))), said)
+    log[:] = made_again
+    with pytest.raises(errors.CommitConflict, match="made again"):
+        writer.through_spark(lambda _: log.append(Commit(len(log), 0, None)), said)
+    assert log == made_again
 
 
 def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: list[Commit]) -> None:
