@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from pipelines.delta.key_search import Places
 
+FILE_BYTES = 16 * 2**20
+"""Of so many bytes of rows, as Arrow has them, a statement makes a file."""
+
 
 class Writer(StatementCommits):
     """A held claim on one table: the only way to commit to it.
@@ -274,7 +277,8 @@ class Writer(StatementCommits):
         Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
         """
         if self.direct is None:
-            return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
+            # By itself Spark writes a file for each core: every reader would have to open so many of each commit.
+            return self.append(self.spark.createDataFrame(rows).coalesce(1 + rows.nbytes // FILE_BYTES), to=to, extra=extra)
         self.refuse_unanswered()
         files = self.direct.store
         file = data_file.ParquetFile.write(files, [rows], schema=rows.schema, statistics=statistics, table=self.table)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from cdc_core import errors
@@ -102,7 +103,7 @@ def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lake
 
 @pytest.mark.parametrize("session", [Environment.STATEMENTS], indirect=True)
 def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at a table's history is a job: a claim takes two, a commit two, and whether a table is there none."""
+    """Each look at a table's history is a job: a claim takes two, a commit two, and whether a table is there none. Rows of a few bytes are one file."""
     asked: list[str] = []
     sql = type(session).sql
     monkeypatch.setattr(
@@ -117,6 +118,9 @@ def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkey
     asked.clear()
     writer.append(session.range(3).withColumnRenamed("id", "n"), to=1)
     assert asked == ["DESCRIBE HISTORY"] * 2
+    files = len(session.table(str(table)).inputFiles())
+    writer.append_arrow(pa.table({"n": range(10)}), to=2)
+    assert len(session.table(str(table)).inputFiles()) == files + 1
     assert table_history.standing(session, tables.TableRef.at(str(lakehouse / "none"))) == table_history.NOT_THERE
 
 
