@@ -69,6 +69,10 @@ MAX_CATALOG = 255
 """Characters that catalogs allow one table's name."""
 
 
+OF_HIVE = ("spark_catalog", "hive_metastore")
+"""Catalogs that take no `-` in a name."""
+
+
 def path_name(name: str) -> str:
     """A database's or collection's name as a folder: bytes outside ``[A-Za-z0-9_-]`` percent-encoded.
 
@@ -182,11 +186,15 @@ class Layout:
         table = "__".join(map(catalog_name, names))
         if len(table) > MAX_CATALOG:
             table = f"{table[:180]}_{_digest(*names)}"
-        return TableRef.named(*self._schema(layer), table)
+        return TableRef.named(*self._schema(layer), self._allowed(table))
 
     def _schema(self, layer: str) -> list[str]:
         assert self.root is None
-        return [*filter(None, (self.catalog, f"{self.schema_prefix}{layer}"))]
+        return [*filter(None, (self.catalog, self._allowed(f"{self.schema_prefix}{layer}")))]
+
+    def _allowed(self, name: str) -> str:
+        """A name as the catalog takes it."""
+        return name.replace("-", "_") if self.catalog in OF_HIVE else name
 
 
 def collisions(namespaces: list[tuple[str, str]]) -> list[tuple[str, str, str]]:

@@ -34,6 +34,14 @@ def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
     assert all(len(name) <= 257 for name in found)
 
 
+def test_a_name_in_a_hive_catalog_has_no_hyphen() -> None:
+    """Spark refuses one there; another catalog has it as it is."""
+    hive, unity = (tables.Layout(catalog=name, schema_prefix="shop_") for name in ("spark_catalog", "main"))
+    assert str(hive.silver("my-shop", "order-items")) == "`spark_catalog`.`shop_silver`.`my_shop__order_items`"
+    assert str(unity.silver("my-shop", "order-items")) == "`main`.`shop_silver`.`my-shop__order-items`"
+    assert hive.shadow("my-shop", "orders").schema("ops") == "`spark_catalog`.`shop_rebuild_my_shop__orders_ops`"
+
+
 class Statements(list[str]):
     """A session that writes down what it is asked for."""
 
