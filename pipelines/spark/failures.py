@@ -46,6 +46,12 @@ _STORE_FAILS = (
     "UnknownStoreException",
 )
 _NO_FILE_SYSTEM = ("ClassNotFoundException", "NoClassDefFoundError", "UnsupportedFileSystemException")
+_NO_CATALOG = (
+    "REQUIRES_SINGLE_PART_NAMESPACE",
+    "CATALOG_NOT_FOUND",
+    "NO_SUCH_CATALOG_EXCEPTION",
+    "INVALID_SCHEMA_OR_RELATION_NAME",
+)
 STORE_ADVICE = "look at the bucket's name, the endpoint, the credentials and their rights"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
@@ -84,6 +90,10 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return _files_missing(missing)
     if (refused := of_store(error)) is not None:
         return refused
+    if condition(error) in _NO_CATALOG:
+        return errors.SettingsError(
+            "lakehouse.catalog: this Spark knows no such catalog, or takes no such name of a table or schema; --debug tells which"
+        )
     if condition(error).startswith("INSUFFICIENT_PERMISSIONS") or is_caused_by(error, ("UnauthorizedAccessException",)):
         return errors.AccessRefused(
             "the catalog refuses a right on a table, a schema or itself: of those that it writes a pipeline needs USE CATALOG, USE SCHEMA, "

@@ -172,6 +172,13 @@ def test_a_right_that_is_missing_is_no_bug(error: Exception) -> None:
     assert "--debug" in str(told)
 
 
+@pytest.mark.parametrize("condition", ["REQUIRES_SINGLE_PART_NAMESPACE", "NO_SUCH_CATALOG_EXCEPTION"])
+def test_a_catalog_that_is_not_there_is_a_mistake_in_the_settings(condition: str) -> None:
+    """A Spark that a platform gives is not asked for it before the first table."""
+    told = failures.translated(Raised(condition))
+    assert isinstance(told, errors.SettingsError) and told.exit_code == 2 and "lakehouse.catalog" in str(told)
+
+
 def test_what_a_server_of_spark_connect_refuses_is_not_taken_for_its_end() -> None:
     refused = SparkConnectGrpcException("too large", grpc_status_code=StatusCode.RESOURCE_EXHAUSTED)
     assert failures.translated(refused) is None
