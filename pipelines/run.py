@@ -14,6 +14,7 @@ from cdc_core import errors
 from pipelines import standstill
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress
+from pipelines.delta import query_execution
 from pipelines.gold import expectations, publish
 from pipelines.gold.run import GoldResult
 from pipelines.new_commits import NewCommits
@@ -93,6 +94,8 @@ def run(
     time, until `stop` is set. A layer that fails stops the others cleanly, and its error is raised: every table carries
     its own position, so that the next run goes on from there.
     """
+    if not once:
+        query_execution.share(spark)
     halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
     layers, ended = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
     with sparks.cancelling(spark, halt) as cancelled:

@@ -82,6 +82,13 @@ def takes_settings(spark: SparkSession) -> bool:
     return _takes_settings[spark]
 
 
+def share(spark: SparkSession) -> None:
+    """Before threads write side by side: where they have one session, it takes no settings. Those of a fenced MERGE would fence, or leave
+    out without a word, whatever another thread commits meanwhile."""
+    if sparks.is_shared(spark):
+        _takes_settings[spark] = False
+
+
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

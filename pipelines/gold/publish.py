@@ -11,6 +11,7 @@ from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.stream import filters
 from pipelines.bronze import registry
+from pipelines.delta import query_execution
 from pipelines.gold import expectations, models
 from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits
@@ -67,9 +68,10 @@ def run(
     if only_models:
         made()
         return results
-    following = (
-        None if once or settings.gold.models is None else _ModelsThread(spark, settings, audit, take_over, ended, sessions)
-    )
+    following = None
+    if not once and settings.gold.models is not None:
+        query_execution.share(spark)
+        following = _ModelsThread(spark, settings, audit, take_over, ended, sessions)
     try:
         results["gold"] = gold.run(
             spark,

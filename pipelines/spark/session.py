@@ -104,9 +104,9 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
     carried = functools.cache(lambda: _carried(spark))
 
     def fresh() -> SparkSession:
-        new = spark.newSession() if is_classic(spark) else _connect_session()
-        if new is None:
+        if is_shared(spark):
             return spark
+        new = spark.newSession() if is_classic(spark) else _connect_session()
         if not (is_classic(spark) or is_databricks()):
             _ship_packages(new)  # over Spark Connect they belong to the session that they were given to
         _apply(new, carried())
@@ -130,13 +130,15 @@ _CHOSEN: dict[str, str] = {}
 """What was asked of a session that was there already: those that are made beside it have it of the application where we started that."""
 
 
-def _connect_session() -> SparkSession | None:
-    url = os.environ.get("SPARK_REMOTE")
-    if not url or url.startswith("local"):
-        return None
+def is_shared(spark: SparkSession) -> bool:
+    """Whether `sessions` gives out `spark` itself."""
+    return not is_classic(spark) and (os.environ.get("SPARK_REMOTE") or "local").startswith("local")
+
+
+def _connect_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    new = SparkSession.builder.remote(url).create()
+    new = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).create()
     _close_at_exit(new)
     return new
 

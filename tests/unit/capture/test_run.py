@@ -13,6 +13,7 @@ from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines import run as pipeline
 from pipelines import standstill
+from pipelines.delta import query_execution
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 from tests.harness import captures
@@ -28,6 +29,7 @@ class Layers:
         self.raised, self.runs = raised, 0
         monkeypatch.setattr(sparks, "is_classic", lambda spark: False)
         monkeypatch.setattr(sparks, "is_local", lambda spark: True)
+        monkeypatch.setattr(sparks, "is_shared", lambda spark: False)
         monkeypatch.setattr(sparks, "sessions", lambda spark: lambda: spark)
         monkeypatch.setattr(pipeline, "SNAPSHOT_SECONDS", 0.0)
         for name, module in (("capture", pipeline.capture), ("silver", pipeline.silver), ("gold", pipeline.publish)):
@@ -52,6 +54,18 @@ def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.Monk
     with pytest.raises(errors.TableOwned):
         pipeline.run(None, SETTINGS, once=False, stop=stop)  # type: ignore[arg-type]
     assert not stop.is_set()
+
+
+def test_layers_that_share_a_session_set_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence of one's MERGE would be taken by what another one commits meanwhile, which Delta then may leave out without a word."""
+    Layers(monkeypatch)
+    stop = threading.Event()
+    stop.set()
+    for is_shared in (True, False):
+        monkeypatch.setattr(sparks, "is_shared", lambda _, found=is_shared: found)
+        spark = Mock()
+        pipeline.run(spark, SETTINGS, once=False, stop=stop)
+        assert query_execution.takes_settings(spark) is not is_shared
 
 
 def test_once_the_error_that_says_most_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +141,11 @@ def test_a_mistake_in_a_file_ends_no_service_behind_a_cut(tmp_path: Path, monkey
     audits: list[Any] = []
     monkeypatch.setattr(pipeline.publish.gold, "run", lambda *_, audit, **__: audits.append(audit))
     monkeypatch.setattr(pipeline.publish, "_ModelsThread", Mock())
-    layers = pipeline._Run(chosen, lambda: None, False, False, threading.Event(), None)  # type: ignore[arg-type, return-value]
+    layers = pipeline._Run(chosen, Mock, False, False, threading.Event(), None)
     for text in ("SELECT 1", "{{ rf('a') }}"):
         (tmp_path / "a.sql").write_text(text)
         layers._gold(threading.Event())
     assert audits[0] is audits[1] is not None
-    later = pipeline._Run(chosen, lambda: None, False, False, threading.Event(), None)  # type: ignore[arg-type, return-value]
+    later = pipeline._Run(chosen, Mock, False, False, threading.Event(), None)
     with pytest.raises(errors.SettingsError, match="there is no rf"):
         later._gold(threading.Event())

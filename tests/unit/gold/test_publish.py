@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from pipelines.delta import query_execution
 from pipelines.gold import publish
+from pipelines.spark import session as sparks
 
 SPARK = cast("Any", None)
 
@@ -45,6 +48,19 @@ def test_models_are_made_where_a_collection_fails(tmp_path: Path, monkeypatch: p
     with pytest.raises(type(error)) as raised:
         publish.run(SPARK, chosen(tmp_path))
     assert raised.value is error and made == ["models"]
+
+
+def test_models_that_follow_in_the_session_of_the_documents_set_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fences the MERGE of one would reach what the other commits meanwhile."""
+    spark = Mock()
+    monkeypatch.setattr(sparks, "is_shared", lambda _: True)
+    monkeypatch.setattr(publish, "gate", Mock())
+    monkeypatch.setattr(publish.gold, "run", Mock())
+    monkeypatch.setattr(publish.models, "run", Mock())
+    publish.run(spark, chosen(tmp_path), once=False)
+    assert not query_execution.takes_settings(spark)
 
 
 def test_no_model_is_made_where_spark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     monkeypatch.setattr(sparks, "is_classic", lambda _: False)
     monkeypatch.setattr(sparks, "_ship_packages", lambda _: None)
     monkeypatch.setattr(sparks, "_connect_session", Given)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://nowhere.example")
     monkeypatch.setattr(sparks, "_CHOSEN", {})
 
     def end(session: Any) -> None:
