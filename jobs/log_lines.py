@@ -13,6 +13,7 @@ _LIBRARIES = {
     "pymongo": logging.WARNING,
     "pyspark": logging.WARNING,
     "SQLQueryContextLogger": logging.CRITICAL,
+    "DataFrameQueryContextLogger": logging.CRITICAL,
 }
 """py4j and PySpark log what they raise as well, with a traceback; Great Expectations what its results hold."""
 

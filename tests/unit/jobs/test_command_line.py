@@ -397,6 +397,17 @@ def test_a_library_that_raises_its_own_level_is_not_heard() -> None:
     assert shown.stderr.count("\n") == 1 and shown.stderr.endswith("of ours\n")
 
 
+@pytest.mark.parametrize("name", ["SQLQueryContextLogger", "DataFrameQueryContextLogger"])
+def test_pyspark_says_nothing_of_what_it_raises(name: str) -> None:
+    """A look at a table that is not there would be an error with a traceback, and a value that cannot be cast would be shown."""
+    said = (
+        "from jobs import log_lines; log_lines.configure(); from pyspark.logger import PySparkLogger;"
+        f"logger = PySparkLogger.getLogger('{name}'); logger.propagate = False; logger.exception('CAST_INVALID_INPUT', errorClass='x')"
+    )
+    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
 def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
     """Ctrl-C and SIGTERM wait for the end of such a block; the third one interrupts, and the handlers of before come back."""
     before = signal.getsignal(signal.SIGTERM)
