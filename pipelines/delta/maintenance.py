@@ -128,10 +128,10 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
     Not done where the newest entry states no position and an older one does: the older one would be removed with the
     rest as soon as it is past its retention.
     """
-    at = table_history.standing(spark, table)
+    log = direct_log.of(spark, table)
+    at = table_history.NOT_THERE if log is None else table_history.standing(spark, table)
     if at.position is not None and at.position.version < at.version:
         return False
-    log = direct_log.of(spark, table)
     try:
         return log is not None and log.checkpoint()
     except (Py4JError, TypeError):  # another Delta has other methods, and does it every so many commits by itself

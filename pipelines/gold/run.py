@@ -33,7 +33,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import maintenance, query_execution, table_history
+from pipelines.delta import local_log, maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history, history_position, in_process, in_process_history
@@ -241,6 +241,7 @@ class _GoldRun:
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
+        self.bronze = self.layout.bronze(self.settings.name)
         self.claims = _TableClaims(self.take_over, self.settings.gold.deletion_vectors)
 
     def close(self) -> None:
@@ -256,7 +257,8 @@ class _GoldRun:
             self.failures.note(str(namespace), error)
         asked = (each for each in found.namespaces if only is None or str(each) in only)
         known = [each for each in asked if not self.failures.is_set_aside(str(each))]
-        due = [work for work in map(self._looked_at, known) if work is not None]
+        is_near = local_log.folder(self.bronze) is not None
+        due = [work for work in parallel.looks(self._looked_at, known, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
@@ -309,12 +311,10 @@ class _GoldRun:
         return self.failures.guarding(done, name=_name)
 
     def _let_go(self, work: current.GoldWork | _HistoryWork) -> None:
-        place = self.layout.gold if isinstance(work, current.GoldWork) else self.layout.history
+        is_history = isinstance(work, _HistoryWork)
+        place, kept = (self.layout.history, self.histories) if is_history else (self.layout.gold, self.sources)
         self.claims.release(place(*work.namespace))
-        if isinstance(work, current.GoldWork):
-            self.sources.pop(work.namespace, None)
-        else:
-            self.histories.pop(work.namespace, None)
+        kept.pop(work.namespace, None)
 
     def _let_idle_go(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
         """Let go of the tables of a collection to which nothing came: of those that come and go a service would hold all."""
@@ -413,11 +413,11 @@ class _GoldRun:
 
     def _is_lost(self, commit: registry.BronzeCommit | None) -> bool:
         """Whether bronze's log has not got a commit that was its newest once; in a store each look is a request."""
-        if commit not in self.lost:
+        if (found := self.lost.get(commit)) is None:
             if len(self.lost) >= _MAX_LOST:
                 self.lost.clear()
-            self.lost[commit] = bronze_log.is_held(self.spark, self.layout.bronze(self.settings.name), commit) is False
-        return self.lost[commit]
+            found = self.lost[commit] = bronze_log.is_held(self.spark, self.bronze, commit) is False
+        return found
 
     def _waits_for_silver(self, table: tables.TableRef, silver: registry.SilverPosition) -> bool:
         """Whether silver has to go back first, or stands until somebody decides: what it says is of batches that bronze no longer has.

@@ -94,7 +94,8 @@ def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> N
 def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
     """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
     # In each of these cases what the table holds decides what a row becomes, and only a MERGE looks at it.
-    if batch.is_late or batch.has_incomplete or batch.touched is None or batches.keeps_last(collection, batch):
+    has_to_look = batch.is_late or batch.has_incomplete or batch.touched is None or batches.keeps_last(collection, batch)
+    if has_to_look or not collection.writer.is_direct:
         return False
     # Read again: `table_rows` may have altered the table.
     held = collection.rows().schema

@@ -106,6 +106,14 @@ class Failures:
             raise error from (None if error is worst else worst)
 
 
+def looks(look: Callable[[Item], Outcome], items: Sequence[Item], *, is_near: bool) -> list[Outcome]:
+    """What a look at each gives. At a table that is not near, on a disk, it is a statement or a request, which waits more than it works."""
+    if is_near:
+        return [look(item) for item in items]
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-look") as pool:
+        return [*pool.map(look, items)]
+
+
 @dataclass
 class Pool:
     """Sessions for threads; one that is free again is used again, because a session's first statement takes long.

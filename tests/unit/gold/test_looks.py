@@ -12,6 +12,7 @@ import bson
 import pytest
 
 from pipelines.bronze import registry
+from pipelines.delta import local_log
 from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits
 from tests.harness import without_spark
@@ -80,3 +81,18 @@ def test_gold_finds_what_nobody_names(hop: Hop) -> None:
         assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
         change(hop, 2)
         assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
+
+
+def test_tables_that_lie_elsewhere_are_looked_at_side_by_side(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is a statement or two, which wait more than they work."""
+    made, meeting = hop.gold_run(), threading.Barrier(2, timeout=5)
+    known = registry.KnownCollections(0, tuple(registry.Namespace("cases", name) for name in ("t", "u")))
+    monkeypatch.setattr(registry, "read", lambda *_: known)
+    monkeypatch.setattr(local_log, "folder", lambda _: None)
+
+    def look(_: registry.Namespace) -> None:
+        meeting.wait()
+
+    monkeypatch.setattr(made, "_looked_at", look)
+    made.published()
+    assert not meeting.broken

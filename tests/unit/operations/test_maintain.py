@@ -10,6 +10,7 @@ import bson
 import pytest
 
 from cdc_core import errors
+from cdc_core.tables import layout as tables
 from pipelines.delta.writer import Writer
 from pipelines.operations import maintain
 from pipelines.spark import parallel
@@ -32,6 +33,12 @@ def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
     with pytest.raises(errors.SettingsError, match="there is no folder"):
         failures.raised()
     assert {"bronze", "silver", "gold", "ops"} <= set(seen)
+
+
+def test_a_log_that_only_spark_writes_is_not_looked_at_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a catalog the look is a statement for each table."""
+    monkeypatch.setattr(maintain.maintenance.table_history, "standing", lambda *_: pytest.fail("looked at"))
+    assert not maintain.maintenance.checkpoint(SPARK, tables.TableRef.named("main", "shop_silver", "t"))
 
 
 def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
