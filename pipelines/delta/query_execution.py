@@ -47,10 +47,12 @@ def required_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
         contextlib.nullcontext() if not settings or sparks.is_classic(spark) else _locks.setdefault(spark, threading.RLock())
     )
     with lock:
-        before = {name: spark.conf.get(name, None) for name in settings}
-        for name, value in settings.items():
-            spark.conf.set(name, value)
+        before: dict[str, str | None] = {}
         try:
+            for name, value in settings.items():
+                previous = spark.conf.get(name, None)
+                spark.conf.set(name, value)
+                before[name] = previous  # where the next one is refused, this one is taken back, too
             yield
         finally:
             for name, previous in before.items():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from cdc_core.tables.layout import TableRef
 from pipelines.delta import query_execution
@@ -34,3 +37,21 @@ def test_a_table_is_small_in_bytes_and_in_rows(tmp_path: Path, rows: int, size_b
 def test_a_table_that_is_not_there_yet_is_small(tmp_path: Path) -> None:
     """There is nothing in it that would have to be read."""
     assert query_execution.are_small(TableRef("delta.`none`", path=str(tmp_path / "none")))
+
+
+def test_settings_of_which_one_is_refused_leave_none_behind() -> None:
+    """The fence of a MERGE that is not made would be that of whatever this session commits next."""
+    held: dict[str, str] = {"a": "1"}
+
+    def set_(name: str, value: str) -> None:
+        if name == "refused":
+            raise AnalysisException(name, errorClass="CONFIG_NOT_AVAILABLE")
+        held[name] = value
+
+    spark: Any = Mock(conf=Mock(get=held.get, set=set_, unset=held.__delitem__))
+    with (
+        pytest.raises(AnalysisException),
+        query_execution.required_confs(spark, {"a": "2", "b": "2", "refused": "2", "c": "2"}),
+    ):
+        pass
+    assert held == {"a": "1"}
