@@ -24,6 +24,7 @@ from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import units
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +102,7 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
     bronze = layout.bronze(settings.name)
     if local_log.folder(bronze) is None:
         if bronze.path is None and session is not None:
-            yield _catalog(bronze.label, session)
+            yield _catalog(bronze, session)
             return
         yield Finding("lakehouse", CheckVerdict.FINE, bronze.label)
         if bronze.path is not None and session is not None:
@@ -118,13 +119,15 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
         yield Finding("lakehouse", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
 
 
-def _catalog(table: str, session: Callable[[], SparkSession]) -> Finding:
-    """Whether Spark has the catalog, and keeps it when it ends."""
+def _catalog(bronze: tables.TableRef, session: Callable[[], SparkSession]) -> Finding:
+    """Whether Spark has the catalog, and keeps it when it ends, and what lies in bronze's place is ours."""
     try:
-        session()
-        return Finding("lakehouse", CheckVerdict.FINE, table)
-    except errors.MedallionError as error:
-        return _wrong("lakehouse", error)
+        delta.found(session(), bronze)
+        return Finding("lakehouse", CheckVerdict.FINE, bronze.label)
+    except Exception as error:
+        if (known := spark_failures.translated(error)) is None:
+            raise
+        return _wrong("lakehouse", known)
 
 
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:

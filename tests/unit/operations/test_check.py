@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from jobs.commands import application
 from pipelines.mongodb import catalog
@@ -29,6 +32,21 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
         told = (f"{tmp_path}/file is no folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
         assert (found.verdict, found.found, found.mend) == (verdict, *told)
         application._profile(placed, is_service=False)
+
+
+def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:
+    """One that a Spark which was given does not have, and a view where bronze's table would be."""
+    chosen = layers.pipeline(tmp_path)
+    placed = dataclasses.replace(chosen, lakehouse=dataclasses.replace(chosen.lakehouse, root=None, catalog="main"))
+    row = SimpleNamespace(key="view.catalogAndNamespace.numParts", value="2")
+    for answer, says in (
+        (AnalysisException("main", errorClass="REQUIRES_SINGLE_PART_NAMESPACE"), "no such catalog"),
+        ([row], "a view"),
+    ):
+        spark: Any = Mock(sql=Mock(side_effect=[answer] if isinstance(answer, Exception) else None))
+        spark.sql.return_value.collect.return_value = answer
+        [found] = check._lakehouse(placed, lambda given=spark: given)  # type: ignore[misc]
+        assert found.verdict is WRONG and says in found.found
 
 
 def test_a_collection_that_only_looks_like_one_is_named(tmp_path: Path) -> None:
