@@ -22,6 +22,7 @@ from pipelines.delta import (
     table_errors,
     upsert,
 )
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -189,7 +190,9 @@ class StatementCommits(fenced_commits.FencedCommits):
         if self.direct is not None:
             return self.through_log(functools.partial(self.direct.commit, None), said)
         nothing = self.spark.createDataFrame([], self._rows().schema)
-        with query_execution.session_confs(self.spark, query_execution.INTERPRETED):
+        # Over Spark Connect setting it would take longer than what it spares.
+        confs = query_execution.INTERPRETED if sparks.is_classic(self.spark) else {}
+        with query_execution.session_confs(self.spark, confs):
             return self._appended(nothing, said)
 
     def _rows(self) -> DataFrame:

@@ -72,19 +72,33 @@ def test_no_job_runs_beside_itself(name: str) -> None:
 
 
 def test_capture_is_continuous_and_the_tables_are_scheduled() -> None:
-    """Capture runs always; silver and gold run on a schedule, gold after silver."""
-    capture, tables = JOBS["capture"][1], JOBS["tables"][1]
+    """Capture runs always; silver and gold run on a schedule, gold after silver, and each day the tables are maintained."""
+    capture, tables, maintenance = (JOBS[name][1] for name in ("capture", "tables", "maintenance"))
     assert "continuous" in capture and "schedule" not in capture
     assert tables["schedule"]["quartz_cron_expression"] == "${var.schedule}" and "continuous" not in tables
-    by_key = {task["task_key"]: task for task in tables["tasks"]}
-    assert by_key["gold"]["depends_on"] == [{"task_key": "silver"}]
+    assert maintenance["schedule"]["quartz_cron_expression"] == "${var.maintenance_schedule}"
+
+
+def test_gold_runs_whatever_silver_says_and_the_run_tells_it() -> None:
+    """One collection that waits for a person stops no other one's gold; a run's result is that of its last tasks."""
+    by_key = {task["task_key"]: task for task in JOBS["tables"][1]["tasks"]}
+    assert by_key["gold"]["depends_on"] == [{"task_key": "silver"}] and by_key["gold"]["run_if"] == "ALL_DONE"
+    last = by_key.keys() - {each["task_key"] for task in by_key.values() for each in task.get("depends_on", ())}
+    assert last == {"gold", "silver_succeeded"}
+    assert (
+        by_key["silver_succeeded"]["depends_on"] == [{"task_key": "silver"}] and "run_if" not in by_key["silver_succeeded"]
+    )
+
+
+def _commands(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [task for task in job["tasks"] if "condition_task" not in task]
 
 
 @pytest.mark.parametrize(("target", "status"), (("dev", "PAUSED"), ("prod", "UNPAUSED")))
 def test_dev_is_deployed_paused_and_prod_runs(target: str, status: str) -> None:
     """The platform keeps a status that is written down, in development mode too: so it is the target's own."""
-    capture, tables = (_resolved(JOBS[name][1], target) for name in ("capture", "tables"))
-    assert capture["continuous"]["pause_status"] == tables["schedule"]["pause_status"] == status
+    jobs = [_resolved(job, target) for _, job in JOBS.values()]
+    assert {job.get("continuous", job.get("schedule"))["pause_status"] for job in jobs} == {status}
 
 
 def test_production_lies_where_only_its_own_principal_writes() -> None:
@@ -106,8 +120,13 @@ def test_what_does_not_run_is_not_uploaded() -> None:
 def test_every_task_runs_a_file_with_arguments_that_it_takes(name: str, target: str) -> None:
     """The files exist, and each one's command understands the parameters that it is given."""
     path, job = JOBS[name]
-    verbs = {"bronze_capture.py": "capture", "silver_merge.py": "silver", "gold_current.py": "gold"}
-    for task in _resolved(job, target)["tasks"]:
+    verbs = {
+        "bronze_capture.py": "capture",
+        "silver_merge.py": "silver",
+        "gold_current.py": "gold",
+        "maintain.py": "maintain",
+    }
+    for task in _commands(_resolved(job, target)):
         file = (path.parent / task["spark_python_task"]["python_file"]).resolve()
         assert file.is_file() and file.parent == ROOT / "jobs"
         arguments = [each.replace("${workspace.file_path}", str(ROOT)) for each in task["spark_python_task"]["parameters"]]
@@ -123,7 +142,7 @@ def test_every_task_has_the_wheel_and_a_cluster_of_its_job(name: str) -> None:
     clusters = {each["job_cluster_key"] for each in job["job_clusters"]}
     built_into = re.search(r"--wheel-dir (\S+)", BUNDLE["artifacts"]["wheel"]["build"])
     assert built_into is not None
-    for task in job["tasks"]:
+    for task in _commands(job):
         assert task["job_cluster_key"] in clusters
         wheels = [library["whl"] for library in task["libraries"]]
         assert [(path.parent / wheel).resolve() for wheel in wheels] == [ROOT / built_into[1] / "*.whl"]
@@ -162,7 +181,7 @@ def test_each_target_gives_what_has_no_default() -> None:
     left = {target: open_ - set(each["variables"]) for target, each in BUNDLE["targets"].items()}
     assert left == {"dev": {"catalog", "node_type"}, "prod": {"catalog", "node_type", "service_principal"}}
     for _, job in JOBS.values():
-        for task in job["tasks"]:
+        for task in _commands(job):
             parameters = task["spark_python_task"]["parameters"]
             assert parameters[parameters.index("--catalog") + 1] == "${var.catalog}"
 
@@ -183,5 +202,6 @@ def test_the_connection_string_comes_from_the_secret_scope_alone() -> None:
         for name, (_, job) in JOBS.items()
         for cluster in job["job_clusters"]
     }
-    assert with_it == {"capture": {"MONGODB_URI": "{{secrets/${var.secret_scope}/mongodb-uri}}"}, "tables": None}
+    secret = {"MONGODB_URI": "{{secrets/${var.secret_scope}/mongodb-uri}}"}
+    assert with_it == {"capture": secret, "tables": None, "maintenance": None}
     assert not any("mongodb://" in text or "mongodb+srv://" in text for _, job in JOBS.values() for text in _texts(job))

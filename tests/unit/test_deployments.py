@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from jobs import command_line
@@ -76,16 +79,30 @@ def test_the_manifest_has_one_writer_a_table_and_commands_that_exist(tmp_path: P
     assert capture["kind"] == "StatefulSet" and capture["spec"]["replicas"] == 1
     assert tables["kind"] == "CronJob" and tables["spec"]["concurrencyPolicy"] == "Forbid"
     containers = [*_containers(capture), *_containers(tables)]
-    assert [each["args"][0] for each in containers] == ["capture", "silver", "gold"] or {
-        each["args"][0] for each in containers
-    } == {"capture", "silver", "gold"}
+    commands = [containers[0]["args"], *re.findall(r"^medallion ([^;]+);", containers[1]["args"][0], re.MULTILINE)]
+    commands = [shlex.split(each) if isinstance(each, str) else each for each in commands]
+    assert [each[0] for each in commands] == ["capture", "silver", "gold"]
+    for arguments in commands:
+        assert _understood(arguments, tmp_path)["config"].exists()
+        assert Path(arguments[arguments.index("--config") + 1]).name in conf["data"]
     for each in containers:
-        assert _understood(each["args"], tmp_path)["config"].exists()
-        assert Path(each["args"][each["args"].index("--config") + 1]).name in conf["data"]
         assert "limits" in each["resources"] and each["envFrom"] == [{"secretRef": {"name": "medallion"}}]
     for pod in (capture["spec"]["template"], tables["spec"]["jobTemplate"]["spec"]["template"]):
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert not re.search(r"mongodb(\+srv)?://[^…']*@", text)
+
+
+@pytest.mark.parametrize(("silver", "gold", "code"), [(0, 0, 0), (3, 0, 3), (0, 75, 75), (75, 3, 75)])
+def test_gold_runs_whatever_silver_says_and_the_pod_tells_it(tmp_path: Path, silver: int, gold: int, code: int) -> None:
+    """One collection that waits for a person stops no other one's gold."""
+    *_, tables = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
+    (container,) = _containers(tables)
+    command = tmp_path / "medallion"
+    command.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/ran\n[ "$1" = silver ] && exit {silver}\nexit {gold}\n')
+    command.chmod(0o755)
+    shell = container["command"][container["command"].index("--") + 1 :]
+    done = subprocess.run([*shell, *container["args"]], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
+    assert done.returncode == code and (tmp_path / "ran").read_text().split() == ["silver", "gold"]
 
 
 def test_the_manifests_probes_ask_a_port_that_its_settings_open(tmp_path: Path) -> None:
