@@ -11,7 +11,8 @@ import functools
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -314,6 +315,14 @@ class GoldTable:
         if 1 < row.n <= FEW_KEYS:
             return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
         return _KeyChanges(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
+
+
+def interpreted(table: GoldTable, place: tables.TableRef, stack: ExitStack) -> GoldTable:
+    """The table, which lies at `place`: where it is small its queries run without compiled code until the stack ends."""
+    if table.is_few or not query_execution.are_small(table.silver, place):
+        return table
+    stack.enter_context(query_execution.session_confs(table.spark, query_execution.INTERPRETED))
+    return replace(table, is_few=True)
 
 
 def judgement(writer: Writer) -> dict[str, object]:

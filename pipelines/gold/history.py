@@ -163,22 +163,24 @@ class History:
         ranges = self.local.ranges(self, span, own.events) or (span,)
         if len(ranges) == 1 and own.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
-        silver_table = self.layout.silver(*self.namespace)
-        few = own.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.writer.table, silver_table)
-        with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
-            end = time.monotonic() + seconds
-            for range_ in ranges:
-                if stop.is_set() or (range_ is not ranges[0] and time.monotonic() > end):
-                    return 0
-                reached = self._with_sweeps(range_, reached, reduce.within(due, range_))
+        end = time.monotonic() + seconds
+        for range_ in ranges:
+            if stop.is_set() or (range_ is not ranges[0] and time.monotonic() > end):
+                return 0
+            reached = self._with_sweeps(range_, reached, reduce.within(due, range_), own.events)
         return own.events
 
     def _with_sweeps(
-        self, range_: reduce.BatchRange, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep]
+        self, range_: reduce.BatchRange, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep], events: int
     ) -> HistoryPosition:
-        """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
+        """One range, of a span of so many events, and the sweeps that it calls for. While any is to come, the position stays: a crash in
+        between repeats the range."""
         reached = replace(reached, to=reached.to if sweeps else range_.to)
-        self._range(range_, reached)
+        if not self.local.is_applied(self, range_, reached):
+            touched = (self.writer.table, self.layout.silver(*self.namespace))
+            few = events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(*touched)
+            with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
+                self._range(range_, reached)
         for sweep in sweeps:
             is_end = sweep.cause is not reduce.SweepCause.SNAPSHOT and not self.mode.keeps_row
             floor = max(reached.floor, sweep.first) if is_end else reached.floor
@@ -192,8 +194,6 @@ class History:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def _range(self, range_: reduce.BatchRange, reached: HistoryPosition) -> None:
-        if self.local.is_applied(self, range_, reached):
-            return
         # What cannot be read leaves the versions from there on incomplete until it comes again, or a whole document.
         found = quarantine_rules.readable(self._events(range_), with_holes=True)
         if reached.floor:

@@ -22,7 +22,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,7 +33,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import local_log, maintenance, query_execution, table_history
+from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history, history_position, in_process, in_process_history
@@ -427,25 +427,23 @@ class _GoldRun:
         return table not in self.published_tables and self._is_lost(silver.bronze)
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
-        touched = (self.layout.silver(*work.namespace), self.layout.gold(*work.namespace))
-        few = query_execution.are_small(*touched)
-        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
-            try:
-                result = self._published(spark, work, few)
-            except (errors.GateFailed, errors.SettingsError) as error:
-                log.warning("%s", str(error).partition("\n")[0])
-                self.refused[work.namespace] = _Refusal(work.silver.version, error)
-                return None
+        try:
+            with ExitStack() as stack:
+                result = self._published(spark, work, stack)
+        except (errors.GateFailed, errors.SettingsError) as error:
+            log.warning("%s", str(error).partition("\n")[0])
+            self.refused[work.namespace] = _Refusal(work.silver.version, error)
+            return None
         self._let_idle_go(work, work.gold.to or 0, 0 if result is None else result.changed)
         return result
 
-    def _published(self, spark: SparkSession, work: current.GoldWork, few: bool) -> GoldTableResult | None:
+    def _published(self, spark: SparkSession, work: current.GoldWork, stack: ExitStack) -> GoldTableResult | None:
         started = time.monotonic()
-        place = self.layout.gold(*work.namespace)
-        table = current.GoldTable(
-            spark, work, self.layout.silver(*work.namespace), self.layout.deletes(*work.namespace), few, self.audit
-        )
+        place, silver, deletes = (of(*work.namespace) for of in (self.layout.gold, self.layout.silver, self.layout.deletes))
+        table = current.GoldTable(spark, work, silver, deletes, audit=self.audit)
         sources = self._sources(table)
+        if sources is None:
+            table = current.interpreted(table, place, stack)
         first = None
         if place not in self.claims and not delta.exists(spark, place):
             first = None if sources is None else in_process.first_load(table, sources)
@@ -467,6 +465,7 @@ class _GoldRun:
         elif sources is not None and not work.is_rewrite:
             changed = in_process.merged(table, sources, writer)
         if changed is None:
+            table = current.interpreted(table, place, stack)
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         self.published_tables.add(place)
         maintenance.compact(writer)

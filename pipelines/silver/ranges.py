@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -115,10 +115,8 @@ def _range(
         # One without a place in the order goes on: it belongs to quarantine.
         events = events.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
     with ExitStack() as resources:
-        # A MERGE is planned as the session says: it may broadcast more then.
-        is_local = sparks.is_local(collection.spark)
-        adaptive = {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"} if is_local else {}
-        resources.enter_context(query_execution.session_confs(collection.spark, NOT_ADAPTIVE if is_local else {}))
+        confs, merge_confs = _confs(collection, counts)
+        resources.enter_context(query_execution.session_confs(collection.spark, confs))
         pending_deletes = resources.enter_context(_finding_keys(collection, events, counts, is_late=is_late))
         batch = RowBatch(
             rows=events,
@@ -129,13 +127,23 @@ def _range(
             keys=(counts.first_key, counts.last_key) if counts.first_key else None,
             is_late=is_late,
             pending_deletes=pending_deletes,
-            merge_confs=adaptive,
+            merge_confs=merge_confs,
             resources=resources,
         )
         # A late row has to be compared with the table's, which only the longer way does.
         if batch.is_late or not _written_at_once(collection, batch):
             batches.through(STEPS, collection, batch)
     return next_position
+
+
+def _confs(collection: SilverCollection, counts: survey.EventCounts) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """How the session runs a batch's queries, and a MERGE among them."""
+    if counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(collection.writer.table):
+        return query_execution.INTERPRETED, {}
+    if not sparks.is_local(collection.spark):
+        return {}, {}
+    # A MERGE is planned as the session says: it may broadcast more then.
+    return NOT_ADAPTIVE, {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"}
 
 
 def _is_late(collection: SilverCollection, counts: survey.EventCounts, reached: registry.SilverPosition) -> bool:

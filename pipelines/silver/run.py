@@ -52,7 +52,7 @@ from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collection_events, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import maintenance, query_execution, stored_files, table_history
+from pipelines.delta import maintenance, stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
@@ -295,13 +295,11 @@ class _SilverRun:
     def _applied(self, spark: SparkSession, work: CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
         known, namespace = self.positions.known, work.namespace
-        few = work.counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.positions.table(namespace))
-        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
-            collection = self._collection(spark, work)
-            progress = ranges.apply(collection, work, stop=self.stop, seconds=self._turn_seconds(collection))
-            known[namespace] = reached = progress.position
-            # After the commit, and outside it: what is compacted, or not, changes no row.
-            maintenance.compact(collection.writer)
+        collection = self._collection(spark, work)
+        progress = ranges.apply(collection, work, stop=self.stop, seconds=self._turn_seconds(collection))
+        known[namespace] = reached = progress.position
+        # After the commit, and outside it: what is compacted, or not, changes no row.
+        maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
             # The first time all rows are looked at: what they rescued may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0

@@ -7,6 +7,7 @@ import enum
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -166,15 +167,18 @@ def progress() -> Iterator[Callable[[CaptureProgress], None]]:
 
 
 class Rate:
-    """Events a second over the last ten seconds, from a count that grows."""
+    """Events a second over the last ten seconds, from a count that grows, and may be told hundreds of times a second."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: list[tuple[float, int]] = []
+        self._seen: deque[tuple[float, int]] = deque()
 
     def of(self, count: int) -> float:
         now = self._clock()
-        self._seen = [(at, seen) for at, seen in self._seen if now - at <= 10] + [(now, count)]
+        while self._seen and now - self._seen[0][0] > 10:
+            self._seen.popleft()
+        if not self._seen or now - self._seen[-1][0] >= 0.1:
+            self._seen.append((now, count))
         first_at, first = self._seen[0]
         return (count - first) / (now - first_at) if now > first_at else 0.0
 

@@ -37,6 +37,14 @@ def test_a_rate_is_that_of_the_last_ten_seconds() -> None:
     assert [rate.of(count) for count in (0, 500, 900, 900, 900)] == [0, 100, 100, 0, 0]
 
 
+def test_a_rate_is_of_a_hundred_counts_however_often_it_is_told() -> None:
+    """A stream that gives its events one by one tells a thousand counts a second: to go through all of them took a core."""
+    now = iter(number / 1000 for number in range(30_000))
+    rate = report.Rate(clock=lambda: next(now))
+    rates = [rate.of(count) for count in range(30_000)]
+    assert rates[-1] == pytest.approx(1000) and len(rate._seen) <= 101
+
+
 def test_progress_tells_the_snapshot_and_the_stream() -> None:
     """Documents done of about how many, rate and time left; then events, rate and lag."""
     snapshot = SnapshotProgress("shop.orders", 500, 1000, 2500, 10_000, 1250.0, 6.0)
