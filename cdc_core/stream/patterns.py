@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cdc_core.properties import types as values
@@ -86,6 +87,19 @@ def regex(entry: str) -> Pattern:
 def literal(entry: str) -> Pattern:
     """The entry of a list in literal mode."""
     return Pattern(_escaped(entry))
+
+
+def any_of(entries: Sequence[Pattern]) -> Callable[[str], bool]:
+    """Whether a name is meant by one of the entries; those that are names are looked for at once, for they may be thousands."""
+    texts = [each.text for each in entries if each._is_name]
+    others = [each for each in entries if not each._is_name]
+    names = re.compile("|".join(texts).translate(_ALONE), re.IGNORECASE) if texts else None
+
+    def is_meant(name: str) -> bool:
+        is_named = names is not None and names.fullmatch(name.translate(_ALONE)) is not None
+        return is_named or any(each.matches(name) for each in others)
+
+    return is_meant
 
 
 def folded(name: str) -> str:

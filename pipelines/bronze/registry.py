@@ -88,7 +88,7 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
 
     A collection that is no longer captured is not reported.
     """
-    layout, chosen = delta.layout(settings.lakehouse), filters.of(settings.source)
+    layout = delta.layout(settings.lakehouse)
     owners: dict[str, Namespace] = {}
     kept: list[Namespace] = []
     refused: dict[Namespace, errors.DecisionNeeded] = {}
@@ -97,11 +97,14 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
         owner = owners.setdefault(table.key, namespace)
         if owner == namespace:
             kept.append(namespace)
-        elif chosen.includes(*namespace):
+        else:
             refused[namespace] = errors.DecisionNeeded(
                 f"{namespace}: its table would be {table.label}, which is that of {owner}; take one of them out of the include "
                 "list, or give it a pipeline with another schema_prefix"
             )
+    if refused:  # read for these alone: a list may have thousands of names
+        chosen = filters.of(settings.source)
+        refused = {each: error for each, error in refused.items() if chosen.includes(*each)}
     return KnownCollections(0, tuple(kept), refused)
 
 

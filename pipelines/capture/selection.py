@@ -35,9 +35,9 @@ class Selection:
         reads_signals = SignalChannel.SOURCE in source.signal_enabled_channels and chosen.signals
         listed = field_filters.read(source.field_exclude_list, source.field_renames)
         return Selection(
-            includes=chosen.includes if has_more else None,
-            is_signal_collection=chosen.is_signals if reads_signals else None,
             # Patterns are matched once a collection, and not once an event.
+            includes=functools.lru_cache(maxsize=10_000)(chosen.includes) if has_more else None,
+            is_signal_collection=chosen.is_signals if reads_signals else None,
             fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,
             skipped=filters.OPERATIONS - filters.operations(source) if reads_signals and not is_alone else frozenset(),
         )

@@ -76,6 +76,15 @@ def test_a_stream_with_these_stages(mongo: MongoClient[dict[str, Any]], database
     ]
 
 
+def test_names_are_looked_for_in_events_alone(database: Database[dict[str, Any]]) -> None:
+    """Looked for in the oplog as well, each entry of it has their expressions compiled anew: 2,000 names left 400 entries a second."""
+    stages = filters.pipeline(source({"collection.include.list": [f"{database.name}.orders", f"{database.name}.customers"]}))
+    stream = {"aggregate": 1, "pipeline": [{"$changeStream": {}}, *stages], "cursor": {}}
+    explained = database.command("explain", stream, verbosity="queryPlanner")
+    in_oplog = explained["stages"][0]["$cursor"]["queryPlanner"]["parsedQuery"]
+    assert "customers" in str(explained["stages"]) and "customers" not in str(in_oplog)
+
+
 def _until_invalidated(stream: Any) -> list[tuple[str, str | None]]:
     """Operation types with the collection that was written to, a rename's being its target."""
     seen: list[tuple[str, str | None]] = []

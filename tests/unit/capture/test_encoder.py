@@ -85,3 +85,12 @@ def test_stages_instead_of_the_filters_skip_no_operation(order: str, changes: in
     encoder.add(event(60, is_large=False))
     assert encoder.take().changes == changes
     assert ("update" in filters.left_out(filters.fingerprint(settings))) is not bool(changes)
+
+
+def test_lists_are_asked_once_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event of a capture with a collection of signals went through all of the list."""
+    settings = source({"signal.data.collection": "shop.signals", "collection.include.list": "shop.a"})
+    includes = Selection.of(settings, filters.of(settings)).includes
+    assert includes is not None and includes("shop", "a") and not includes("shop", "b")
+    monkeypatch.setattr(filters.NameFilter, "includes", None)
+    assert includes("shop", "a") and not includes("shop", "b")
