@@ -82,6 +82,9 @@ class CollectionState:
         )
 
 
+_NOT_BEGUN = CollectionState()
+
+
 def _written_end(hi: bytes | None) -> dict[str, str | None]:
     """The `_id` as JSON, or as base64 of its bytes where some of its text is not UTF-8: with repaired text it would be
     another place."""
@@ -142,7 +145,7 @@ class SnapshotState:
 
     def of(self, namespace: str) -> CollectionState:
         """How far one collection is."""
-        return self.collections.get(namespace, CollectionState())
+        return self.collections.get(namespace, _NOT_BEGUN)
 
     def advanced(self, namespace: str, state: CollectionState) -> SnapshotState:
         """The snapshot after a chunk of one collection."""
@@ -297,12 +300,13 @@ def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     whole: set[str] = set()
     partial: set[str] = set()
     for state in states(each for each in all_payloads if "snapshot" in each):
+        missing = frozenset(state.missing)
         for name in state.planned:
             if state.of(name).completed and name not in state.conditions:
                 whole.add(name)
                 partial.discard(name)
             elif state.of(name).completed:
                 continue
-            elif name in state.missing or name not in whole or state.kind is SnapshotKind.REPLACED:
+            elif name in missing or name not in whole or state.kind is SnapshotKind.REPLACED:
                 partial.add(name)
     return tuple(sorted(partial | unrepaired(all_payloads).keys()))

@@ -107,12 +107,12 @@ class Gaps:
         lists: Any = (before, said_of(source)["fields"])
         if before is None or lists[0] == lists[1]:
             return []
-        folds = not source.capture_mode.has_full_updates
+        folds, read = not source.capture_mode.has_full_updates, [field_filters.read(*each) for each in lists]
         changed: list[str] = []
         found: list[str] = []
         known = {*self._known()}
         for name in (each for each in self.deployment.namespaces() if each in known):
-            old, new = (field_filters.read(*each).of(*name.split(".", 1)) or field_filters.FieldRules() for each in lists)
+            old, new = (each.of(*name.split(".", 1)) or field_filters.FieldRules() for each in read)
             if {*old.excluded} != {*new.excluded} or old.renamed != new.renamed:
                 changed.append(name)
                 if folds or {*old.excluded} - {*new.excluded}:

@@ -13,6 +13,7 @@ import pytest
 from cdc_core.properties.source import Source
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
+from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
@@ -141,6 +142,14 @@ def test_rows_with_the_fields_of_before_are_told(
     assert [(each["since"], each["collections"]) for each in gaps] == [(tokens.utc(token(90)), ["shop.a"])] * is_incomplete
     told = [each.getMessage() for each in caplog.records if each.getMessage().startswith("field.exclude.list")]
     assert len(told) == is_told and all(each.endswith("execute-snapshot --data-collections shop.a") for each in told)
+
+
+def test_lists_of_fields_are_read_once_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a collection, 500 entries kept a start over 2,000 collections for a minute."""
+    read, reads = field_filters.read, []
+    monkeypatch.setattr(field_filters, "read", lambda *given: reads.append(given) or read(*given))
+    assert start(monkeypatch, source({"field.exclude.list": "shop.a.x, shop.b.x"}), source({})).of_other_fields()
+    assert len(reads) == 2
 
 
 FILTERS = {"shop.a": '{"n":1}', "shop.b": '{"n":1}', "shop.gone": '{"n":1}'}
