@@ -24,7 +24,7 @@ class StreamCursor:
         self._connection = connection
         self._id = 0
         self._session: Any = None
-        self._pinned: pymongo.MongoClient[Any] | None = None
+        self._server: pymongo.MongoClient[Any] | None = None
         self._database, self._collection = "admin", "$cmd.aggregate"
 
     @property
@@ -96,12 +96,12 @@ class StreamCursor:
 
     def server(self) -> pymongo.MongoClient[Any]:
         """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
-        if self._pinned is not None:
-            return self._pinned
-        self._pinned = mongodb.pinned(self._connection, self._connection.read_preference)
-        return self._pinned or self._connection
+        # Found once a cursor: to ask which server it is takes as long as a reply without events.
+        if self._server is None:
+            self._server = mongodb.pinned(self._connection, self._connection.read_preference) or self._connection
+        return self._server
 
     def _unpin(self) -> None:
-        if self._pinned is not None:
-            self._pinned.close()
-            self._pinned = None
+        if self._server is not None and self._server is not self._connection:
+            self._server.close()
+        self._server = None

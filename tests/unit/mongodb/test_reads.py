@@ -44,6 +44,8 @@ class Server:
     def close(self) -> None:
         """Nothing is open."""
 
+    end_session = close
+
     def command(self, command: dict[str, Any], *, read_preference: Any, **_: Any) -> RawBSONDocument:
         self.asked.append(read_preference)
         self.awaited += [command["maxTimeMS"]] if "getMore" in command else []
@@ -66,6 +68,21 @@ def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytes
         for chunk in snapshot_read.read_chunk(connection, orders, snapshot_read.IdRange(), after=Timestamp(1, 1))
     ] == [[]]
     assert mongos.asked == [ReadPreference.SECONDARY] * 3
+
+
+def test_a_cursor_is_asked_once_which_server_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a replica set it is the primary, which was asked with each reply: a second round trip, and one more for each small batch."""
+    connection: Any = Server()
+    connection.options = mongodb.client(HOST).options
+    asked: list[Any] = []
+    monkeypatch.setattr(mongodb, "pinned", lambda *given: asked.append(given))
+    cursor = stream_cursor.StreamCursor(connection)
+    for opened in (1, 2):
+        cursor.open("shop", None, [])
+        cursor.more(max_await_ms=1, batch_size=None)
+        cursor.more(max_await_ms=1, batch_size=None)
+        cursor.forget()  # another server may be the primary now
+        assert len(asked) == opened
 
 
 @pytest.mark.parametrize(
