@@ -1,4 +1,4 @@
-"""The bronze table's columns: one row an event, in stream order, in Debezium's envelope.
+"""The bronze table's columns: one row an event, in stream order by `offset`, in Debezium's envelope.
 
 resume_token STRING   the change stream's `_id._data`; `snapshot:<id>:<chunk>` for snapshot rows
 offset BIGINT         unique and increasing in commit order
@@ -22,6 +22,7 @@ from __future__ import annotations
 from enum import Enum
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.sql import arrow
 
@@ -101,6 +102,9 @@ SCHEMA = pa.schema(
 STATISTICS = ("offset", "batch", "kind", "db", "collection", "sequence")
 """The columns whose minimum and maximum Delta keeps; the documents are left out, they are large."""
 
+GROUP_ROWS = 4096
+"""So many rows of a large commit of several collections are one row group."""
+
 COLUMNS_DDL = arrow.columns_ddl(SCHEMA)
 """The same columns as Spark SQL writes them in CREATE TABLE."""
 
@@ -112,6 +116,17 @@ def table(rows: int, **columns: object) -> pa.Table:
     if unknown:
         raise ValueError(f"bronze has no columns {', '.join(sorted(unknown))}")
     return pa.table({field.name: _column(columns.get(field.name), field.type, rows) for field in SCHEMA}, schema=SCHEMA)
+
+
+def row_groups(rows: pa.Table) -> list[pa.Table]:
+    """A commit's rows as its file has them. In a large one those of each collection lie side by side, in their order: silver and histories read
+    one collection at a time, and would read the documents of all others with each."""
+    if rows.num_rows <= GROUP_ROWS or pc.count_distinct(rows["collection"]).as_py() < 2:
+        return [rows]
+    names = pc.binary_join_element_wise(rows["db"], rows["collection"], "\0").combine_chunks().dictionary_encode()
+    places = pc.sort_indices(pc.sort_indices(names.dictionary))
+    ordered = rows.take(pc.sort_indices(places.take(names.indices)))
+    return [ordered.slice(at, GROUP_ROWS) for at in range(0, rows.num_rows, GROUP_ROWS)]
 
 
 def _column(value: object, type_: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
@@ -36,6 +39,7 @@ BESIDE_BYTES = 256 * 2**20
 PART_ROWS = 4096
 """So many rows are read at a time where a collection's own are looked for among them."""
 
+_HERE = fs.LocalFileSystem()
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
 
@@ -116,13 +120,19 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
     dictionary, which OPTIMIZE may write, the footer says what the distinct values take."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     found: list[pa.Table] = []
-    held = 0
+    held, wanted = 0, functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
     try:
         for path in paths:
+            # Of a commit of many collections the row groups that have this one's (`bronze.row_groups`).
+            groups = [each.id for each in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(wanted).row_groups]
+            if not groups:
+                continue
             with pq.ParquetFile(path) as parquet:
                 # Part by part: each collection of a span reads its files, several at a time.
-                at_a_time = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes)
-                for part in parquet.iter_batches(at_a_time, columns=list(columns)):
+                at_a_time = local_log.rows_at_a_time(
+                    parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0]
+                )
+                for part in parquet.iter_batches(at_a_time, row_groups=groups, columns=list(columns)):
                     is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
                     own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
                     held += own.nbytes

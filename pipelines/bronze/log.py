@@ -158,7 +158,7 @@ class BronzeLog:
             rows = numbered(batch, first)
             last = token or rows.column("resume_token")[-1].as_py()
             extra = {**self.extra, **self._numbers(batch)}
-            self.writer.append_arrow(rows, to=last, statistics=bronze.STATISTICS, extra=extra)
+            self.writer.append_arrow(*bronze.row_groups(rows), to=last, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
             # After the commit: a commit that failed leaves position and number as they were, for whatever is committed next.
             self.position = BronzePosition(last, batch, rows.column("offset")[-1].as_py())

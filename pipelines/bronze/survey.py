@@ -200,11 +200,13 @@ def by_batch(
     found: Counter[int] = Counter()
     count = 0
     for file in files:  # one by one: a long span has many rows
-        rows = batch_rows.read([file.path], list(OF_EVENTS), where=None)
+        rows = batch_rows.read(
+            [file.path], list(OF_EVENTS), where=[("db", "==", of.db), ("collection", "==", of.collection)]
+        )
         if rows is None:
             return None
         found.update(rows["batch"].filter(are_events(rows, of)).to_pylist())
-        count += rows.num_rows
+        count += file.stats.get("numRecords") or rows.num_rows
     return EventsByBatch(sorted(found.items()), size_bytes // max(1, count))
 
 

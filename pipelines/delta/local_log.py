@@ -338,8 +338,8 @@ def columns_bytes(source: Path | io.IOBase, columns: Collection[str], *, rows: S
     with pq.ParquetFile(source) as parquet:
         wanted = range(parquet.metadata.num_row_groups) if rows is None else row_groups(parquet, rows)
         groups = [parquet.metadata.row_group(number) for number in wanted]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return sum(each.total_uncompressed_size for each in chunks if _is_below(each.path_in_schema, columns))
+        own = [at for at in range(parquet.metadata.num_columns) if _is_below(parquet.schema.column(at).path, columns)]
+    return sum(group.column(at).total_uncompressed_size for group in groups for at in own)
 
 
 def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]:

@@ -265,23 +265,23 @@ class Writer(StatementCommits):
 
     def append_arrow(
         self,
-        rows: pa.Table,
-        *,
+        *parts: pa.Table,
         to: object,
         statistics: Sequence[str] = (),
         extra: Mapping[str, object] | None = None,
     ) -> int:
-        """Append Arrow rows as one fenced commit; the new version.
+        """Append Arrow rows as one fenced commit, each part a row group of its own, or several; the new version.
 
         `statistics` names the columns whose minimum and maximum are kept for skipping. Where there is a direct log, the
         Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
         """
         if self.direct is None:
             # By itself Spark writes a file for each core: every reader would have to open so many of each commit.
+            rows = pa.concat_tables(parts)
             return self.append(self.spark.createDataFrame(rows).coalesce(1 + rows.nbytes // FILE_BYTES), to=to, extra=extra)
         self.refuse_unanswered()
         files = self.direct.store
-        file = data_file.ParquetFile.write(files, [rows], schema=rows.schema, statistics=statistics, table=self.table)
+        file = data_file.ParquetFile.write(files, parts, schema=parts[0].schema, statistics=statistics, table=self.table)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
         except fenced_commits.REFUSED as error:
