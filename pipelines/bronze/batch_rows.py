@@ -86,13 +86,13 @@ def few_rows(
     """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
     more than `size_bytes` (`MANY_BYTES`), or where it does not see all their files.
 
-    `among` gives the values of some of the columns that are wanted; what others have is not held, and counts.
+    `among` gives the values of some of the columns that are wanted; what others have is not held, and counts where it is read with them.
     """
     files = here(spark, table, span, among or {}, limit=limit)
     if not files:
         found = _beside_others(table, span, columns, among or {}, limit=limit)
         return None if found is None or found.nbytes > (size_bytes or MANY_BYTES) else found
-    if (bytes_of(files, columns) or 0) > (size_bytes or MANY_BYTES):
+    if (bytes_of(files, columns, among) or 0) > (size_bytes or MANY_BYTES):
         return None
     paths = [file.path for file in files]
     return _among(paths, columns, among, size_bytes or MANY_BYTES) if among else read(paths, list(columns), where=None)
@@ -105,7 +105,7 @@ def _beside_others(
     bronze meets one every `bronze.log.COMPACT_EVERY` commits. None as in `few_rows`; copies of whole files are too dear for it."""
     folder = local_log.folder(table)
     files = [] if folder is None else span_files(folder, span, among, is_alone=False)
-    size_bytes = bytes_of(files, columns)
+    size_bytes = bytes_of(files, columns, among)
     if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
         return None
     where: list[tuple[str, str, Any]] = [("batch", ">", span.after), ("batch", "<=", span.to)]
@@ -120,11 +120,10 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
     dictionary, which OPTIMIZE may write, the footer says what the distinct values take."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     found: list[pa.Table] = []
-    held, wanted = 0, functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
+    held = 0
     try:
         for path in paths:
-            # Of a commit of many collections the row groups that have this one's (`bronze.row_groups`).
-            groups = [each.id for each in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(wanted).row_groups]
+            groups = _groups(path, among)
             if not groups:
                 continue
             with pq.ParquetFile(path) as parquet:
@@ -144,6 +143,12 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
     return pa.concat_tables(found) if found else schema.empty_table()
 
 
+def _groups(path: Path, among: Mapping[str, str]) -> list[int]:
+    """The row groups of a file that may have rows with these values: of a large commit of many collections a few (`bronze.row_groups`)."""
+    wanted = functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
+    return [each.id for each in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(wanted).row_groups]
+
+
 def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit: int) -> pa.Table | None:
     """Columns of all rows of later batches than this one, in no order; None where this process does not see their files, or those have
     more than `limit` rows."""
@@ -155,10 +160,13 @@ def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit:
     return read([file.path for file in held], list(columns), where=[("batch", ">", batch)])
 
 
-def bytes_of(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:
-    """How many bytes these columns take when they are read; None where a file is gone or cannot be read from here."""
+def bytes_of(
+    files: Sequence[local_log.AddedFile], columns: Sequence[str], among: Mapping[str, str] | None = None
+) -> int | None:
+    """How many bytes these columns take when they are read, where rows `among` these are; None where a file is gone or cannot be read from here."""
     try:
-        return sum(local_log.columns_bytes(file.path, columns) for file in files)
+        chosen = [_groups(file.path, among) if among else None for file in files]
+        return sum(local_log.columns_bytes(file.path, columns, groups=each) for file, each in zip(files, chosen))
     except (OSError, pa.ArrowException):  # which `read` meets, too
         return None
 

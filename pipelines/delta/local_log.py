@@ -332,14 +332,20 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def columns_bytes(source: Path | io.IOBase, columns: Collection[str], *, rows: Sequence[int] | None = None) -> int:
-    """How many bytes these columns of a Parquet file take when they are read, as its footer says; or of the row groups that hold
-    some of the `rows`, whose numbers are in order."""
+def columns_bytes(
+    source: Path | io.IOBase,
+    columns: Collection[str],
+    *,
+    rows: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None,
+) -> int:
+    """How many bytes these columns of a Parquet file take when they are read, as its footer says; or of these row groups, or of those that
+    hold some of the `rows`, whose numbers are in order."""
     with pq.ParquetFile(source) as parquet:
-        wanted = range(parquet.metadata.num_row_groups) if rows is None else row_groups(parquet, rows)
-        groups = [parquet.metadata.row_group(number) for number in wanted]
+        chosen = groups if rows is None else row_groups(parquet, rows)
+        held = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups) if chosen is None else chosen)
         own = [at for at in range(parquet.metadata.num_columns) if _is_below(parquet.schema.column(at).path, columns)]
-    return sum(group.column(at).total_uncompressed_size for group in groups for at in own)
+        return sum(group.column(at).total_uncompressed_size for group in held for at in own)
 
 
 def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]:

@@ -77,6 +77,9 @@ def test_a_collection_is_read_without_the_documents_of_all_others(tmp_path: Path
     with pq.ParquetWriter(file, columns.SCHEMA) as writer:
         for part in parts:
             writer.write_table(part)
+    of = [local_log.AddedFile(file, {})]
+    whole, own_bytes = (batch_rows.bytes_of(of, ["after"], among) for among in (None, {"db": "shop", "collection": "c0001"}))
+    assert whole and own_bytes and whole > 2.5 * own_bytes, "of more bytes its events are for Spark"
     with file.open("r+b") as damaged:  # what is read of them cannot be decoded
         last = pq.ParquetFile(file).metadata.row_group(2).column(0)
         damaged.write(b"\0" * last.data_page_offset)
