@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from pyarrow import fs
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
+from pipelines.bronze import recent_files
 from pipelines.delta import local_log
 
 if TYPE_CHECKING:
@@ -92,10 +94,13 @@ def few_rows(
     if not files:
         found = _beside_others(table, span, columns, among or {}, limit=limit)
         return None if found is None or found.nbytes > (size_bytes or MANY_BYTES) else found
-    if (bytes_of(files, columns, among) or 0) > (size_bytes or MANY_BYTES):
+    # What small ones have is counted as it is read.
+    measured = [file for file in files if not among or not _is_small(file)]
+    if (bytes_of(measured, columns, among) or 0) > (size_bytes or MANY_BYTES):
         return None
-    paths = [file.path for file in files]
-    return _among(paths, columns, among, size_bytes or MANY_BYTES) if among else read(paths, list(columns), where=None)
+    if among:
+        return _among(files, columns, among, size_bytes or MANY_BYTES)
+    return read([file.path for file in files], list(columns), where=None)
 
 
 def _beside_others(
@@ -115,32 +120,47 @@ def _beside_others(
     return None if found is None or found.num_rows > limit else found
 
 
-def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, str], size_bytes: int) -> pa.Table | None:
+_recent = recent_files.RecentFiles()
+
+
+def _is_small(file: local_log.AddedFile) -> bool:
+    return file.size is not None and file.size <= recent_files.SMALL_BYTES
+
+
+def _among(
+    files: Sequence[local_log.AddedFile], columns: Sequence[str], among: Mapping[str, str], size_bytes: int
+) -> pa.Table | None:
     """Columns of the rows with these values; None as in `read`, and where they take more than `size_bytes`: of a column with a
     dictionary, which OPTIMIZE may write, the footer says what the distinct values take."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     found: list[pa.Table] = []
     held = 0
     try:
-        for path in paths:
-            groups = _groups(path, among)
-            if not groups:
-                continue
-            with pq.ParquetFile(path) as parquet:
-                # Part by part: each collection of a span reads its files, several at a time.
-                at_a_time = local_log.rows_at_a_time(
-                    parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0]
-                )
-                for part in parquet.iter_batches(at_a_time, row_groups=groups, columns=list(columns)):
-                    is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
-                    own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
-                    held += own.nbytes
-                    if held > size_bytes:
-                        return None
-                    found.append(local_log.aligned(pa.Table.from_batches([own]), schema))
+        for part in itertools.chain.from_iterable(_parts(file, columns, among, size_bytes) for file in files):
+            is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
+            own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
+            held += own.nbytes
+            if held > size_bytes:
+                return None
+            found.append(local_log.aligned(own, schema))
     except (OSError, pa.ArrowException):
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _parts(
+    file: local_log.AddedFile, columns: Sequence[str], among: Mapping[str, str], size_bytes: int
+) -> Iterator[pa.Table]:
+    """The rows of a file that may have rows with these values, part by part: several collections of a span read at a time."""
+    if _is_small(file) and (whole := _recent.table(file.path, columns)) is not None:
+        yield whole
+        return
+    groups = _groups(file.path, among)
+    if groups:
+        with pq.ParquetFile(file.path) as parquet:
+            at_a_time = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0])
+            for part in parquet.iter_batches(at_a_time, row_groups=groups, columns=list(columns)):
+                yield pa.Table.from_batches([part])
 
 
 def _groups(path: Path, among: Mapping[str, str]) -> list[int]:
