@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,22 @@ def test_no_ddl_for_a_catalog_names_what_the_catalog_decides(properties: dict[st
     kept = set(properties) - definition.CATALOGS_OWN
     assert all(f"'{name}'" in definition.ddl(TableRef.named("main", "s", "t"), "", properties, ()) for name in kept)
     assert all(f"'{name}'" in definition.ddl(TableRef.at("/lake/t"), "", properties, ()) for name in properties)
+
+
+def test_tables_that_are_written_together_do_not_write_their_checkpoints_together() -> None:
+    """Each table's interval is its own, and the same each time; what names none gets none."""
+
+    def interval(name: str) -> int:
+        found = re.search(
+            rf"'{definition.CHECKPOINTS}' = '(\d+)'", definition.ddl(TableRef.at(name), "", silver.PROPERTIES, ())
+        )
+        assert found is not None
+        return int(found[1])
+
+    found = [interval(f"/lake/silver/shop/orders{number}") for number in range(50)]
+    assert found == [interval(f"/lake/silver/shop/orders{number}") for number in range(50)]
+    assert min(found) >= 50 and max(found) < 100 and len(set(found)) > 25
+    assert definition.CHECKPOINTS not in definition.ddl(TableRef.at("/lake/t"), "", {}, ())
 
 
 class Catalog:
