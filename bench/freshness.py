@@ -1,9 +1,10 @@
 """Freshness: from an insert in MongoDB to its visibility in bronze, and in gold, at one-second commits.
 
-    python -m bench.freshness [--seconds 60] [--rate 100] [--collections 1 10]
+    python -m bench.freshness [--seconds 60] [--rate 100] [--collections 1 10] [--mix]
 
 A writer inserts at a steady rate, into the collections by turns; a reader outside Spark (delta-rs) asks the tables for what is new
-and compares it with the times of the inserts. Bronze is the capture alone; gold is `medallion run`: capture, silver and gold in one
+and compares it with the times of the inserts. With `--mix` the documents are nested, and of ten writes five change a document of before
+and one deletes one. For two minutes and more, so that the tables come to their checkpoints (`delta.checkpointInterval`). Bronze is the capture alone; gold is `medallion run`: capture, silver and gold in one
 application. It begins when a document of each collection was there and a second one followed: what the start takes is told beside it.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
+import random
 import statistics
 import threading
 import time
@@ -20,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from bson import json_util
 from deltalake import DeltaTable, QueryBuilder
 
-from bench import ground
+from bench import ground, shapes
 from pipelines import run as layers
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
@@ -31,6 +35,9 @@ from pipelines.spark import session as sparks
 
 PAUSE_SECONDS = 0.1
 """Between two looks at the tables."""
+
+INSERTS, UPDATES = 4, 5
+"""Of ten writes of the mix; the others are deletes."""
 
 
 @dataclass
@@ -63,7 +70,9 @@ class Trial:
         return None if found is None else int(found)
 
 
-def measured(spark: Any, uri: str, *, seconds: float, rate: float, collections: int, into: str) -> list[float]:
+def measured(
+    spark: Any, uri: str, *, seconds: float, rate: float, collections: int, into: str, is_mix: bool = False
+) -> list[float]:
     """Seconds from insert to visibility of all inserts."""
     with ground.lakehouse() as root:
         db = f"fresh_{into}_{collections}"
@@ -86,7 +95,7 @@ def measured(spark: Any, uri: str, *, seconds: float, rate: float, collections: 
                 running.start()
             _until(functools.partial(_holds, trials, probe), 240)
         print(f"{collections} collections in {into} after {time.monotonic() - began:.1f} s", flush=True)
-        writer = threading.Thread(target=_write, args=(client[db], names, trials, seconds, rate))
+        writer = threading.Thread(target=_write, args=(client[db], names, trials, seconds, rate, is_mix))
         writer.start()
         while writer.is_alive() or any(len(trial.seen) < len(trial.inserted) for trial in trials):
             for trial in trials:
@@ -98,13 +107,21 @@ def measured(spark: Any, uri: str, *, seconds: float, rate: float, collections: 
     return [each for trial in trials for each in trial.seen]
 
 
-def _write(database: Any, names: Sequence[str], trials: Sequence[Trial], seconds: float, rate: float) -> None:
-    began, number = time.time(), 0
+def _write(database: Any, names: Sequence[str], trials: Sequence[Trial], seconds: float, rate: float, is_mix: bool) -> None:
+    began, number, rng = time.time(), 0, random.Random(1)
+    templates = [json_util.loads(json.dumps(shapes.SHAPES["nested"](rng))) for _ in range(100)] if is_mix else [{}]
     while time.time() - began < seconds:
         turn = number % len(names)
-        trial = trials[turn]
-        trial.inserted.append(time.time())
-        database[names[turn]].insert_one({"_id": len(trial.inserted) - 1, "at": number})
+        trial, collection = trials[turn], database[names[turn]]
+        kind = (number // len(names)) % 10 if is_mix else 0
+        document = {**templates[number % len(templates)], "at": number}
+        if kind < INSERTS or not trial.inserted:
+            trial.inserted.append(time.time())
+            collection.insert_one({"_id": len(trial.inserted) - 1, **document})
+        elif kind < INSERTS + UPDATES:
+            collection.update_one({"_id": rng.randrange(1 + len(trial.inserted) // 2)}, {"$set": document})
+        else:
+            collection.delete_one({"_id": rng.randrange(1 + len(trial.inserted) // 2)})
         number += 1
         time.sleep(max(0.0, began + number / rate - time.time()))
 
@@ -126,12 +143,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rate", type=float, default=100, help="inserts a second, over all collections")
     parser.add_argument("--collections", type=int, nargs="*", default=[1, 10])
+    parser.add_argument("--mix", action="store_true", help="nested documents, changed and deleted, too")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench")
     rows = []
     with ground.server() as uri:
         for into, collections in (("bronze", 1), *(("gold", count) for count in arguments.collections)):
-            given = {"seconds": arguments.seconds, "rate": arguments.rate}
+            given = {"seconds": arguments.seconds, "rate": arguments.rate, "is_mix": arguments.mix}
             seen = sorted(measured(spark, uri, collections=collections, into=into, **given))
             row = (f"insert → {into}", collections, len(seen), statistics.median(seen), seen[int(len(seen) * 0.95)])
             rows += ground.told([row])
