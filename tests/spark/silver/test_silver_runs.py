@@ -318,4 +318,5 @@ def _apply_many(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
     held = {"op": "u", "key": 1, "at": 51, "text": '{"_id":1'}
     last = [{"op": "u", "key": key, "at": 50 + key, "after": document(key)} for key in (2, 3, 4)]
     assert applied(held, *last) == [row(1, n=5, new=1, __incomplete=True), *(row(key) for key in (2, 3, 4))]
-    assert looks == [1, 3, 4, 4]  # not into the second batch, and twice into the one of which a part waits in quarantine
+    # Not into the second batch, and twice into the one of which a part waits in quarantine; the first one makes the table.
+    assert [batch for batch in looks if batch > 1] == [3, 4, 4]
