@@ -22,6 +22,9 @@ KEPT_BYTES = 32 * 2**20
 _FILE_BYTES = 4 * 2**20
 """A file of more bytes in memory is none to hold: documents that resemble each other compress a hundredfold."""
 
+_MOST_FILES = 1024
+"""And of so many files, of which those that are too large to hold take no bytes."""
+
 _PART_ROWS = 4096
 
 _File = tuple[Path, tuple[str, ...]]
@@ -50,9 +53,6 @@ class RecentFiles:
             return found
 
 
-_MOST_FILES = 1024
-
-
 def _nbytes(rows: pa.Table | None) -> int:
     return 0 if rows is None else rows.nbytes
 
@@ -60,10 +60,12 @@ def _nbytes(rows: pa.Table | None) -> int:
 def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     parts: list[pa.RecordBatch] = []
+    held = 0
     with pq.ParquetFile(path) as parquet:
         at_a_time = local_log.rows_at_a_time(parquet, columns, most=_PART_ROWS, size_bytes=_FILE_BYTES)
         for part in parquet.iter_batches(at_a_time, columns=list(columns)):
-            parts.append(part)
-            if sum(each.nbytes for each in parts) > _FILE_BYTES:
+            held += part.nbytes
+            if held > _FILE_BYTES:
                 return None
+            parts.append(part)
     return local_log.aligned(pa.Table.from_batches(parts), schema) if parts else schema.empty_table()
