@@ -53,6 +53,8 @@ LOCAL: Mapping[str, str] = {
     "spark.sql.catalog.spark_catalog": CATALOG,
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Otherwise each function of a column asks the JVM ten times, to note the line of Python that called it: 4 ms.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     # A batch of silver runs some 140 different plans: of the default's 100 classes none would be there for the next batch.
