@@ -55,16 +55,21 @@ def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], clu
 
 CHECKPOINTS = "delta.checkpointInterval"
 
+CHECKPOINTS_TO_ONE_OF_DELTA = 10
+"""In a folder that the committing process sees it writes so many itself (`checkpoint_writer`), of which Delta writes the last."""
+
 
 def _checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[str, str]:
-    """The interval of checkpoints with up to as much more, by the table's name.
+    """Delta's interval of checkpoints: that of `properties` with up to as much more, by the table's name, and ten times as long in a folder.
 
     Tables that are written together would come to theirs together: of ten a service would stand still for twenty seconds.
     """
     if CHECKPOINTS not in properties:
         return {}
     least = int(properties[CHECKPOINTS])
-    return {CHECKPOINTS: str(least + zlib.crc32(str(table).encode("utf-8", "surrogatepass")) % least)}
+    interval = least + zlib.crc32(str(table).encode("utf-8", "surrogatepass")) % least
+    is_folder = table.path is not None and table.path.startswith(("/", "file:")) and not table.path.startswith("/Volumes/")
+    return {CHECKPOINTS: str(interval * CHECKPOINTS_TO_ONE_OF_DELTA if is_folder else interval)}
 
 
 def _of_ours(properties: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import (
+    checkpoint_writer,
     data_file,
     deleted_rows,
     live_files,
@@ -70,6 +71,8 @@ class DirectLog:
         self._session = jvm.java_class(spark, "org.apache.spark.sql.classic.SparkSession")
         self._names_files: bool | None = None
         """Whether the checksums of this log's commits name the table's files; None before the first."""
+        self._interval: int | None = None
+        """Commits from one of Delta's checkpoints to the next; None before the first."""
         self._vectors = DeletionVectors(spark, files, self._log)
         # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
         self._operation("{}")
@@ -258,13 +261,24 @@ class DirectLog:
             with contextlib.suppress(Exception):  # a JVM that is gone is the error that the caller gets
                 self._session.setActiveSession(self._spark._jsparkSession)
         stored_files.note_commit(self.store.folder, version, metadata)
+        self._checkpoint_here(version)
         return version
+
+    def _checkpoint_here(self, version: int) -> None:
+        """The checkpoint of a version that was committed, where one is due and Delta has none."""
+        if self.store.is_remote:
+            return
+        if self._interval is None:
+            self._interval = int(self._log.checkpointInterval(self._log.unsafeVolatileSnapshot().metadata()))
+        every = checkpoint_writer.every(self._interval)
+        if every is not None and version % every == 0 and checkpoint_writer.write(self.store.folder, version):
+            self._newest()  # or Delta would go on from the checkpoint before it
 
     def append(self, file: data_file.ParquetFile) -> None:
         """Commit the file after whatever others committed."""
         actions = log_actions.ActionList(self._spark)
         actions.add(log_actions.added(file))
-        self._begun(self._newest()).commit(actions.seq(), self._operation(None))
+        self._checkpoint_here(int(self._begun(self._newest()).commit(actions.seq(), self._operation(None))))
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""

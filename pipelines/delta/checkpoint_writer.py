@@ -1,0 +1,269 @@
+"""Checkpoints of a table's log that are one Parquet file, written by this process.
+
+Delta's own are jobs of one to two seconds, more beside other work, and the collection whose commit is due waits for them. What a
+checkpoint says is what the one before it and the commits since then say (Delta's protocol, "Checkpoints" and "Action
+Reconciliation"), which takes this process some hundredths of a second. Delta still writes each tenth, drops there what has expired,
+and writes all of those of a table that uses anything this module does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.tables import definition
+from pipelines.delta import checkpoint, table_files
+
+log = logging.getLogger(__name__)
+
+LEAST_INTERVAL = 500
+"""Tables with a shorter `delta.checkpointInterval` have all of theirs from Delta."""
+
+_MAP, _TEXTS = pa.map_(pa.string(), pa.string()), pa.list_(pa.string())
+_VECTOR = {
+    "storageType": pa.string(),
+    "pathOrInlineDv": pa.string(),
+    "offset": pa.int32(),
+    "sizeInBytes": pa.int32(),
+    "cardinality": pa.int64(),
+    "maxRowIndex": pa.int64(),
+}
+_ROW_NUMBERS = {"baseRowId": pa.int64(), "defaultRowCommitVersion": pa.int64()}
+_ACTIONS: Mapping[str, Mapping[str, pa.DataType]] = {
+    "txn": {"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()},
+    "add": {
+        "path": pa.string(),
+        "partitionValues": _MAP,
+        "size": pa.int64(),
+        "modificationTime": pa.int64(),
+        "dataChange": pa.bool_(),
+        "tags": _MAP,
+        "deletionVector": pa.struct(_VECTOR),
+        **_ROW_NUMBERS,
+        "clusteringProvider": pa.string(),
+        "stats": pa.string(),
+    },
+    "remove": {
+        "path": pa.string(),
+        "deletionTimestamp": pa.int64(),
+        "dataChange": pa.bool_(),
+        "extendedFileMetadata": pa.bool_(),
+        "partitionValues": _MAP,
+        "size": pa.int64(),
+        "deletionVector": pa.struct(_VECTOR),
+        **_ROW_NUMBERS,
+    },
+    "metaData": {
+        "id": pa.string(),
+        "name": pa.string(),
+        "description": pa.string(),
+        "format": pa.struct({"provider": pa.string(), "options": _MAP}),
+        "schemaString": pa.string(),
+        "partitionColumns": _TEXTS,
+        "configuration": _MAP,
+        "createdTime": pa.int64(),
+    },
+    "protocol": {
+        "minReaderVersion": pa.int32(),
+        "minWriterVersion": pa.int32(),
+        "readerFeatures": _TEXTS,
+        "writerFeatures": _TEXTS,
+    },
+    "domainMetadata": {"domain": pa.string(), "configuration": pa.string(), "removed": pa.bool_()},
+}
+SCHEMA = pa.schema([(kind, pa.struct(fields)) for kind, fields in _ACTIONS.items()])
+"""A row is one action: the column of its kind, and nulls."""
+
+_OF_ONE_COMMIT = {"commitInfo", "cdc"}
+_PARSED = {"stats_parsed", "partitionValues_parsed"}  # the same once more, as columns
+_OF_NO_CHECKPOINT = {"remove": {"tags", "stats"}}
+_FEATURES = {
+    *(
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "changeDataFeed",
+        "generatedColumns",
+        "identityColumns",
+        "columnMapping",
+    ),
+    *(
+        "deletionVectors",
+        "rowTracking",
+        "timestampNtz",
+        "domainMetadata",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "clustering",
+    ),
+    *("typeWidening", "typeWidening-preview", "inCommitTimestamp"),
+}
+"""Features of which a checkpoint in the classic form needs nothing beside these actions."""
+
+_ELSEWHERE = {"delta.checkpointPolicy": "v2", "delta.checkpoint.writeStatsAsJson": "false"}
+"""Properties of tables whose checkpoints have another form."""
+
+_Identity = tuple[str | None, ...]
+"""What an action is about: of two about the same the later one counts."""
+
+
+class _NotKnown(Exception):
+    """The log says something that is not known here."""
+
+
+def every(interval: int) -> int | None:
+    """After so many commits this process writes a checkpoint of a table with this `delta.checkpointInterval`; None where it writes
+    none."""
+    return interval // definition.CHECKPOINTS_TO_ONE_OF_DELTA if interval >= LEAST_INTERVAL else None
+
+
+def write(folder: Path, version: int) -> bool:
+    """Write the checkpoint of a version and note it as the last; whether that was done.
+
+    The commit has been made, whatever becomes of its checkpoint: nothing is raised where the disk is full or the log says what
+    is not known here, and Delta goes on from the one before.
+    """
+    logs = folder / table_files.LOG
+    try:
+        begun = checkpoint.newest(folder, version)
+        if begun is not None and begun.name == checkpoint.name(version):
+            return False
+        rows = _rows(logs, begun, version)
+        path = logs / checkpoint.name(version)
+        with _replaced(path) as draft:
+            pq.write_table(rows, draft)
+        noted = {"version": version, "size": rows.num_rows, "sizeInBytes": path.stat().st_size}
+        if (checkpoint.noted(logs) or 0) < version:
+            with _replaced(logs / checkpoint.NOTED) as draft:
+                draft.write_text(json.dumps(noted | {"numOfAddFiles": rows.num_rows - rows["add"].null_count}), "utf-8")
+    except (_NotKnown, OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        log.info("the checkpoint of %s at %d is left to Delta: %s: %s", folder, version, type(error).__name__, error)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """Where to write what is then, whole, in the place of a file."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield draft
+        # Hadoop's checksum of the file before it: with it this one would not be read.
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _rows(logs: Path, begun: Path | None, version: int) -> pa.Table:
+    """The actions that count at a version, in rows of `SCHEMA`."""
+    newest: dict[_Identity, tuple[str, dict[str, Any]]] = {}
+    for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
+        with (logs / f"{number:020}.json").open(encoding="utf-8") as lines:
+            for line in lines:
+                ((kind, action),) = json.loads(line).items()
+                if kind not in _OF_ONE_COMMIT:
+                    newest[_identity(kind, action)] = kind, action
+    later = [{kind: _row(kind, action)} for kind, action in newest.values() if not action.get("removed")]
+    rows = pa.Table.from_pylist(later, SCHEMA)
+    if begun is not None:
+        before = _read(begun)
+        is_kept = pa.array([each not in newest for each in _identities(before)], pa.bool_())
+        rows = pa.concat_tables([before.filter(is_kept), rows])
+    _check(rows)
+    return rows
+
+
+def _identity(kind: str, action: Mapping[str, Any]) -> _Identity:
+    if kind in ("add", "remove"):
+        vector = action.get("deletionVector") or {}
+        offset = vector.get("offset")
+        return (
+            "file",
+            action["path"],
+            vector.get("storageType"),
+            vector.get("pathOrInlineDv"),
+            None if offset is None else str(offset),
+        )
+    return kind, action.get({"txn": "appId", "domainMetadata": "domain"}.get(kind, ""))
+
+
+def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
+    """An action of a commit as a checkpoint has it."""
+    known = SCHEMA.field(kind).type if kind in _ACTIONS else ()
+    said = {
+        name: value for name, value in action.items() if name not in _OF_NO_CHECKPOINT.get(kind, ()) and value is not None
+    }
+    if not said.keys() <= {each.name for each in known}:
+        raise _NotKnown(f"{kind} {', '.join(said.keys() - {each.name for each in known})}")
+    for field in known:
+        value = said.get(field.name)
+        if (
+            isinstance(value, dict)
+            and pa.types.is_struct(field.type)
+            and not value.keys() <= {each.name for each in field.type}
+        ):
+            raise _NotKnown(f"{kind}.{field.name} {', '.join(value)}")
+        if isinstance(value, dict) and pa.types.is_map(field.type):
+            said[field.name] = list(value.items())
+    if kind == "metaData":
+        said["format"] = {**said["format"], "options": list((said["format"].get("options") or {}).items())}
+    return said | {"dataChange": False} if "dataChange" in said else said
+
+
+def _read(path: Path) -> pa.Table:
+    """The rows of a checkpoint."""
+    with pq.ParquetFile(path) as held:
+        names = []
+        for column in held.schema_arrow:
+            fields = [each.name for each in column.type if each.name not in _PARSED]
+            if column.name not in _ACTIONS or not set(fields) <= _ACTIONS[column.name].keys():
+                raise _NotKnown(f"column {column.name}: {', '.join(fields)}")
+            names += [f"{column.name}.{each}" for each in fields]
+        return held.read(names).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _identities(rows: pa.Table) -> Iterator[_Identity]:
+    """The identity of each row, as of its action."""
+
+    def values(*path: str) -> list[Any]:
+        found: list[Any] = pc.struct_field(rows[path[0]], list(path[1:])).to_pylist()
+        return found
+
+    kinds = {kind: rows[kind].is_valid().to_pylist() for kind in _ACTIONS}
+    names = {
+        kind: values(kind, name)
+        for kind, name in {"add": "path", "remove": "path", "txn": "appId", "domainMetadata": "domain"}.items()
+    }
+    vectors = {
+        kind: list(
+            zip(*(values(kind, "deletionVector", name) for name in ("storageType", "pathOrInlineDv", "offset")), strict=True)
+        )
+        for kind in ("add", "remove")
+    }
+    for row in range(rows.num_rows):
+        kind = next(each for each in kinds if kinds[each][row])
+        if kind in vectors:
+            stored, place, offset = vectors[kind][row]
+            yield "file", names[kind][row], stored, place, None if offset is None else str(offset)
+        else:
+            yield kind, names[kind][row] if kind in names else None
+
+
+def _check(rows: pa.Table) -> None:
+    """Raise where the table's checkpoints are not of this form, or these rows are no table."""
+    (protocol,) = rows["protocol"].drop_null().to_pylist()
+    (metadata,) = rows["metaData"].drop_null().to_pylist()
+    unknown = {*(protocol["readerFeatures"] or ()), *(protocol["writerFeatures"] or ())} - _FEATURES
+    said = dict(metadata["configuration"] or ())
+    if unknown or any(str(said.get(name)).lower() == value for name, value in _ELSEWHERE.items()):
+        raise _NotKnown(f"features {sorted(unknown)}" if unknown else "checkpoints of another form")

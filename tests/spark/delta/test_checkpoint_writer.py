@@ -1,0 +1,109 @@
+"""Checkpoints of this process beside those of Delta, of the same versions of the same tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_core.tables import layout as tables
+from pipelines.delta import checkpoint, checkpoint_writer, direct_log, local_log
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STATEMENTS = (
+    "INSERT INTO {t} SELECT id, 'first', named_struct('a', id) FROM range(0, 50, 1, 2)",
+    "DELETE FROM {t} WHERE id % 7 = 3",
+    "UPDATE {t} SET name = 'ü \\u2028 %20' WHERE id < 5",
+    "ALTER TABLE {t} ADD COLUMNS (late DATE COMMENT 'of later')",
+    "MERGE INTO {t} USING (SELECT id, 'merged' AS name FROM range(40, 60)) s ON {t}.id = s.id WHEN MATCHED THEN UPDATE SET "
+    "name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES (s.id, s.name)",
+    "ALTER TABLE {t} CLUSTER BY (name)",
+    "DELETE FROM {t} WHERE id % 7 = 4",
+    "OPTIMIZE {t} FULL",
+    "ALTER TABLE {t} CLUSTER BY NONE",
+    "RESTORE TABLE {t} TO VERSION AS OF 3",
+    "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
+    "DELETE FROM {t}",
+    "INSERT INTO {t} VALUES (1, 'last', named_struct('a', 1L), DATE '9999-12-31')",
+)
+
+
+def content(folder: Path, version: int) -> set[str]:
+    """The actions of a checkpoint; what Delta parsed of them once more is left out."""
+    found = set()
+    for row in pq.read_table(folder / "_delta_log" / checkpoint.name(version)).to_pylist():
+        ((kind, action),) = ((kind, action) for kind, action in row.items() if action is not None)
+        said = {
+            name: sorted(value) if name == "configuration" and kind == "metaData" else value
+            for name, value in action.items()
+        }
+        found.add(
+            json.dumps(
+                {kind: {name: said[name] for name in said if not name.endswith("_parsed")}}, sort_keys=True, default=str
+            )
+        )
+    return found
+
+
+def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -> None:
+    """Deleted rows, columns, clustering, restores and row numbers; and Spark reads the table from such a one alone."""
+    table, ours = tables.TableRef.at(str(tmp_path / "table")), tmp_path / "ours"
+    properties = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "500"}
+    delta.create(
+        spark, table, columns="id BIGINT, name STRING, s STRUCT<a: BIGINT>", properties=properties, cluster_by=["id"]
+    )
+    folder = local_log.folder(table)
+    assert folder is not None
+    log = direct_log.of(spark, table)
+    assert log is not None
+    for number, statement in enumerate(STATEMENTS):
+        spark.sql(statement.format(t=table)).collect()
+        version = local_log.newest_version(folder)
+        assert version is not None
+        shutil.copytree(
+            folder, ours, ignore=lambda _, names: [name for name in names if "heckpoint" in name], dirs_exist_ok=True
+        )
+        if number % 3 == 0:
+            assert checkpoint_writer.write(ours, version), statement
+            log.checkpoint()
+            assert content(ours, version) == content(folder, version), statement
+    assert len(list((ours / "_delta_log").glob("*.checkpoint.parquet"))) == 5
+    for commit in (ours / "_delta_log").glob("*.json"):
+        if int(commit.name[:20]) < version:
+            commit.unlink()
+    expected = spark.table(str(table)).toArrow().to_pylist()
+    assert spark.read.format("delta").load(str(ours)).toArrow().to_pylist() == expected == [expected[0]]
+
+
+def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tenth of Delta's interval; Delta goes on from them, and none of its own is written over."""
+    monkeypatch.setattr(checkpoint_writer, "LEAST_INTERVAL", 20)
+    table = tables.TableRef.at(str(tmp_path / "table"))
+    delta.create(spark, table, columns="n BIGINT")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '30')").collect()
+    writer = Writer.claim(spark, table)
+    tracker, before = spark.sparkContext.statusTracker(), writer.version
+    spark.sparkContext.setJobGroup(str(tmp_path), "appends")
+    while writer.version < 29:
+        writer.append_arrow(pa.table({"n": [writer.version]}))
+    assert list(tracker.getJobIdsForGroup(str(tmp_path))) == []
+    logs = tmp_path / "table" / "_delta_log"
+    made = [int(each.name[:20]) for each in sorted(logs.glob("*.checkpoint.parquet"))]
+    assert made == [3 * each for each in range(1, 10)] and checkpoint.noted(logs) == 27
+    log = direct_log.of(spark, table)
+    assert log is not None
+    assert log._log.unsafeVolatileSnapshot().logSegment().checkpointProvider().version() == 27
+    writer.append_arrow(pa.table({"n": [writer.version]}))
+    by_delta = pq.ParquetFile(logs / checkpoint.name(30)).metadata
+    assert "parquet-mr" in by_delta.created_by
+    assert sorted(row[0] for row in spark.table(str(table)).collect()) == list(range(before, 30))
+    writer.release()

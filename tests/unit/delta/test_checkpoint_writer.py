@@ -1,0 +1,172 @@
+"""Checkpoints of logs that are written by hand; beside Delta's own they are in `tests/spark/delta/test_checkpoint_writer.py`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.delta import checkpoint, checkpoint_writer
+
+METADATA = {
+    "metaData": {
+        "id": "m",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": "{}",
+        "partitionColumns": [],
+        "configuration": {"delta.checkpointInterval": "500", "medallion.format": "1"},
+        "createdTime": 1,
+    }
+}
+PROTOCOL = {
+    "protocol": {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": ["deletionVectors"],
+        "writerFeatures": ["deletionVectors", "domainMetadata"],
+    }
+}
+
+
+def commit(folder: Path, version: int, *actions: dict[str, Any]) -> None:
+    lines = [json.dumps(each) for each in ({"commitInfo": {"operation": "WRITE"}}, *actions)]
+    (folder / "_delta_log" / f"{version:020}.json").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table of one commit."""
+    (tmp_path / "_delta_log").mkdir()
+    commit(tmp_path, 0, PROTOCOL, METADATA)
+    return tmp_path
+
+
+def content(folder: Path, version: int) -> set[str]:
+    """The actions of a checkpoint, each as a text."""
+    rows = pq.read_table(folder / "_delta_log" / checkpoint.name(version)).to_pylist()
+    return {json.dumps({kind: action for kind, action in row.items() if action is not None}, sort_keys=True) for row in rows}
+
+
+def random_commits(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
+    """Files that come, go, come back and have their rows marked, beside fences and domains."""
+    live: dict[str, dict[str, Any]] = {}
+    for number in range(40):
+        actions: list[dict[str, Any]] = [{"txn": {"appId": rng.choice("ab"), "version": number, "lastUpdated": number}}]
+        for _ in range(rng.randrange(4)):
+            path = f"part-{rng.randrange(12)}%20ü.parquet"
+            if path in live:
+                gone = {key: live[path][key] for key in ("path", "size", "deletionVector") if key in live[path]}
+                said = {"deletionTimestamp": number, "dataChange": True, "tags": {}, "stats": "{}"}
+                actions.append({"remove": {**gone, **said}})
+                if rng.random() < 0.4:
+                    live.pop(path)
+                    continue
+            live[path] = {
+                "path": path,
+                "partitionValues": {},
+                "size": number,
+                "modificationTime": number,
+                "dataChange": True,
+            }
+            live[path] |= {"stats": '{"numRecords":1}', "tags": {"t": "1"}}
+            if rng.random() < 0.5:
+                place = {"storageType": "u", "pathOrInlineDv": f"v{number}", "offset": rng.randrange(3)}
+                live[path]["deletionVector"] = {**place, "sizeInBytes": 1, "cardinality": 1}
+            actions.append({"add": live[path]})
+        if rng.random() < 0.2:
+            actions.append({"domainMetadata": {"domain": "d", "configuration": str(number), "removed": rng.random() < 0.5}})
+        if rng.random() < 0.1:
+            actions.append({"metaData": {**METADATA["metaData"], "name": str(number)}})
+        yield actions
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_checkpoint_of_a_checkpoint_is_that_of_all_commits(folder: Path, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    whole = tmp_path / "whole"
+    (whole / "_delta_log").mkdir(parents=True)
+    commit(whole, 0, PROTOCOL, METADATA)
+    for version, actions in enumerate(random_commits(rng), 1):
+        commit(folder, version, *actions)
+        commit(whole, version, *actions)
+        if rng.random() < 0.2 or version == 40:
+            assert checkpoint_writer.write(folder, version)
+            assert checkpoint.noted(folder / "_delta_log") == version
+    assert checkpoint_writer.write(whole, 40)
+    assert content(folder, 40) == content(whole, 40)
+    live: dict[tuple[str, str], Any] = {}
+    for version in range(41):
+        for line in (whole / "_delta_log" / f"{version:020}.json").read_text("utf-8").splitlines():
+            ((kind, action),) = json.loads(line).items()
+            if kind in ("add", "remove"):
+                live[action["path"], json.dumps(action.get("deletionVector"))] = (kind, action.get("size"))
+    rows = pq.read_table(folder / "_delta_log" / checkpoint.name(40))
+    expected = sorted(size for kind, size in live.values() if kind == "add")
+    assert sorted(each["size"] for each in rows["add"].to_pylist() if each) == expected
+    assert len([each for each in rows["remove"].to_pylist() if each]) == len(live) - len(expected)
+    noted = json.loads((folder / "_delta_log" / checkpoint.NOTED).read_text())
+    assert (noted["size"], noted["numOfAddFiles"]) == (rows.num_rows, len(expected))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"sidecar": {"path": "x"}},
+        {"add": {"path": "x", "newer": 1}},
+        {"add": {"path": "x", "deletionVector": {"storageType": "z", "newer": 1}}},
+        {"protocol": {**PROTOCOL["protocol"], "writerFeatures": ["newer"]}},
+        {"metaData": {**METADATA["metaData"], "configuration": {"delta.checkpointPolicy": "v2"}}},
+    ],
+)
+def test_what_is_not_known_is_left_to_delta(folder: Path, action: dict[str, Any]) -> None:
+    commit(folder, 1, action)
+    assert not checkpoint_writer.write(folder, 1)
+    assert [each.name for each in (folder / "_delta_log").iterdir() if "heckpoint" in each.name] == []
+
+
+def test_the_one_of_delta_stays(folder: Path) -> None:
+    """And a later one that is noted, which another writer made meanwhile."""
+    for version in (1, 2, 3):
+        commit(folder, version, {"txn": {"appId": "a", "version": version}})
+    assert checkpoint_writer.write(folder, 3)
+    made = (folder / "_delta_log" / checkpoint.name(3)).stat().st_mtime_ns
+    assert not checkpoint_writer.write(folder, 3)
+    assert (folder / "_delta_log" / checkpoint.name(3)).stat().st_mtime_ns == made
+    assert checkpoint_writer.write(folder, 2)
+    assert checkpoint.noted(folder / "_delta_log") == 3
+
+
+def test_a_checksum_of_what_was_noted_before_does_not_hide_what_is_noted_now(folder: Path) -> None:
+    """Hadoop's file system of one machine refuses a file that its checksum is not of."""
+    stale = folder / "_delta_log" / f".{checkpoint.NOTED}.crc"
+    stale.write_bytes(b"crc\0")
+    commit(folder, 1, {"txn": {"appId": "a", "version": 1}})
+    assert checkpoint_writer.write(folder, 1)
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("name", [checkpoint.name(1), checkpoint.NOTED])
+def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The commit was made, and its writer goes on."""
+    commit(folder, 1, {"txn": {"appId": "a", "version": 1}})
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if target.name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert not checkpoint_writer.write(folder, 1)
+    assert [each.name for each in (folder / "_delta_log").iterdir() if "tmp" in each.name] == []
+    assert not (folder / "_delta_log" / name).exists()
+
+
+def test_tables_of_a_short_interval_have_all_of_theirs_from_delta() -> None:
+    assert [checkpoint_writer.every(interval) for interval in (10, 99, 500, 730)] == [None, None, 50, 73]
