@@ -360,11 +360,14 @@ class AddedColumn:
     path: tuple[str, ...] | None = None
 
 
-def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = ()) -> tuple[AddedColumn, ...]:
+def added(
+    options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = (), earlier: Iterable[str] = ()
+) -> tuple[AddedColumn, ...]:
     """The columns that `add.fields` and then `add.headers` ask for, each name once.
 
     A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text. A name that a
-    column of the documents has already (`documents`), or one of the engine's, gets `_2`, `_3`, ….
+    column of the documents has already (`documents`), or one of the engine's, gets `_2`, `_3`, …; one that a column of
+    `earlier` settings has in other letters is spelled as that.
     """
     by_name: dict[str, AddedColumn] = {}
     for field in (*options.add_fields, *options.add_headers):
@@ -372,7 +375,10 @@ def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = (
     if not by_name:
         return ()
     taken = column_names.UsedNames((*column_names.ENGINE, *column_names.SPOKEN_FOR, *documents))
-    return tuple(replace(each, name=taken.unique(column_names.fit(each.name))) for each in by_name.values())
+    names = (taken.unique(column_names.fit(each.name)) for each in by_name.values())
+    spelled = {column_names.without_case(name): name for name in earlier}
+    held = (spelled.get(column_names.without_case(name), name) for name in names)
+    return tuple(replace(each, name=name) for each, name in zip(by_name.values(), held))
 
 
 _STRUCTS = {name: bronze.SCHEMA.field(name).type for name in ("source", "transaction", "updateDescription")}

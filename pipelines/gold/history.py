@@ -366,7 +366,8 @@ class History:
 
     def added(self, schema: document_schema.DocumentSchema | None = None) -> tuple[reduce.AddedColumn, ...]:
         documents = (name for name, _ in (schema or self.schema.schema).table())
-        return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED))
+        earlier = self.writer.metadata.get("added") or ()
+        return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED), earlier=earlier)
 
     def _made_room(self, wanted: T.StructType) -> list[str]:
         """The table's columns for these, added where they are missing; rewritten where a type is wider now: gold has plain types."""

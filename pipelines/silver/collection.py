@@ -85,7 +85,7 @@ class SilverCollection:
 
     def added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.AddedColumn, ...]:
         """The columns that `add.fields` and `add.headers` ask for, beside those of a schema's documents."""
-        return reduce.added(self.options.unwrap, documents=(name for name, _ in schema.table()))
+        return reduce.added(self.options.unwrap, documents=(name for name, _ in schema.table()), earlier=self.reserved)
 
     def shows_deleted(self, counts: survey.EventCounts) -> bool:
         """Whether deleted documents stay in the table, and some are deleted."""

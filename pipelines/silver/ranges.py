@@ -215,8 +215,8 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
             signals.snapshot_command(str(collection.namespace)),
         )
     # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
-    added = {each.name for each in collection.added(collection.schema.schema)}
-    collection.reserved = frozenset(position.added) | added
+    collection.reserved = frozenset(position.added)
+    collection.reserved |= {each.name for each in collection.added(collection.schema.schema)}
     return replace(
         position,
         documents=collection.keeps_document,

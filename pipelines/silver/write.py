@@ -161,7 +161,7 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
     if changes.impossible:
         raise errors.DecisionNeeded(
             f"{table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "
-            "run medallion rebuild for this table, or take the pin back"
+            "run medallion rebuild for this table, or take the setting back"
         )
     for statement in changes.statements:
         collection.writer.alter(statement)

@@ -101,6 +101,19 @@ def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakeh
     assert [(row["v"], row["op"], row["n_x"]) for row in hop.versions("things")] == [("a", None, None), ("b", 5, 1)]
 
 
+@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+def test_a_column_of_add_fields_keeps_its_letters(spark: SparkSession, lakehouse: Path) -> None:
+    """Asked for in other letters, and back, it is the column that is there: Delta has no two that differ in case alone."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"add.fields": "op"}})
+    hop.bronze.append({"things": [change("c", 1, 10, "a")]})
+    hop.run()
+    for at, name in ((20, "op:OP"), (30, "op")):
+        hop.bronze.append({"things": [change("u", 1, at, "b")]})
+        HistoryHop(spark, lakehouse, {"things": {"add.fields": name}}).run()
+    documents = oracle.rows(oracle.read(hop.layout.gold("cases", "things").path or ""), by="__key")
+    assert [row["__op"] for row in (*hop.versions("things"), *documents)] == ["c", "u", "u", "u"]
+
+
 def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lakehouse: Path) -> None:
     """From an update that cannot be read on a version says that it is incomplete, until the update comes again as it was."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
