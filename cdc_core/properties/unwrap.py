@@ -403,6 +403,12 @@ NAMES: tuple[str, ...] = tuple(dict.fromkeys((*_EVERY.names, *IGNORED)))
 BOOLEANS = frozenset(_EVERY.booleans)
 """The options whose values are `true` and `false`."""
 
+OLDER: Mapping[str, tuple[str, ...]] = {
+    "delete.tombstone.handling.mode": ("drop.tombstones", "delete.handling.mode"),
+    "field.name.adjustment.mode": ("sanitize.field.names",),
+}
+"""Options with the older ones that they win over, where both are given."""
+
 
 def _struct_of(field: str) -> str:
     """Where the SMT looks for a field that was written without a struct."""

@@ -355,6 +355,9 @@ def _unwrap(
 ) -> unwrap_options.UnwrapOptions:
     options = {name: value for name, value in merged.items() if name in unwrap_options.NAMES and value is not None}
     written = {name: value for name, value in options.items() if name in mine}
+    for name, older in unwrap_options.OLDER.items():
+        if name not in written and not written.keys().isdisjoint(older):
+            options.pop(name, None)  # inherited: it does not win over what the collection itself has
     reader.warnings.extend(f"{path}.{ignored}" for ignored in unwrap_options.ignored(written))
     try:
         return unwrap_options.parse(options, where=path)

@@ -97,6 +97,23 @@ def test_collections_override_defaults_key_by_key() -> None:
     assert silver.for_collection("mall.x").keep_document is False
 
 
+@pytest.mark.parametrize(
+    ("own", "mode", "adjustment"),
+    [
+        ({"delete.handling.mode": "drop"}, "drop", "none"),
+        ({"sanitize.field.names": True}, "rewrite", "avro"),
+        ({"delete.handling.mode": None}, "rewrite", "none"),
+        ({"delete.handling.mode": "drop", "delete.tombstone.handling.mode": "tombstone"}, "tombstone", "none"),
+    ],
+)
+def test_a_collections_older_option_is_over_an_inherited_one(own: dict[str, Any], mode: str, adjustment: str) -> None:
+    """Today's name wins where both are given together, and not from the defaults over what the collection itself has."""
+    shared = {"delete.tombstone.handling.mode": "rewrite", "field.name.adjustment.mode": "none"}
+    unwrap = parsed(silver={"defaults": shared, "collections": {"shop.x": own}}).silver.for_collection("shop.x").unwrap
+    assert unwrap.delete_tombstone_handling_mode.value == mode
+    assert unwrap.field_names.adjustment.value == adjustment
+
+
 def test_pins_are_overridden_one_by_one() -> None:
     """A collection's pins stand beside those of the defaults."""
     silver = parsed(
