@@ -20,20 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STATEMENTS = (
-    "INSERT INTO {t} SELECT id, 'first', named_struct('a', id) FROM range(0, 50, 1, 2)",
+    "INSERT INTO {t} SELECT id, 'ü %20', named_struct('a', id) FROM range(0, 50, 1, 2)",
     "DELETE FROM {t} WHERE id % 7 = 3",
-    "UPDATE {t} SET name = 'ü \\u2028 %20' WHERE id < 5",
     "ALTER TABLE {t} ADD COLUMNS (late DATE COMMENT 'of later')",
     "MERGE INTO {t} USING (SELECT id, 'merged' AS name FROM range(40, 60)) s ON {t}.id = s.id WHEN MATCHED THEN UPDATE SET "
     "name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES (s.id, s.name)",
     "ALTER TABLE {t} CLUSTER BY (name)",
     "DELETE FROM {t} WHERE id % 7 = 4",
-    "OPTIMIZE {t} FULL",
-    "ALTER TABLE {t} CLUSTER BY NONE",
     "RESTORE TABLE {t} TO VERSION AS OF 3",
     "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
-    "DELETE FROM {t}",
-    "INSERT INTO {t} VALUES (1, 'last', named_struct('a', 1L), DATE '9999-12-31')",
+    "INSERT INTO {t} (id, name) VALUES (1, 'last')",
 )
 
 
@@ -72,16 +68,16 @@ def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -
         shutil.copytree(
             folder, ours, ignore=lambda _, names: [name for name in names if "heckpoint" in name], dirs_exist_ok=True
         )
-        if number % 3 == 0:
+        if number % 3 == 2:
             assert checkpoint_writer.write(ours, version), statement
             log.checkpoint()
             assert content(ours, version) == content(folder, version), statement
-    assert len(list((ours / "_delta_log").glob("*.checkpoint.parquet"))) == 5
+    assert len(list((ours / "_delta_log").glob("*.checkpoint.parquet"))) == 3
     for commit in (ours / "_delta_log").glob("*.json"):
         if int(commit.name[:20]) < version:
             commit.unlink()
-    expected = spark.table(str(table)).toArrow().to_pylist()
-    assert spark.read.format("delta").load(str(ours)).toArrow().to_pylist() == expected == [expected[0]]
+    read, expected = (spark.read.format("delta").load(str(each)).orderBy("id").collect() for each in (ours, folder))
+    assert read == expected and len(expected) > 30
 
 
 def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +90,7 @@ def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, 
     tracker, before = spark.sparkContext.statusTracker(), writer.version
     spark.sparkContext.setJobGroup(str(tmp_path), "appends")
     while writer.version < 29:
-        writer.append_arrow(pa.table({"n": [writer.version]}))
+        writer.append_arrow(pa.table({"n": [writer.version]}), to=writer.version)
     assert list(tracker.getJobIdsForGroup(str(tmp_path))) == []
     logs = tmp_path / "table" / "_delta_log"
     made = [int(each.name[:20]) for each in sorted(logs.glob("*.checkpoint.parquet"))]
@@ -102,7 +98,7 @@ def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, 
     log = direct_log.of(spark, table)
     assert log is not None
     assert log._log.unsafeVolatileSnapshot().logSegment().checkpointProvider().version() == 27
-    writer.append_arrow(pa.table({"n": [writer.version]}))
+    writer.append_arrow(pa.table({"n": [writer.version]}), to=writer.version)
     by_delta = pq.ParquetFile(logs / checkpoint.name(30)).metadata
     assert "parquet-mr" in by_delta.created_by
     assert sorted(row[0] for row in spark.table(str(table)).collect()) == list(range(before, 30))
