@@ -125,5 +125,5 @@ def _signalable(pid: int) -> bool:
 def _is_alive(pid: object, started: object) -> bool:
     if not isinstance(pid, int) or pid == os.getpid() and started == _started(pid):
         return isinstance(pid, int)
-    now = _started(pid)
-    return now is not None and (not started or now == started)
+    now = _started(pid)  # empty where /proc hides the processes of other users
+    return now is not None and (not started or now in ("", started))

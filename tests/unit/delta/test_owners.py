@@ -1,0 +1,25 @@
+"""Who holds a table's claim, as far as the system tells of its process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.delta import owners
+
+
+def test_a_process_that_proc_hides_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc shows a user its own processes alone (hidepid, ProtectProc), another user's service is no dead one."""
+    read = Path.read_text
+
+    def hidden(path: Path, *arguments: object) -> str:
+        if path == Path("/proc", str(os.getppid()), "stat"):
+            raise FileNotFoundError(path)
+        return read(path)
+
+    started = owners._started(os.getppid())
+    assert owners._is_alive(os.getppid(), started) and not owners._is_alive(os.getppid(), "another boot:7")
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert owners._is_alive(os.getppid(), started)
