@@ -246,16 +246,19 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Launch(dict[str, Any]):
-    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM, and knows names outside ASCII.
+    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM, knows names outside ASCII, and says what the
+    system says in English, by which `failures` knows it.
 
     A signal to the whole process group or service is then handled by the Python side, which ends the JVM by
     closing its input when the last commit is through; so does the end of the Python side, however it comes.
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key == "env" and value.get("LC_ALL") in ("C", "POSIX"):
-            # Python takes UTF-8 there by itself; Java would find no folder of another name than an ASCII one.
-            value = {**value, "LC_ALL": "C.UTF-8"}
+        if key == "env":
+            value = {**value, "LC_MESSAGES": "C"}
+            if signs := value.pop("LC_ALL", ""):  # it would be over the messages, too
+                # Python takes UTF-8 there by itself; Java would find no folder of another name than an ASCII one.
+                value["LC_CTYPE"] = "C.UTF-8" if signs in ("C", "POSIX") else signs
         super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
 
 

@@ -149,7 +149,14 @@ def test_a_spark_of_the_same_version_is_the_one_that_is_named(
 def test_java_knows_names_outside_ascii(chosen: str, given: str) -> None:
     options = jvm._Launch()
     options["env"] = {"LC_ALL": chosen}
-    assert options["env"] == {"LC_ALL": given}
+    assert options["env"] == {"LC_CTYPE": given, "LC_MESSAGES": "C"}
+
+
+def test_java_says_in_english_what_the_system_says() -> None:
+    """By these words a full disk is known, whatever language the machine's messages are in."""
+    options = jvm._Launch()
+    options["env"] = {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "de_DE.UTF-8"}
+    assert options["env"] == {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "C"}
 
 
 def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
