@@ -11,6 +11,7 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return medallion.main(given, prog_name="medallion", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return WRONG
     except errors.MedallionError as error:
         _say(str(error))
@@ -174,7 +176,8 @@ def medallion() -> None:
 
 
 def _say(message: str) -> None:
-    click.echo(f"medallion: {message}", err=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone, or a full disk, changes no exit code
+        click.echo(f"medallion: {message}", err=True)
 
 
 def _place(error: BaseException) -> str:

@@ -26,6 +26,7 @@ _FILE_MISSING = (
     "DELTA_TRUNCATED_TRANSACTION_LOG",
 )
 _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
+_NO_MEMORY = ("OutOfMemoryError", "MemoryError", "ArrowMemoryError")
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 # Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
@@ -67,10 +68,15 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
             f"{jvm.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
-    if is_caused_by(error, ("OutOfMemoryError",)):
+    if is_scratch_gone(error):
+        return errors.SparkLost(
+            "the temporary folder of this Spark was emptied under it, as by a job that removes old files; what it had committed is in "
+            "the tables. Start again, and it goes on from there; TMPDIR may name a folder that is left alone"
+        )
+    if is_caused_by(error, _NO_MEMORY) or str(error) == "can't start new thread":
         # Perhaps one collection's documents alone were too much, or an executor's memory: the others may go on.
         return errors.Temporary(
-            "Spark has no memory left, or may start no more threads; what it had committed is in the tables. Give it more of what its "
+            "Spark, or this process, has no memory left, or may start no more threads; what it had committed is in the tables. Give it more of what its "
             "log names (--conf spark.driver.memory=…, spark.executor.memory=…, or the limit of processes), or have less at a time "
             f"(max.batch.events): {jvm.log_file()}"
         )
@@ -84,8 +90,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "no space left, in the lakehouse or in the temporary folder; what is not committed is done again. "
             "Free some space and start again"
         )
-    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
-        return _no_right(error.filename, error.strerror)
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return _no_right(error.filename or "the disk", error.strerror)  # Arrow's words have the name
     if (missing := missing_file(error)) is not None:  # a store's "not found" is its cause
         return _files_missing(missing)
     if (refused := of_store(error)) is not None:
@@ -99,7 +105,20 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "the catalog refuses a right on a table, a schema or itself: of those that it writes a pipeline needs USE CATALOG, USE SCHEMA, "
             "CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA where its schemas are not there; --debug tells which"
         )
+    if said := _said(error, (errno.EROFS,)):
+        return _no_right("the disk", said)
+    if said := _said(error, _FAILS):
+        return errors.Temporary(
+            f"the system, or its disk, fails for now ({said}); what is not committed is done again. Look at the system's log, and at the "
+            "limit of open files (ulimit -n)"
+        )
     return None
+
+
+def is_scratch_gone(error: BaseException) -> bool:
+    """Whether Spark misses a file of its own in this process' temporary folder, which it makes once: no query succeeds any more."""
+    said = str(error)
+    return f"/spark-{os.getpid()}.tmp/" in said and any(name in said for name in _GONE)
 
 
 def is_server_gone(error: BaseException) -> bool:
@@ -109,13 +128,19 @@ def is_server_gone(error: BaseException) -> bool:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FAILS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk or a quota is full, or a file as large as the process may write one. Java has no class for that: its
-    exceptions hold the system's own words."""
-    is_ours = isinstance(error, OSError) and error.errno in _FULL
-    return is_ours or any(os.strerror(each) in str(error) for each in _FULL)
+    """Whether a disk or a quota is full, or a file as large as the process may write one."""
+    return bool(_said(error, _FULL))
+
+
+def _said(error: BaseException, numbers: Collection[int]) -> str:
+    """The system's own words for the one of these errors of its that was raised, if any. Java has no classes for them: its exceptions
+    hold the words."""
+    number, said = getattr(error, "errno", None), str(error)
+    return next((words for each in numbers if (words := os.strerror(each)) in said or each == number), "")
 
 
 def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -32,4 +35,14 @@ def folder() -> Path:
         number = old.stem.rpartition("-")[2]
         if number.isdigit() and not Path("/proc", number).exists():
             shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        _keep(found, found.stat().st_ino)
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def _keep(folder: Path, _inode: int) -> int:
+    """Lock the folder for as long as this process lives: systemd-tmpfiles leaves what is below it alone then, however old it is."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return held

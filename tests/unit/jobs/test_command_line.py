@@ -320,6 +320,13 @@ def test_an_output_without_room_is_no_bug() -> None:
     assert run.returncode == 75 and "no space left" in run.stderr, run.stderr
 
 
+def test_an_error_that_nobody_hears_keeps_its_code() -> None:
+    """The log is on the full disk, too, or the terminal is gone: a supervisor goes by the code."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "jobs", "status", "--config", "/nowhere.yml"]
+        assert subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full).returncode == 2
+
+
 def test_a_table_that_fails_hides_no_maintenance_of_another(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+import pyarrow as pa
 import pytest
 from grpc import StatusCode
 from py4j.protocol import Py4JNetworkError
@@ -77,6 +78,39 @@ def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
     assert isinstance(refused, errors.DecisionNeeded) and str(refused).startswith(
         "/lake/bronze/shop: this folder cannot be made"
     )
+
+
+def test_a_folder_that_arrow_may_not_write_is_for_a_person() -> None:
+    """Its errors hold the file's name in their words alone; those of Java for a read-only file system have no class."""
+    said = "Failed to open local file '/lake/a.parquet'. Detail: [errno 13] Permission denied"
+    for error in (PermissionError(errno.EACCES, said), Raised("FileSystemException: /lake/a: Read-only file system")):
+        assert type(failures.translated(error)) is errors.DecisionNeeded
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "Error reading bytes from file"),
+        OSError(errno.EMFILE, "Too many open files", "/lake/_delta_log"),
+        Raised("java.nio.file.FileSystemException: /lake/_delta_log: Too many open files"),
+        Raised("java.io.IOException: Stale file handle"),
+        MemoryError(),
+        pa.ArrowMemoryError("malloc of size 64 failed"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_a_system_that_fails_for_now_is_no_bug(error: Exception) -> None:
+    """A disk on a network, a limit that others have reached: what is done again later succeeds."""
+    told = failures.translated(error)
+    assert type(told) is errors.Temporary and "\n" not in str(told)
+
+
+def test_a_temporary_folder_that_was_emptied_is_the_end_of_its_spark() -> None:
+    """Spark makes the folders for its blocks once: without them no query succeeds, and another JVM has its own."""
+    mine = f"/tmp/medallion-0/spark-{os.getpid()}.tmp/blockmgr-5076b76c/0e"
+    error = Raised(f"Job aborted: Task serialization failed: java.nio.file.NoSuchFileException: {mine}")
+    assert isinstance(failures.translated(error), errors.SparkLost)
+    assert failures.translated(Raised(f"java.io.IOException: {mine}")) is None
 
 
 class OfStore(Raised):

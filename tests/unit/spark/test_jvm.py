@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pwd
 import stat
@@ -74,6 +75,17 @@ def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, 
     mine.symlink_to(tmp_path / "planted")
     with pytest.raises(errors.DecisionNeeded, match="TMPDIR"):
         scratch.folder()
+
+
+def test_the_temporary_folder_is_locked_while_the_process_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """systemd-tmpfiles takes what is older than ten days, but nothing below a folder that it cannot lock for itself alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        cleaner = os.open(scratch.folder(), os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(cleaner)
+        scratch.folder().rmdir()  # what another hand removed is made, and locked, anew
 
 
 def test_a_home_that_may_not_be_looked_into_remembers_no_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
