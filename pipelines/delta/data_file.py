@@ -22,7 +22,7 @@ from pipelines.delta.table_files import TableFiles
 @dataclass(frozen=True)
 class DataFile:
     """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it
-    is there."""
+    is there as a whole."""
 
     name: str
     stats: Mapping[str, Any]

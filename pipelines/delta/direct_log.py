@@ -211,7 +211,7 @@ class DirectLog:
         from pyspark.sql.classic.dataframe import DataFrame as Frame
 
         found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
-        return found.selectExpr("path", "stats", "to_json(deletionVector) AS vector")
+        return found.selectExpr("path", "size", "stats", "to_json(deletionVector) AS vector")
 
     def checkpoint(self) -> bool:
         """Checkpoint the newest version, and clean up behind it."""

@@ -22,6 +22,14 @@ def commit_info(commit: Path) -> dict[str, Any]:
         return next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
 
 
+def is_whole(file: Path, size: int | None) -> bool:
+    """Whether a data file is there, as long as the log says: a power failure may leave it without what was written last."""
+    try:
+        return file.stat().st_size == size or size is None
+    except FileNotFoundError:
+        return False
+
+
 class TableFiles(Protocol):
     """The folder of one table."""
 

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import abandoned, data_file, direct_log, local_log, store_exclusion, stored_files, table_errors
+from pipelines.delta import (
+    abandoned,
+    data_file,
+    direct_log,
+    local_log,
+    store_exclusion,
+    stored_files,
+    table_errors,
+    table_files,
+)
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -231,7 +240,7 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
             row.path,
             json.loads(row.stats or "{}"),
             None if row.vector is None else json.loads(row.vector),
-            local_log.data_path(folder, row.path).exists(),
+            table_files.is_whole(local_log.data_path(folder, row.path), row.size),
         )
         for row in rows
     ]

@@ -25,6 +25,7 @@ _FILE_MISSING = (
     "DELTA_FILE_NOT_FOUND",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
 )
+_FILE_UNREADABLE = ("FAILED_READ_FILE.NO_HINT", "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER")
 _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError", "ArrowMemoryError")
 _GONE = ("FileNotFoundException", "NoSuchFileException")
@@ -112,7 +113,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             f"the system, or its disk, fails for now ({said}); what is not committed is done again. Look at the system's log, and at the "
             "limit of open files (ulimit -n)"
         )
-    return None
+    damaged = missing_file(error, _FILE_UNREADABLE) or ""  # of a store it may be an outage
+    return _files_missing(damaged) if stores.scheme(damaged) == "file" and damaged else None
 
 
 def is_scratch_gone(error: BaseException) -> bool:
@@ -178,10 +180,10 @@ def _no_right(place: str, why: str | None) -> errors.DecisionNeeded:
     )
 
 
-def missing_file(error: BaseException) -> str | None:
+def missing_file(error: BaseException, conditions: Collection[str] = _FILE_MISSING) -> str | None:
     """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
     for found in _chain(error):
-        if _called(found, "getCondition", "getErrorClass") in _FILE_MISSING:
+        if _called(found, "getCondition", "getErrorClass") in conditions:
             said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
             # A missing folder or log file is somebody's mistake in a path; only a data file that a log names was lost.
             return said if _DATA_FILE.search(said) else None
@@ -217,7 +219,7 @@ def _name(found: Any) -> str:
 def _files_missing(file: str) -> errors.FilesMissing:
     folder, name = posixpath.split(unquote(urlsplit(file).path))
     return errors.FilesMissing(
-        f"{folder}: the table's log names the file {name}, and it is not there: removed by hand, by a VACUUM, or with a disk. "
+        f"{folder}: the table's log names the file {name}, and it is not there, or damaged: removed by hand, by a VACUUM, or with a disk. "
         "Start again; where it says so again, medallion repair --config … tells what was lost and mends the table"
     )
 

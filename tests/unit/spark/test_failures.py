@@ -161,6 +161,13 @@ def test_a_file_that_a_store_does_not_find_is_missing() -> None:
     assert isinstance(told, errors.FilesMissing)
 
 
+def test_a_file_on_a_disk_that_cannot_be_read_is_told_as_missing() -> None:
+    """As one that a power failure left empty; of a store the same may be an outage."""
+    told = failures.translated(OfJava(Raised("", "", Raised("FAILED_READ_FILE.NO_HINT", FILE))))
+    assert isinstance(told, errors.FilesMissing) and "or damaged" in str(told)
+    assert failures.translated(Raised("FAILED_READ_FILE.NO_HINT", FILE.replace("file:", "s3a:/"))) is None
+
+
 def test_a_folder_that_refuses_java_is_told_with_its_path() -> None:
     """The exception is the same on a disk, and the advice is another."""
     told = failures.translated(OfJava(OfStore("AccessDeniedException", "/lake/silver")))
