@@ -261,24 +261,14 @@ class DirectLog:
             with contextlib.suppress(Exception):  # a JVM that is gone is the error that the caller gets
                 self._session.setActiveSession(self._spark._jsparkSession)
         stored_files.note_commit(self.store.folder, version, metadata)
-        self._checkpoint_here(version)
+        _checkpointed(self, version)
         return version
-
-    def _checkpoint_here(self, version: int) -> None:
-        """The checkpoint of a version that was committed, where one is due and Delta has none."""
-        if self.store.is_remote:
-            return
-        if self._interval is None:
-            self._interval = int(self._log.checkpointInterval(self._log.unsafeVolatileSnapshot().metadata()))
-        every = checkpoint_writer.every(self._interval)
-        if every is not None and version % every == 0 and checkpoint_writer.write(self.store.folder, version):
-            self._newest()  # or Delta would go on from the checkpoint before it
 
     def append(self, file: data_file.ParquetFile) -> None:
         """Commit the file after whatever others committed."""
         actions = log_actions.ActionList(self._spark)
         actions.add(log_actions.added(file))
-        self._checkpoint_here(int(self._begun(self._newest()).commit(actions.seq(), self._operation(None))))
+        _checkpointed(self, int(self._begun(self._newest()).commit(actions.seq(), self._operation(None))))
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""
@@ -301,6 +291,17 @@ class DirectLog:
         if self._log.unsafeVolatileSnapshot().version() > base:
             return VersionTaken()
         return error
+
+
+def _checkpointed(direct: DirectLog, version: int) -> None:
+    """Write the checkpoint of a version that was committed, where one is due here and Delta has none."""
+    if direct.store.is_remote:
+        return
+    if direct._interval is None:
+        direct._interval = int(direct._log.checkpointInterval(direct._log.unsafeVolatileSnapshot().metadata()))
+    every = checkpoint_writer.every(direct._interval)
+    if every is not None and version % every == 0 and checkpoint_writer.write(direct.store.folder, version):
+        direct._newest()  # or Delta would go on from the checkpoint before it
 
 
 def _is_newest(files: TableFiles, version: int) -> bool:

@@ -23,11 +23,8 @@ STATEMENTS = (
     "INSERT INTO {t} SELECT id, 'ü %20', named_struct('a', id) FROM range(0, 50, 1, 2)",
     "DELETE FROM {t} WHERE id % 7 = 3",
     "ALTER TABLE {t} ADD COLUMNS (late DATE COMMENT 'of later')",
-    "MERGE INTO {t} USING (SELECT id, 'merged' AS name FROM range(40, 60)) s ON {t}.id = s.id WHEN MATCHED THEN UPDATE SET "
-    "name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES (s.id, s.name)",
     "ALTER TABLE {t} CLUSTER BY (name)",
     "DELETE FROM {t} WHERE id % 7 = 4",
-    "RESTORE TABLE {t} TO VERSION AS OF 3",
     "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
     "INSERT INTO {t} (id, name) VALUES (1, 'last')",
 )
@@ -51,7 +48,7 @@ def content(folder: Path, version: int) -> set[str]:
 
 
 def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -> None:
-    """Deleted rows, columns, clustering, restores and row numbers; and Spark reads the table from such a one alone."""
+    """Deleted rows, columns, clustering and row numbers; and Spark reads the table from such a one alone."""
     table, ours = tables.TableRef.at(str(tmp_path / "table")), tmp_path / "ours"
     properties = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "500"}
     delta.create(
@@ -68,11 +65,11 @@ def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -
         shutil.copytree(
             folder, ours, ignore=lambda _, names: [name for name in names if "heckpoint" in name], dirs_exist_ok=True
         )
-        if number % 3 == 2:
+        if number in (3, 6):
             assert checkpoint_writer.write(ours, version), statement
             log.checkpoint()
             assert content(ours, version) == content(folder, version), statement
-    assert len(list((ours / "_delta_log").glob("*.checkpoint.parquet"))) == 3
+    assert len(list((ours / "_delta_log").glob("*.checkpoint.parquet"))) == 2
     for commit in (ours / "_delta_log").glob("*.json"):
         if int(commit.name[:20]) < version:
             commit.unlink()
