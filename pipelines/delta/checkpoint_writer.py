@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -157,6 +158,8 @@ def _replaced(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield draft
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
         # Hadoop's checksum of the file before it: with it this one would not be read.
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         draft.replace(path)

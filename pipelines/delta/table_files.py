@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -71,11 +72,14 @@ class LocalFiles:
         return self.folder / name
 
     def put(self, name: str) -> None:
-        """It was written where it belongs."""
+        """It was written where it belongs, and is on the disk before a commit that names it: a power failure would leave it empty."""
+        with (self.folder / name).open("rb") as file:
+            os.fsync(file.fileno())
 
     def write(self, name: str, content: bytes) -> None:
         try:
             (self.folder / name).write_bytes(content)
+            self.put(name)
         except OSError:
             self.remove(name)  # what is half written only fills the disk that may have been full
             raise

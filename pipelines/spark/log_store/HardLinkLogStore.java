@@ -40,6 +40,8 @@ public final class HardLinkLogStore extends HadoopFileSystemLogStore {
                 while (content.hasRemaining()) {
                     out.write(content);
                 }
+                // Or a power failure leaves a name without its content, and a later commit with it.
+                out.force(true);
             }
             if (overwrite) {
                 // Left by a writer with Delta's own store; it would not match what comes now.

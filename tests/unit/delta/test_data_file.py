@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,3 +108,13 @@ def test_where_a_part_cannot_be_read_no_file_is_left(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="the source is gone"):
         _written(tmp_path, parts())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_on_the_disk_before_a_commit_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure would leave one of no bytes, which Spark reads as one without rows; the same holds for deleted rows."""
+    synced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
+    file = tmp_path / _written(tmp_path, iter([_part(("a", 1, None, True))])).name
+    LocalFiles(tmp_path).write("deletion_vector.bin", b"rows")
+    assert synced == [(each.stat().st_ino, each.stat().st_size) for each in (file, tmp_path / "deletion_vector.bin")]
+    assert all(size > 0 for _, size in synced)
