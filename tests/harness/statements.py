@@ -58,7 +58,7 @@ class Statement:
         return f"{Path(self.file).relative_to(ROOT)}:{self.line}"
 
 
-class Failure(MemoryError):
+class Failure(Exception):
     """What the interpreter may raise at any statement, and no code of the product expects."""
 
 
@@ -148,7 +148,7 @@ class Striker:
     def _kind(self, statement: Statement, is_last: bool) -> str:
         if is_last:
             return self.rng.choice(("Python ends", "the JVM ends", "both end"))
-        return self.rng.choice(("KeyboardInterrupt", "MemoryError")) if statement.is_main else "MemoryError"
+        return self.rng.choice(("KeyboardInterrupt", "Failure")) if statement.is_main else "Failure"
 
     def _struck(self, name: str, statement: Statement, kind: str) -> bool:
         struck = False
@@ -160,7 +160,7 @@ class Striker:
             match kind:
                 case "KeyboardInterrupt":
                     raise KeyboardInterrupt
-                case "MemoryError":
+                case "Failure":
                     raise Failure
                 case "Python ends":
                     faults.strike(faults.Kind.EXIT)

@@ -179,8 +179,8 @@ def test_an_error_behind_a_claim_holds_no_table(tmp_path: Path, monkeypatch: pyt
         hop.append((1, bson.encode({"_id": 1})))
         hop.silver()
         hop.append((2, bson.encode({"_id": 2})))
-        with monkeypatch.context() as broken, pytest.raises(MemoryError) as kept:
-            broken.setattr(silver._SilverRun, "_schema", Mock(side_effect=MemoryError))
+        with monkeypatch.context() as broken, pytest.raises(RuntimeError) as kept:
+            broken.setattr(silver._SilverRun, "_schema", Mock(side_effect=RuntimeError))
             hop.silver()
         hop.silver()
         assert kept.value is not None and registry.silver_position(SPARK, hop.silver_table).to == 2
