@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,33 +87,21 @@ _OF_ONE_COMMIT = {"commitInfo", "cdc"}
 _PARSED = {"stats_parsed", "partitionValues_parsed"}  # the same once more, as columns
 _OF_NO_CHECKPOINT = {"remove": {"tags", "stats"}}
 _FEATURES = {
-    *(
-        "appendOnly",
-        "invariants",
-        "checkConstraints",
-        "changeDataFeed",
-        "generatedColumns",
-        "identityColumns",
-        "columnMapping",
-    ),
-    *(
-        "deletionVectors",
-        "rowTracking",
-        "timestampNtz",
-        "domainMetadata",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-        "clustering",
-    ),
-    *("typeWidening", "typeWidening-preview", "inCommitTimestamp"),
+    *"appendOnly invariants checkConstraints changeDataFeed generatedColumns identityColumns columnMapping".split(),
+    *"deletionVectors rowTracking timestampNtz domainMetadata v2Checkpoint vacuumProtocolCheck clustering".split(),
+    *"typeWidening typeWidening-preview inCommitTimestamp".split(),
 }
 """Features of which a checkpoint in the classic form needs nothing beside these actions."""
 
 _ELSEWHERE = {"delta.checkpointPolicy": "v2", "delta.checkpoint.writeStatsAsJson": "false"}
 """Properties of tables whose checkpoints have another form."""
 
-_Identity = tuple[str | None, ...]
+_Identity = tuple[Any, ...]
 """What an action is about: of two about the same the later one counts."""
+
+_FILES = ("add", "remove")
+_NAMES = {"txn": "appId", "domainMetadata": "domain"}
+"""What tells two actions of a kind apart; of the other kinds one counts."""
 
 
 class _NotKnown(Exception):
@@ -138,7 +125,7 @@ def write(folder: Path, version: int) -> bool:
         begun = checkpoint.newest(folder, version)
         if begun is not None and begun.name == checkpoint.name(version):
             return False
-        rows = _rows(logs, begun, version)
+        rows = _rows(folder, begun, version)
         path = logs / checkpoint.name(version)
         with _replaced(path) as draft:
             pq.write_table(rows, draft)
@@ -158,8 +145,7 @@ def _replaced(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield draft
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        table_files.sync(draft)
         # Hadoop's checksum of the file before it: with it this one would not be read.
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         draft.replace(path)
@@ -167,11 +153,11 @@ def _replaced(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def _rows(logs: Path, begun: Path | None, version: int) -> pa.Table:
+def _rows(folder: Path, begun: Path | None, version: int) -> pa.Table:
     """The actions that count at a version, in rows of `SCHEMA`."""
     newest: dict[_Identity, tuple[str, dict[str, Any]]] = {}
     for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
-        with (logs / f"{number:020}.json").open(encoding="utf-8") as lines:
+        with (folder / table_files.commit_name(number)).open(encoding="utf-8") as lines:
             for line in lines:
                 ((kind, action),) = json.loads(line).items()
                 if kind not in _OF_ONE_COMMIT:
@@ -187,17 +173,7 @@ def _rows(logs: Path, begun: Path | None, version: int) -> pa.Table:
 
 
 def _identity(kind: str, action: Mapping[str, Any]) -> _Identity:
-    if kind in ("add", "remove"):
-        vector = action.get("deletionVector") or {}
-        offset = vector.get("offset")
-        return (
-            "file",
-            action["path"],
-            vector.get("storageType"),
-            vector.get("pathOrInlineDv"),
-            None if offset is None else str(offset),
-        )
-    return kind, action.get({"txn": "appId", "domainMetadata": "domain"}.get(kind, ""))
+    return ("file", *table_files.identity(action)) if kind in _FILES else (kind, action.get(_NAMES.get(kind, "")))
 
 
 def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,23 +219,12 @@ def _identities(rows: pa.Table) -> Iterator[_Identity]:
         return found
 
     kinds = {kind: rows[kind].is_valid().to_pylist() for kind in _ACTIONS}
-    names = {
-        kind: values(kind, name)
-        for kind, name in {"add": "path", "remove": "path", "txn": "appId", "domainMetadata": "domain"}.items()
-    }
-    vectors = {
-        kind: list(
-            zip(*(values(kind, "deletionVector", name) for name in ("storageType", "pathOrInlineDv", "offset")), strict=True)
-        )
-        for kind in ("add", "remove")
-    }
+    names = {kind: values(kind, name) for kind, name in _NAMES.items()}
+    vector = [("deletionVector", name) for name in ("storageType", "pathOrInlineDv", "offset")]
+    files = {kind: list(zip(*(values(kind, *path) for path in (("path",), *vector)), strict=True)) for kind in _FILES}
     for row in range(rows.num_rows):
         kind = next(each for each in kinds if kinds[each][row])
-        if kind in vectors:
-            stored, place, offset = vectors[kind][row]
-            yield "file", names[kind][row], stored, place, None if offset is None else str(offset)
-        else:
-            yield kind, names[kind][row] if kind in names else None
+        yield ("file", *files[kind][row]) if kind in _FILES else (kind, names[kind][row] if kind in names else None)
 
 
 def _check(rows: pa.Table) -> None:

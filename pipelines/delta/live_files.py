@@ -33,6 +33,7 @@ from pipelines.delta import (
     local_log,
     stored_files,
     stored_ranges,
+    table_files,
     table_schema,
 )
 from pipelines.delta.key_search import Places
@@ -110,7 +111,7 @@ class LiveFiles:
 
     def holds(self, files: Sequence[Mapping[str, Any]]) -> bool:
         """Whether all of these are live, with the same deleted rows."""
-        return all(_identity(each) in self._files for each in files)
+        return all(table_files.identity(each) in self._files for each in files)
 
     def by_size(self, *, rows: int, size_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The files with the fewest rows, as many as have so many rows and bytes together, and the others."""
@@ -218,9 +219,9 @@ class LiveFiles:
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if added := action.get("add"):
-            self._files[_identity(added)] = added
+            self._files[table_files.identity(added)] = added
         elif removed := action.get("remove"):
-            self._files.pop(_identity(removed), None)
+            self._files.pop(table_files.identity(removed), None)
         elif metadata := action.get("metaData"):
             self._define(metadata)
         elif protocol := action.get("protocol"):
@@ -406,9 +407,3 @@ def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
 def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
     text = stored_files.commit_path(folder, version).read_text("utf-8")
     return (json.loads(line) for line in text.split("\n") if line)
-
-
-def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
-    """What Delta knows a file by: its name and its deletion vector."""
-    vector = file.get("deletionVector") or {}
-    return file["path"], vector.get("storageType"), vector.get("pathOrInlineDv"), vector.get("offset")

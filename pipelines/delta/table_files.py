@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -21,6 +22,18 @@ def commit_info(commit: Path) -> dict[str, Any]:
     with open(commit, encoding="utf-8") as lines:
         # Only this line is parsed: the others may name thousands of files.
         return next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
+
+
+def identity(file: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What Delta knows the file of an action by: its name and its deletion vector."""
+    vector = file.get("deletionVector") or {}
+    return file["path"], vector.get("storageType"), vector.get("pathOrInlineDv"), vector.get("offset")
+
+
+def sync(file: Path) -> None:
+    """Have a file's content on the disk. Raises `OSError`."""
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 def is_whole(file: Path, size: int | None) -> bool:
@@ -73,8 +86,7 @@ class LocalFiles:
 
     def put(self, name: str) -> None:
         """It was written where it belongs, and is on the disk before a commit that names it: a power failure would leave it empty."""
-        with (self.folder / name).open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self.folder / name)
 
     def write(self, name: str, content: bytes) -> None:
         try:
