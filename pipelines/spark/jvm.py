@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
 
 JAVA_NEEDED = 17
+CLASS_ARCHIVE = Path(sys.prefix, "share", "mongo-medallion", "spark-classes.jsa")
+"""Where the classes that Spark loads are archived, for JVMs of this environment (`operations.class_archive`)."""
+
+ARCHIVING, _SHARED = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 _CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
 """How long a JVM whose connections broke may take to end."""
@@ -105,9 +109,18 @@ def _settings(
         settings[_CLASS_PATH] = os.pathsep.join(paths)
     # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
     settings = {"spark.local.dir": str(_folder()), **settings}
-    java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
+    java = _with_classes(spark_conf.startable(settings["spark.driver.extraJavaOptions"]))
     settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {java}'
     return settings
+
+
+def _with_classes(java: str) -> str:
+    """A JVM's options with the archive of this environment, where there is one, and they name none and make none."""
+    # A path with the separator of paths would be two archives, with which a JVM does not start.
+    is_usable = CLASS_ARCHIVE.is_file() and os.pathsep not in str(CLASS_ARCHIVE)
+    if not is_usable or _SHARED in java or ARCHIVING in java:
+        return java
+    return f'"{_SHARED}{CLASS_ARCHIVE}" {java}'
 
 
 def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkContext:

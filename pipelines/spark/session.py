@@ -170,8 +170,8 @@ def is_classic(spark: SparkSession) -> bool:
     return not is_remote() and hasattr(spark, "_jsparkSession")
 
 
-def stop() -> None:
-    """Stops the session of this process and its JVM; nothing where there is none or a platform gave it."""
+def stop(seconds: float = 10) -> None:
+    """Stops the session of this process and its JVM, which may take so long; nothing where there is none or a platform gave it."""
     spark = _active()
     if spark is None or is_given():
         return
@@ -185,7 +185,7 @@ def stop() -> None:
     gateway.shutdown()
     process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=10)
+        process.wait(timeout=seconds)
     SparkContext._gateway = None
     SparkContext._jvm = None
 

@@ -75,6 +75,14 @@ def test_the_next_session_finds_deltas_jars(spark: SparkSession) -> None:
     assert any("delta-storage" in jar for jar in delta_jars.resolved_jars())
 
 
+def test_a_jvm_maps_the_archive_of_this_environment(spark: SparkSession) -> None:
+    """Where it has one; another Java, or another Spark, wants it made anew (`python -m pipelines.operations.class_archive`)."""
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    mapped = Path(f"/proc/{gateway.proc.pid}/maps").read_text()
+    assert (str(jvm.CLASS_ARCHIVE) in mapped) == jvm.CLASS_ARCHIVE.is_file()
+
+
 def test_files_are_made_and_renamed_without_other_processes(spark: SparkSession, tmp_path: Path) -> None:
     """With the permissions that Hadoop gives them; a link is told from its file."""
     hadoop, configuration = spark._jvm.org.apache.hadoop.fs, spark.sparkContext._jsc.hadoopConfiguration()

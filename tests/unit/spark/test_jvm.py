@@ -64,6 +64,22 @@ def test_a_catalog_that_is_not_there_or_would_be_forgotten_is_refused(started: A
     assert started(catalog="main", spark__sql__catalog__main="io.unitycatalog.spark.UCSingleCatalog")
 
 
+@pytest.mark.parametrize("folder", ["plain", "with a space", "with:colon", "none"])
+def test_the_archive_of_classes_is_named_where_a_jvm_can_take_it(
+    started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    """A JVM with a path of two parts, or with a second archive, would not start."""
+    archive = tmp_path / folder / "spark-classes.jsa"
+    if folder != "none":
+        archive.parent.mkdir()
+        archive.touch()
+    monkeypatch.setattr(jvm, "CLASS_ARCHIVE", archive)
+    is_named = f'"-XX:SharedArchiveFile={archive}"' in started()["spark.driver.extraJavaOptions"]
+    assert is_named == (folder in ("plain", "with a space"))
+    for own in ("-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/new.jsa"):
+        assert str(archive) not in started(spark__driver__extraJavaOptions=own)["spark.driver.extraJavaOptions"]
+
+
 def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mine = tmp_path / f"medallion-{os.getuid()}"

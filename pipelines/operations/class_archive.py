@@ -1,0 +1,98 @@
+"""The classes that Spark and Delta load, archived once in an environment: a JVM that maps them starts in half the time.
+
+`python -m pipelines.operations.class_archive` makes the archive (HotSpot's dynamic class data archive, JEP 350), some 200 MB at
+`jvm.CLASS_ARCHIVE`, in about a minute. Each JVM that is started from this environment from then on takes it. HotSpot compares it
+with its own version and with the jars before: where Java or Spark is another one, a JVM starts as it does without, and the
+archive is to be made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.delta import maintenance
+from pipelines.delta import tables as delta
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import jvm, scratch
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_WRITING_SECONDS = 300.0
+
+
+def make() -> Path:
+    """Make the archive, in place of one that is there: start a session, do what the layers do to a table, and end its JVM.
+
+    Raises `DecisionNeeded` where this user may not write into the environment or the JVM wrote no archive, and what `session` raises.
+    """
+    archive = jvm.CLASS_ARCHIVE
+    draft = archive.with_suffix(f".{os.getpid()}")
+    try:
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise errors.DecisionNeeded(f"{draft.parent}: {error.strerror}; make it as a user who may write there") from None
+    java = f'{spark_conf.SHORT_RUN["spark.driver.extraJavaOptions"]} "{jvm.ARCHIVING}{draft}"'
+    spark = sparks.session("mongo-medallion class archive", conf={"spark.driver.extraJavaOptions": java})
+    try:
+        with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+            _use(spark, tables.TableRef.at(f"{folder}/table"))
+        sparks.stop(_WRITING_SECONDS)
+        if not draft.is_file():
+            raise errors.DecisionNeeded(f"this Java wrote none (log: {jvm.log_file()})")
+        draft.replace(archive)
+    finally:
+        draft.unlink(missing_ok=True)
+    return archive
+
+
+def _use(spark: SparkSession, table: tables.TableRef) -> None:
+    """Load what the layers load: a table made, merged into, changed, laid out and looked at, and rows that go through Python."""
+    columns = "key STRING, document STRUCT<a: INT, b: ARRAY<STRING>>, at TIMESTAMP, amount DECIMAL(38, 10)"
+    delta.create(spark, table, columns=columns, properties={"delta.enableDeletionVectors": "true"}, cluster_by=["key"])
+    rows = spark.range(100).selectExpr(
+        "CAST(id AS STRING) AS key",
+        "named_struct('a', 1, 'b', array('x')) AS document",
+        "TIMESTAMP '2020-01-01' AS at",
+        "CAST(1 AS DECIMAL(38, 10)) AS amount",
+    )
+    rows.createOrReplaceTempView("rows")
+    for _ in range(2):
+        spark.sql(
+            f"MERGE INTO {table} AS stored USING rows ON stored.key = rows.key "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+    spark.sql(f"ALTER TABLE {table} ADD COLUMNS (more INT)")
+    maintenance.optimize(spark, table, metadata=None)
+    spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
+    stored = spark.table(str(table))
+    stored.groupBy("document.a").count().orderBy("count").toArrow()
+    stored.mapInArrow(lambda batches: batches, stored.schema).collect()
+    newest = "row_number() OVER (PARTITION BY key ORDER BY at DESC) AS place"
+    stored.join(stored.select("key"), "key").selectExpr("*", newest).where("place = 1").toArrow()
+    stored.selectExpr("from_json(to_json(document), 'a INT') AS again", "parse_json('{}') AS any").collect()
+
+
+def main() -> None:
+    """Make the archive, and say where it is."""
+    begun = time.monotonic()
+    print("Archiving the classes of Spark and Delta, for quick starts (about a minute)", flush=True)
+    try:
+        made = make()
+    except errors.MedallionError as error:
+        sys.exit(f"No archive of Spark's classes: {error}")
+    print(f"Archived in {made} ({made.stat().st_size / 1e6:.0f} MB, {time.monotonic() - begun:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
