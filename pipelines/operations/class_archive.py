@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.delta import maintenance
+from pipelines.delta import maintenance, table_files
 from pipelines.delta import tables as delta
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import jvm, scratch
@@ -50,6 +50,7 @@ def make() -> Path:
         sparks.stop(_WRITING_SECONDS)
         if not draft.is_file():
             raise errors.DecisionNeeded(f"this Java wrote none (log: {jvm.log_file()})")
+        table_files.sync(draft)  # a JVM ends at once that maps one of which a power failure left less
         draft.replace(archive)
     finally:
         draft.unlink(missing_ok=True)
