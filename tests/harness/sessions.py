@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 SMALL: Mapping[str, str] = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
 """Two of everything: enough for rows of one table to lie apart."""
 
-INTERPRETED: Mapping[str, str] = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Spark evaluates its expressions as they are. By default it writes Java for each plan, also where it has compiled the same
-before, and tests of a few rows spent a third of their time on that."""
+INTERPRETED: Mapping[str, str] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Spark evaluates its expressions as they are, and each plan as it was made. By default it writes Java for each plan, also where it has
+compiled the same before, and plans the rest of a query anew after each of its stages: a third of the time of tests of a few rows, and a
+tenth."""
 
 
 @contextlib.contextmanager
