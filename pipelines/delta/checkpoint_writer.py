@@ -99,6 +99,9 @@ _ELSEWHERE = {"delta.checkpointPolicy": "v2", "delta.checkpoint.writeStatsAsJson
 _Identity = tuple[Any, ...]
 """What an action is about: of two about the same the later one counts."""
 
+_Later = dict[_Identity, tuple[str, dict[str, Any]]]
+"""Actions by what they are about, each with its kind."""
+
 _FILES = ("add", "remove")
 _NAMES = {"txn": "appId", "domainMetadata": "domain"}
 """What tells two actions of a kind apart; of the other kinds one counts."""
@@ -125,14 +128,17 @@ def write(folder: Path, version: int) -> bool:
         begun = checkpoint.newest(folder, version)
         if begun is not None and begun.name == checkpoint.name(version):
             return False
-        rows = _rows(folder, begun, version)
-        path = logs / checkpoint.name(version)
-        with _replaced(path) as draft:
-            pq.write_table(rows, draft)
-        noted = {"version": version, "size": rows.num_rows, "sizeInBytes": path.stat().st_size}
+        later = _later(folder, begun, version)
+        _check(begun, later)
+        path, size, adds = logs / checkpoint.name(version), 0, 0
+        with _replaced(path) as draft, pq.ParquetWriter(draft, SCHEMA) as written:
+            for part in filter(len, _parts(begun, later)):  # older readers refuse a row group of no rows
+                written.write_table(part)
+                size, adds = size + len(part), adds + len(part) - part["add"].null_count
+        noted = {"version": version, "size": size, "sizeInBytes": path.stat().st_size, "numOfAddFiles": adds}
         if (checkpoint.noted(logs) or 0) < version:
             with _replaced(logs / checkpoint.NOTED) as draft:
-                draft.write_text(json.dumps(noted | {"numOfAddFiles": rows.num_rows - rows["add"].null_count}), "utf-8")
+                draft.write_text(json.dumps(noted), "utf-8")
     except (_NotKnown, OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         log.info("the checkpoint of %s at %d is left to Delta: %s: %s", folder, version, type(error).__name__, error)
         return False
@@ -153,23 +159,24 @@ def _replaced(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def _rows(folder: Path, begun: Path | None, version: int) -> pa.Table:
-    """The actions that count at a version, in rows of `SCHEMA`."""
-    newest: dict[_Identity, tuple[str, dict[str, Any]]] = {}
+def _later(folder: Path, begun: Path | None, version: int) -> _Later:
+    """The newest actions up to a version, behind the checkpoint that it begins with."""
+    found: _Later = {}
     for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
         with (folder / table_files.commit_name(number)).open(encoding="utf-8") as lines:
             for line in lines:
                 ((kind, action),) = json.loads(line).items()
                 if kind not in _OF_ONE_COMMIT:
-                    newest[_identity(kind, action)] = kind, action
-    later = [{kind: _row(kind, action)} for kind, action in newest.values() if not action.get("removed")]
-    rows = pa.Table.from_pylist(later, SCHEMA)
-    if begun is not None:
-        before = _read(begun)
-        is_kept = pa.array([each not in newest for each in _identities(before)], pa.bool_())
-        rows = pa.concat_tables([before.filter(is_kept), rows])
-    _check(rows)
-    return rows
+                    found[_identity(kind, action)] = kind, action
+    return found
+
+
+def _parts(begun: Path | None, later: _Later) -> Iterator[pa.Table]:
+    """The actions that count, in rows of `SCHEMA`."""
+    for rows in () if begun is None else _read(begun):
+        yield from _kept(rows, later)
+    said = [{kind: _row(kind, action)} for kind, action in later.values() if not action.get("removed")]
+    yield pa.Table.from_pylist(said, SCHEMA)
 
 
 def _identity(kind: str, action: Mapping[str, Any]) -> _Identity:
@@ -199,16 +206,30 @@ def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
     return said | {"dataChange": False} if "dataChange" in said else said
 
 
-def _read(path: Path) -> pa.Table:
-    """The rows of a checkpoint."""
+def _read(path: Path) -> Iterator[pa.Table]:
+    """The rows of a checkpoint, a part of them at a time."""
     with pq.ParquetFile(path) as held:
         names = []
         for column in held.schema_arrow:
             fields = [each.name for each in column.type if each.name not in _PARSED]
             if column.name not in _ACTIONS or not set(fields) <= _ACTIONS[column.name].keys():
                 raise _NotKnown(f"column {column.name}: {', '.join(fields)}")
+            if "stats" not in fields and "stats_parsed" in [each.name for each in column.type]:
+                raise _NotKnown("statistics that are only columns")
             names += [f"{column.name}.{each}" for each in fields]
-        return held.read(names).select(SCHEMA.names).cast(SCHEMA)
+        for part in held.iter_batches(columns=names):
+            yield pa.Table.from_batches([part]).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _kept(rows: pa.Table, later: _Later) -> Iterator[pa.Table]:
+    """Those of the rows that no later action is about."""
+    names = pa.array({identity[1] for identity in later if identity[0] == "file"}, pa.string())
+    of_files = pc.coalesce(*(pc.struct_field(rows[kind], "path") for kind in _FILES))
+    # By the name first, in Arrow: of a table that is written each second there are hundreds of thousands of tombstones.
+    is_other = pc.and_(pc.is_valid(of_files), pc.invert(pc.is_in(of_files, value_set=names)))
+    met = rows.filter(pc.invert(is_other))
+    yield rows.filter(is_other)
+    yield met.filter(pa.array([each not in later for each in _identities(met)], pa.bool_()))
 
 
 def _identities(rows: pa.Table) -> Iterator[_Identity]:
@@ -227,11 +248,21 @@ def _identities(rows: pa.Table) -> Iterator[_Identity]:
         yield ("file", *files[kind][row]) if kind in _FILES else (kind, names[kind][row] if kind in names else None)
 
 
-def _check(rows: pa.Table) -> None:
-    """Raise where the table's checkpoints are not of this form, or these rows are no table."""
-    (protocol,) = rows["protocol"].drop_null().to_pylist()
-    (metadata,) = rows["metaData"].drop_null().to_pylist()
-    unknown = {*(protocol["readerFeatures"] or ()), *(protocol["writerFeatures"] or ())} - _FEATURES
-    said = dict(metadata["configuration"] or ())
+def _check(begun: Path | None, later: _Later) -> None:
+    """Raise where the table's checkpoints are not of this form, or this is no table."""
+    protocol, metadata = (_one(kind, begun, later) for kind in ("protocol", "metaData"))
+    unknown = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())} - _FEATURES
+    said = dict(metadata.get("configuration") or ())
     if unknown or any(str(said.get(name)).lower() == value for name, value in _ELSEWHERE.items()):
         raise _NotKnown(f"features {sorted(unknown)}" if unknown else "checkpoints of another form")
+
+
+def _one(kind: str, begun: Path | None, later: _Later) -> Mapping[str, Any]:
+    """The action of a kind of which one counts."""
+    if found := later.get((kind, None)):
+        return found[1]
+    if begun is None:
+        raise _NotKnown(f"no {kind}")
+    with pq.ParquetFile(begun) as held:
+        (action,) = held.read([kind])[kind].drop_null().to_pylist()
+    return dict(action)

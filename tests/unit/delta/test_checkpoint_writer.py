@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,43 @@ def test_what_is_not_known_is_left_to_delta(folder: Path, action: dict[str, Any]
     commit(folder, 1, action)
     assert not checkpoint_writer.write(folder, 1)
     assert [each.name for each in (folder / "_delta_log").iterdir() if "heckpoint" in each.name] == []
+
+
+def test_no_row_group_is_empty(folder: Path) -> None:
+    """Older readers refuse one of no rows."""
+    for version in (1, 2):
+        commit(folder, version, {"txn": {"appId": "a", "version": version}})
+        assert checkpoint_writer.write(folder, version)
+    held = pq.read_metadata(folder / "_delta_log" / checkpoint.name(2))
+    assert all(held.row_group(number).num_rows for number in range(held.num_row_groups))
+
+
+def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path) -> None:
+    """A checkpoint from when `delta.checkpoint.writeStatsAsJson` was off, which is on again."""
+    commit(folder, 1, {"add": {"path": "x", "size": 1, "stats": '{"numRecords":1}'}})
+    assert checkpoint_writer.write(folder, 1)
+    path = folder / "_delta_log" / checkpoint.name(1)
+    rows = pq.read_table(path)
+    parsed = [each and {"path": each["path"], "stats_parsed": {"numRecords": 1}} for each in rows["add"].to_pylist()]
+    pq.write_table(rows.set_column(rows.column_names.index("add"), "add", [parsed]), path)
+    commit(folder, 2, {"txn": {"appId": "a", "version": 2}})
+    assert not checkpoint_writer.write(folder, 2)
+
+
+def test_what_later_commits_are_not_about_is_passed_on_as_it_is(folder: Path) -> None:
+    """A table that is written each second has more than half a million tombstones after a week: one by one they took seconds, and a
+    kilobyte each."""
+    commit(folder, 1, *({"remove": {"path": f"part-{number}.parquet", "size": 1}} for number in range(20_000)))
+    assert checkpoint_writer.write(folder, 1)
+    commit(folder, 2, {"add": {"path": "part-7.parquet", "size": 2}})
+    tracemalloc.start()
+    try:
+        assert checkpoint_writer.write(folder, 2)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    rows = pq.read_table(folder / "_delta_log" / checkpoint.name(2))
+    assert (rows.num_rows, rows["remove"].null_count) == (20_002, 3)
 
 
 def test_the_one_of_delta_stays(folder: Path) -> None:
