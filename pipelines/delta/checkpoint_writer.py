@@ -89,7 +89,7 @@ _OF_NO_CHECKPOINT = {"remove": {"tags", "stats"}}
 _FEATURES = {
     *"appendOnly invariants checkConstraints changeDataFeed generatedColumns identityColumns columnMapping".split(),
     *"deletionVectors rowTracking timestampNtz domainMetadata v2Checkpoint vacuumProtocolCheck clustering".split(),
-    *"typeWidening typeWidening-preview inCommitTimestamp".split(),
+    *"typeWidening typeWidening-preview inCommitTimestamp allowColumnDefaults checkpointProtection".split(),
 }
 """Features of which a checkpoint in the classic form needs nothing beside these actions."""
 
@@ -211,7 +211,11 @@ def _read(path: Path) -> Iterator[pa.Table]:
     with pq.ParquetFile(path) as held:
         names = []
         for column in held.schema_arrow:
-            fields = [each.name for each in column.type if each.name not in _PARSED]
+            # Others' have a column of each kind, and what Delta leaves out.
+            if column.name not in _ACTIONS and not len(held.read([column.name])[column.name].drop_null()):
+                continue
+            left_out = _PARSED | _OF_NO_CHECKPOINT.get(column.name, set())
+            fields = [each.name for each in column.type if each.name not in left_out]
             if column.name not in _ACTIONS or not set(fields) <= _ACTIONS[column.name].keys():
                 raise _NotKnown(f"column {column.name}: {', '.join(fields)}")
             if "stats" not in fields and "stats_parsed" in [each.name for each in column.type]:

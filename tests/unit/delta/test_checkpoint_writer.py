@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from pipelines.delta import checkpoint, checkpoint_writer
 
@@ -140,6 +142,13 @@ def test_no_row_group_is_empty(folder: Path) -> None:
     assert all(held.row_group(number).num_rows for number in range(held.num_row_groups))
 
 
+def test_a_table_that_a_feature_was_dropped_of_has_checkpoints(folder: Path) -> None:
+    """Delta protects those before it from then on, which is about what is cleaned up."""
+    protocol = {**PROTOCOL["protocol"], "readerFeatures": [], "writerFeatures": ["appendOnly", "checkpointProtection"]}
+    commit(folder, 1, {"protocol": protocol})
+    assert checkpoint_writer.write(folder, 1)
+
+
 def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path) -> None:
     """A checkpoint from when `delta.checkpoint.writeStatsAsJson` was off, which is on again."""
     commit(folder, 1, {"add": {"path": "x", "size": 1, "stats": '{"numRecords":1}'}})
@@ -150,6 +159,19 @@ def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path
     pq.write_table(rows.set_column(rows.column_names.index("add"), "add", [parsed]), path)
     commit(folder, 2, {"txn": {"appId": "a", "version": 2}})
     assert not checkpoint_writer.write(folder, 2)
+
+
+def test_one_of_delta_rs_is_gone_on_from(tmp_path: Path) -> None:
+    """It has a column of each kind of action, and more of each file that is gone."""
+    table = str(tmp_path)
+    for number, mode in enumerate(("append", "overwrite", "append")):
+        write_deltalake(table, pa.table({"n": [number]}), mode=mode)  # type: ignore[call-overload]  # the modes are literals there
+        if number == 1:
+            DeltaTable(table).create_checkpoint()
+    assert checkpoint_writer.write(tmp_path, 2)
+    for version in (0, 1):
+        (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+    assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 2]
 
 
 def test_what_later_commits_are_not_about_is_passed_on_as_it_is(folder: Path) -> None:
