@@ -60,9 +60,9 @@ def actions(path: Path) -> Iterator[dict[str, Any]]:
         actions = [each for each in held.schema_arrow if each.name not in ("txn", "remove", "domainMetadata")]
         # What is parsed is there as text, too, and may hold dates that Python has not.
         names = [f"{each.name}.{field.name}" for each in actions for field in each.type if _is_said(field.name)]
-        for row in held.read(names).to_pylist():
-            for name, action in row.items():
-                if action is not None:
+        for part in held.iter_batches(columns=names):
+            for name in part.schema.names:
+                for action in part[name].drop_null().to_pylist():
                     yield {name: {key: _plain(key, value) for key, value in action.items() if value is not None}}
 
 
