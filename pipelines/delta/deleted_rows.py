@@ -10,6 +10,7 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cdc_core.tables import deletion_vector
@@ -34,6 +35,15 @@ def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
                 raise NotReadable
     except (ValueError, LookupError, struct.error) as error:  # cut off, or of another format: Delta says what it is
         raise NotReadable from error
+
+
+def is_there(vector: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the file that a vector lies in is as long as the log says; true for one in the log itself, or elsewhere."""
+    end = (vector.get("offset") or 0) + vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
+    try:
+        return vector["storageType"] != "u" or (folder / file_of(vector)).stat().st_size >= end
+    except FileNotFoundError:
+        return False
 
 
 def file_of(vector: Mapping[str, Any]) -> str:

@@ -110,11 +110,6 @@ def bring(folder: Path, files: Iterable[AddedFile]) -> None:
     stored_files.bring(folder, ((str(file.path.relative_to(folder)), file.size) for file in files))
 
 
-def tables_below(root: Path) -> list[Path]:
-    """The folders of all Delta tables below a root, in the order of their names."""
-    return sorted(log.parent for log in root.rglob("_delta_log") if log.is_dir())
-
-
 def data_path(folder: Path, name: str) -> Path:
     """Where a file lies that a table's log names."""
     if name.startswith("file:"):

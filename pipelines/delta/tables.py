@@ -22,6 +22,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import (
     abandoned,
     data_file,
+    deleted_rows,
     direct_log,
     local_log,
     store_exclusion,
@@ -228,6 +229,19 @@ def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     return frozenset(spark.table(str(table)).columns if known is None else known)
 
 
+def tables_below(root: Path) -> list[Path]:
+    """The folders of all Delta tables below a root, in the order of their names; also of a layer that is a link to another disk."""
+    found, seen = [], set()
+    for place, folders, _ in os.walk(root, followlinks=True):
+        if "_delta_log" in folders:
+            found.append(Path(place))
+            folders.clear()
+        elif os.path.realpath(place) in seen:  # a link leads back
+            folders.clear()
+        seen.add(os.path.realpath(place))
+    return sorted(found)
+
+
 def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.DataFile] | None:
     """The files of the table's newest version, looked for one by one; None where its folder is not to be seen from here."""
     direct, folder = direct_log.of(spark, table), local_log.folder(table)
@@ -235,15 +249,14 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
         return None
     with table_errors.translating(table):
         rows = direct.live().collect()
-    return [
-        data_file.DataFile(
-            row.path,
-            json.loads(row.stats or "{}"),
-            None if row.vector is None else json.loads(row.vector),
-            table_files.is_whole(local_log.data_path(folder, row.path), row.size),
-        )
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        vector = None if row.vector is None else json.loads(row.vector)
+        is_there = table_files.is_whole(local_log.data_path(folder, row.path), row.size)
+        # Without its vector nobody knows which rows of a file count, and none is read.
+        is_there = is_there and (vector is None or deleted_rows.is_there(vector, folder))
+        found.append(data_file.DataFile(row.path, json.loads(row.stats or "{}"), vector, is_there))
+    return found
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def run(
     is_trimmed = delta.exists(spark, bronze) and bronze_log.TRIMMED in delta.properties(spark, bronze)
     shadows = root.joinpath(*tables.SHADOW_FOLDERS)
     found: list[RepairResult] = []
-    for folder in local_log.tables_below(root):
+    for folder in delta.tables_below(root):
         names = folder.relative_to(root).parts
         # A shadow is removed by the next rebuild; another pipeline's bronze has a position that only its own capture can mend.
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):

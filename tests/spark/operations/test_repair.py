@@ -110,8 +110,31 @@ def test_a_file_that_a_power_failure_left_without_its_rows_is_missing(spark: Spa
     assert [each.missing for each in found] == [(emptied,)]
 
 
-def _emptied(folder: str | None) -> str:
-    """The name of a table's newest data file, which is empty now."""
-    newest = max(Path(folder or "").glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+@pytest.mark.parametrize("is_emptied", (False, True))
+def test_a_file_whose_deleted_rows_are_not_known_any_more_is_missing(
+    spark: SparkSession, tmp_path: Path, is_emptied: bool
+) -> None:
+    """What a VACUUM by a tool that knows no deletion vectors leaves, or a power failure: nobody reads the rows of that file."""
+    hop = Hop(spark, pipeline(tmp_path))
+    for n in (1, 2):
+        hop.bronze.append(
+            {ORDERS: [{"op": "u", "key": key, "at": 3 * n + key, "after": {"_id": key, "n": n}} for key in (1, n + 1)]}
+        )
+        hop.silver()
+    wanted = hop.rows(ORDERS)
+    emptied = _emptied(hop.silver_table(ORDERS).path, "*.bin")
+    if not is_emptied:
+        (Path(hop.silver_table(ORDERS).path or "") / emptied).unlink()
+    with pytest.raises(Exception) as raised:
+        rows_by_spark(spark, hop.silver_table(ORDERS))
+    assert isinstance(failures.translated(raised.value), errors.FilesMissing)
+    assert [each.taken_out for each in repair.run(spark, hop.settings, failures=parallel.Failures())] == [1]
+    hop.silver()
+    assert hop.rows(ORDERS) == wanted
+
+
+def _emptied(folder: str | None, names: str = "*.parquet") -> str:
+    """The name of a table's newest file of these, which is empty now."""
+    newest = max(Path(folder or "").glob(names), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(b"")
     return newest.name

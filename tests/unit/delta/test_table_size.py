@@ -31,3 +31,13 @@ def test_a_folder_is_gone_through_only_where_that_is_asked_for(tmp_path: Path, m
     assert delta.size(spark, TableRef.at(str(tmp_path))) == delta.TableSize(1, 10, None)
     assert gone.exists()
     assert delta.size(spark, TableRef.at(str(tmp_path)), stored=True) == delta.TableSize(1, 10, 15)
+
+
+def test_tables_are_found_where_a_layer_is_a_link_to_another_disk(tmp_path: Path) -> None:
+    """`repair` called a lakehouse whole whose missing files lay there."""
+    root = tmp_path / "lakehouse"
+    (root / "gold" / "shop" / "orders" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "disk" / "shop" / "orders" / "_delta_log").mkdir(parents=True)
+    (root / "silver").symlink_to(tmp_path / "disk")
+    (root / "gold" / "again").symlink_to(root)
+    assert delta.tables_below(root) == [root / layer / "shop" / "orders" for layer in ("gold", "silver")]
