@@ -10,14 +10,20 @@ from cdc_core.tables import layout as tables
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
 
-_FOLLOWING_ROWS = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
+ROW_TRACKING = "delta.enableRowTracking"
+_FOLLOWING_ROWS = ("delta.enableChangeDataFeed", ROW_TRACKING)
 """Properties by which readers follow a row through its updates: only a statement of Spark tells Delta that it is one."""
 
 
 def replaces_rows(properties: Mapping[str, str]) -> bool:
     """Whether a row may be replaced by marking it as deleted and writing another one: there are deletion vectors, and
     nobody follows rows."""
-    return properties.get(DELETION_VECTORS) == "true" and not any(properties.get(name) == "true" for name in _FOLLOWING_ROWS)
+    return is_on(properties, DELETION_VECTORS) and not any(is_on(properties, name) for name in _FOLLOWING_ROWS)
+
+
+def is_on(properties: Mapping[str, str], name: str) -> bool:
+    """Whether a property is true, in whatever letters somebody wrote it: Delta keeps them."""
+    return properties.get(name, "").lower() == "true"
 
 
 APP_ID = "mongo-medallion"

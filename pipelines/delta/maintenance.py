@@ -151,7 +151,7 @@ def delete_claimed(writer: Writer, where: str) -> int:
 def are_vectors_switched(spark: SparkSession, table: tables.TableRef, wanted: bool) -> bool:
     """Whether a table makes deletion vectors, or where they are not wanted has not even the feature, which an interrupted switch leaves."""
     if wanted:
-        return delta.properties(spark, table).get(definition.DELETION_VECTORS) == "true"
+        return definition.is_on(delta.properties(spark, table), definition.DELETION_VECTORS)
     return "deletionVectors" not in delta.features(spark, table)
 
 

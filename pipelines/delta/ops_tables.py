@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core.sql import arrow
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import data_file, direct_log, local_log, store_exclusion, table_errors
 from pipelines.delta import tables as delta
@@ -107,7 +108,7 @@ def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
         if not count:
             return 0
         # As an earlier version made some, or a cluster that makes all of its tables so.
-        if delta.properties(spark, table).get("delta.appendOnly") == "true":
+        if definition.is_on(delta.properties(spark, table), "delta.appendOnly"):
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
         spark.sql(f"DELETE FROM {table} WHERE {where}").collect()
     return count

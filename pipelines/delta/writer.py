@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
@@ -215,7 +216,7 @@ class Writer(StatementCommits):
         A fenced commit that says what the last one said, without a Spark job. None where only Spark can do it.
         """
         live = self.live
-        if self.direct is None or live is None or live.configuration.get("delta.enableRowTracking") == "true":
+        if self.direct is None or live is None or definition.is_on(live.configuration, definition.ROW_TRACKING):
             return None
         self.refuse_unanswered()
         try:

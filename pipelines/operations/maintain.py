@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
@@ -467,7 +468,7 @@ def _old_events(chosen: Iterable[str], before: int) -> str:
 
 
 def _has_vectors(spark: SparkSession, table: TableRef) -> bool:
-    return delta.properties(spark, table).get("delta.enableDeletionVectors") == "true"
+    return definition.is_on(delta.properties(spark, table), definition.DELETION_VECTORS)
 
 
 def _has_rows(spark: SparkSession, table: TableRef, where: str) -> bool:

@@ -49,6 +49,13 @@ def test_tables_that_are_written_together_do_not_write_their_checkpoints_togethe
     assert definition.CHECKPOINTS not in definition.ddl(TableRef.at("/lake/t"), "", {}, ())
 
 
+@pytest.mark.parametrize("name", ("delta.enableChangeDataFeed", "delta.enableRowTracking"))
+def test_a_property_is_on_in_whatever_letters_somebody_wrote_it(name: str) -> None:
+    """As Python writes it, say: Delta takes it for true, and keeps the letters. Who follows rows would be told of others."""
+    assert definition.replaces_rows({definition.DELETION_VECTORS: "True"})
+    assert not definition.replaces_rows({definition.DELETION_VECTORS: "true", name: "True"})
+
+
 class Catalog:
     """Takes tables, and no schemas but those that an administrator has made."""
 
