@@ -41,9 +41,18 @@ def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, hig
     )
 
 
+def present_count(file: Mapping[str, Any]) -> int:
+    """How many rows a file has without those that are deleted."""
+    return row_count(file) - _deleted_count(file)
+
+
 def share_deleted(file: Mapping[str, Any]) -> float:
     """How much of a file's rows is deleted, from 0 to 1."""
-    return float((file.get("deletionVector") or {}).get("cardinality", 0) / max(1, row_count(file)))
+    return _deleted_count(file) / max(1, row_count(file))
+
+
+def _deleted_count(file: Mapping[str, Any]) -> int:
+    return int((file.get("deletionVector") or {}).get("cardinality", 0))
 
 
 def may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:

@@ -23,6 +23,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
     fenced_commits,
+    file_statistics,
     live_files,
     local_log,
     owners,
@@ -222,6 +223,9 @@ class Writer(StatementCommits):
         try:
             held = live.rows(parts)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
+            return None
+        # What the log says of the parts, before they go: rows that were not read would be lost.
+        if held.num_rows != sum(map(file_statistics.present_count, parts)):
             return None
         file = None
         if held.num_rows:

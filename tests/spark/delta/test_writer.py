@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.delta import abandoned, direct_log, log_actions, ops_tables, table_history
+from pipelines.delta import abandoned, direct_log, live_files, log_actions, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -147,6 +147,19 @@ def test_rows_that_got_old_go_also_where_a_table_was_made_append_only(spark: Spa
     with pytest.raises(errors.DecisionNeeded, match="append-only.*ALTER TABLE"):
         writer.remove("n = 1", to=1)
     assert [ops_tables.delete(spark, facts, f"n = {n}") for n in (1, 2)] == [1, 1]
+
+
+def test_a_compaction_takes_no_rows_that_it_has_not_read(spark: SparkSession, table: tables.TableRef) -> None:
+    """Its log says how many the files have: of a version that was not looked at nothing is read."""
+    writer = Writer.claim(spark, table)
+    for number in range(2):
+        writer.append_arrow(rows(number), to=number)
+    held = live_files.LiveFiles(Path(table.label))
+    assert held.at(writer.version) and len(held.files()) == 2
+    assert writer.compact_files(held.files()) is None
+    assert writer.live is not None and writer.live.at(writer.version)
+    assert writer.compact_files(held.files()) is not None
+    assert spark.table(str(table)).count() == 2
 
 
 @pytest.mark.parametrize("left", ("_delta_log", "_delta_log/_staged_commits"))
