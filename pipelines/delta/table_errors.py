@@ -92,6 +92,12 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
             f"{table.label}: it is append-only, and its rows change; ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false') "
             "lets them"
         )
+    if (demand := spark_failures.broken_demand(error)) is not None:
+        return errors.DecisionNeeded(
+            f"{table.label}: a row breaks {demand}, a constraint that somebody gave the table; nothing of this commit is in it. "
+            f"ALTER TABLE {table} DROP CONSTRAINT {demand}, or ALTER COLUMN {demand} DROP NOT NULL, lets the row in; an expectation would "
+            "judge it without stopping the collection"
+        )
     if (missing := spark_failures.missing_file(error)) is not None:
         return errors.FilesMissing(
             f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "

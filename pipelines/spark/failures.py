@@ -25,6 +25,7 @@ _FILE_MISSING = (
     "DELTA_FILE_NOT_FOUND",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
 )
+_DEMANDS = ("DELTA_VIOLATE_CONSTRAINT_WITH_VALUES", "DELTA_NOT_NULL_CONSTRAINT_VIOLATED")
 _FILE_UNREADABLE = ("FAILED_READ_FILE.NO_HINT", "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER")
 _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError", "ArrowMemoryError")
@@ -187,6 +188,15 @@ def missing_file(error: BaseException, conditions: Collection[str] = _FILE_MISSI
             said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
             # A missing folder or log file is somebody's mistake in a path; only a data file that a log names was lost.
             return said if _DATA_FILE.search(said) else None
+    return None
+
+
+def broken_demand(error: BaseException) -> str | None:
+    """The constraint, or the column without nulls, of a table that takes a row no more for it; None for any other error."""
+    for found in _chain(error):
+        if _called(found, "getCondition", "getErrorClass") in _DEMANDS:
+            said = _called(found, "getMessageParameters") or {}
+            return str(said.get("constraintName") or said.get("columnName") or "")
     return None
 
 

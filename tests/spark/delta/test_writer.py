@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,6 +161,19 @@ def test_a_compaction_takes_no_rows_that_it_has_not_read(spark: SparkSession, ta
     assert writer.live is not None and writer.live.at(writer.version)
     assert writer.compact_files(held.files()) is not None
     assert spark.table(str(table)).count() == 2
+
+
+def test_a_row_that_somebody_s_constraint_refuses_is_for_a_person(spark: SparkSession, table: tables.TableRef) -> None:
+    """Told with the constraint's name and without the row's values, whichever way the rows are written."""
+    writer = Writer.claim(spark, table)
+    writer.alter("SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    writer.alter("ADD CONSTRAINT small CHECK (n < 10)")
+    df = spark.createDataFrame(rows(4711))
+    for write in (writer.append, functools.partial(writer.upsert, touched=None)):
+        with pytest.raises(errors.DecisionNeeded, match="breaks small.*DROP CONSTRAINT small") as refused:
+            write(df, to=1)
+        assert "4711" not in str(refused.value)
+    assert spark.table(str(table)).count() == 0
 
 
 @pytest.mark.parametrize("left", ("_delta_log", "_delta_log/_staged_commits"))
