@@ -217,6 +217,7 @@ class DirectLog:
         """Checkpoint the newest version, and clean up behind it."""
         self._session.setActiveSession(self._spark._jsparkSession)
         self._log.checkpointAndCleanUpDeltaLog(self._newest(), self._none())
+        self._newest()  # as in `_checkpointed`
         return True
 
     def can_upsert(self) -> bool:
@@ -300,8 +301,9 @@ def _checkpointed(direct: DirectLog, version: int) -> None:
     if direct._interval is None:
         direct._interval = int(direct._log.checkpointInterval(direct._log.unsafeVolatileSnapshot().metadata()))
     every = checkpoint_writer.every(direct._interval)
-    if every is not None and version % every == 0 and checkpoint_writer.write(direct.store.folder, version):
-        direct._newest()  # or Delta would go on from the checkpoint before it
+    if every is not None and version % every == 0:
+        checkpoint_writer.write(direct.store.folder, version)
+        direct._newest()  # or Delta would go on from the checkpoint before it, and from commits that it may have cleaned up just now
 
 
 def _is_newest(files: TableFiles, version: int) -> bool:

@@ -50,7 +50,11 @@ def content(folder: Path, version: int) -> set[str]:
 def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -> None:
     """Deleted rows, columns, clustering and row numbers; and Spark reads the table from such a one alone."""
     table, ours = tables.TableRef.at(str(tmp_path / "table")), tmp_path / "ours"
-    properties = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "500"}
+    properties = {
+        "delta.enableDeletionVectors": "true",
+        "delta.enableTypeWidening": "true",
+        "delta.checkpointInterval": "500",
+    }
     delta.create(
         spark, table, columns="id BIGINT, name STRING, s STRUCT<a: BIGINT>", properties=properties, cluster_by=["id"]
     )
@@ -94,9 +98,16 @@ def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, 
     assert made == [3 * each for each in range(1, 10)] and checkpoint.noted(logs) == 27
     log = direct_log.of(spark, table)
     assert log is not None
-    assert log._log.unsafeVolatileSnapshot().logSegment().checkpointProvider().version() == 27
+    assert begins_at(log) == 27
     writer.append_arrow(pa.table({"n": [writer.version]}), to=writer.version)
+    assert begins_at(log) == 30
     by_delta = pq.ParquetFile(logs / checkpoint.name(30)).metadata
     assert "parquet-mr" in by_delta.created_by
     assert sorted(row[0] for row in spark.table(str(table)).collect()) == list(range(before, 30))
     writer.release()
+    assert log.checkpoint() and begins_at(log) == 31
+
+
+def begins_at(log: direct_log.DirectLog) -> int:
+    """The checkpoint that Delta reads its newest version from: what it cleans up behind that must not be read any more."""
+    return int(log._log.unsafeVolatileSnapshot().logSegment().checkpointProvider().version())
