@@ -139,7 +139,9 @@ def _typed(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
 def _value(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     values, rescued = cast.row(result.document, schema)
     kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
-    everything = {**result.displaced, **rescued}
+    everything = {**result.displaced}
+    for path, text in rescued.items():
+        cast.rescue(everything, path, text)
     return {**kept, unwrap_rows.RESCUED: list(everything.items()) if everything else None}
 
 

@@ -62,7 +62,8 @@ def _printed(value: Parsed, type_: ColumnType | None, path: str, rescued: dict[s
             return milliseconds
         case _:
             held, misfits = cast.cast(value, type_, path=path)
-            rescued.update(misfits)
+            for place, text in misfits.items():
+                cast.rescue(rescued, place, text)
             return _plain(held)
 
 
@@ -78,7 +79,7 @@ def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
     """A value for which the table has no type: empty arrays and documents, and documents of them, as they are."""
     if _is_without_value(value):
         return untyped(value)
-    rescued[path] = cast.ejson(value)
+    cast.rescue(rescued, path, cast.ejson(value))
     return None
 
 

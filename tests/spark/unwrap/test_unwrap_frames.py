@@ -91,3 +91,13 @@ def test_values_may_come_alone_and_as_bytes(spark: SparkSession) -> None:
     df = spark.createDataFrame([(EVENTS[0][1].encode(),)], "value BINARY")
     [row] = unwrap_frames.unwrapped(df, options=unwrap_options.parse({"flatten.struct": "true"})).collect()
     assert (row.key, row.value["to_city"]) == (None, "Oslo")
+
+
+def test_two_values_of_one_path_are_rescued_both(spark: SparkSession) -> None:
+    """One whose name another field took, and that other one, which does not fit."""
+    options = unwrap_options.parse({"flatten.struct": "true", "flatten.struct.delimiter": "."})
+    df = spark.createDataFrame(
+        [event(1, {"a": {"b": 1}}), event(2, {"a.b": "x", "a": {"b": "y"}})], "key STRING, value STRING"
+    )
+    rows = unwrap_frames.unwrapped(df.coalesce(1), options=options).collect()
+    assert [row.value["__rescued"] for row in rows] == [None, {"a.b": '"x"', "a.b#2": '"y"'}]

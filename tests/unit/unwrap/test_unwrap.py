@@ -325,6 +325,15 @@ def test_the_events_of_a_collection_are_one_table() -> None:
     ]
 
 
+def test_two_values_of_one_path_are_rescued_both() -> None:
+    """As in a table, the later one under `path#2`: a name with dots may be the path of another field, or of an element."""
+    held, odd = {"a.b": 1, "a": {"b": 1}, "c": [1], "c.0": 1}, {"a.b": "w", "a": {"b": "x"}, "c": ["y"], "c.0": "z"}
+    assert values([event(held), event(odd)]) == [
+        held,
+        {"a": {}, "c": [None], "__rescued": {"a.b": '"w"', "a.b#2": '"x"', "c.0": '"y"', "c.0#2": '"z"'}},
+    ]
+
+
 def test_collections_do_not_share_a_table() -> None:
     """Not even two of one name in different databases."""
     other = event({"_id": "a", "v": "x"}, source={**SOURCE, "db": "archive"})
