@@ -108,7 +108,7 @@ def _leaves(type_: ColumnType) -> int:
         case Map(value):
             return _leaves(value)
         case _:
-            return 1
+            return len(PARTS.get(type_, "1"))
 
 
 class _Join:
@@ -173,8 +173,11 @@ class _Join:
             return None
         type_ = self._fresh(shape, path, depth=depth)
         # What a struct, an array or a map holds was counted when it came about itself.
-        if type_ is not None and not isinstance(type_, (Struct, Array, Map)):
-            self.room.left -= 1
+        if type_ is None or isinstance(type_, (Struct, Array, Map)):
+            return type_
+        if _leaves(type_) > self.room.left:
+            return None
+        self.room.left -= _leaves(type_)
         return type_
 
     def _fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:

@@ -443,3 +443,15 @@ def test_keys_that_are_data_two_levels_deep_have_an_end() -> None:
     assert (after, changes) == (before, ())
     row, rescued = cast.row({"_id": 2, "new": 1, "per_day": {"day0": {"user7": 7}}}, before)
     assert row["per_day"]["day0"]["user7"] == 7 and set(rescued) == {"new"}
+
+
+def test_a_value_of_two_columns_has_both_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one column more a flattened regular expression is rescued whole; and the schema stays as it is, batch after batch."""
+    monkeypatch.setattr(evolution, "MAX_COLUMNS", 3)
+    document = {"_id": 1, "a": 1, "r": {"$regularExpression": {"pattern": "a+", "options": "i"}}}
+    naming = column_names.ColumnNaming(flatten=True)
+    schema = joined([document], naming=naming)
+    row, rescued = cast.row(document, schema)
+    assert (row, set(rescued)) == ({"_id": 1, "a": 1}, {"r"})
+    assert evolution.join(schema, observe(document), naming=naming) == (schema, ())
+    assert [column.name for column in joined([document, {"_id": 2, "b": 1}], naming=naming).columns] == ["_id", "a", "b"]
