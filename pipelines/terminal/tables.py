@@ -54,6 +54,12 @@ def console(*, markup: bool = False) -> Console:
     return Console(highlight=False, markup=markup, emoji=False, width=width)
 
 
+def _text(content: str, style: str = "") -> Text:
+    """A text in which what a terminal would obey, or show as nothing, stands escaped: names of fields and keys of documents may hold
+    any signs."""
+    return Text("".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in content), style)
+
+
 def findings(found: Sequence[Finding]) -> None:
     """The answers of `medallion check`, one a line, with what to mend beneath."""
     signs = {"fine": Text("ok", "green"), "warning": Text("look", "yellow"), "wrong": Text("mend", "red")}
@@ -92,7 +98,7 @@ def cuts(found: Sequence[Cut]) -> None:
     for name in ("cut", "source at", "bronze batch", "tables", "documents", "snapshots not whole"):
         table.add_column(name, overflow="fold")
     for each in found:
-        missing = Text(", ".join(each.missing))
+        missing = _text(", ".join(each.missing))
         table.add_row(each.name, times.shown(each.time), str(each.batch), str(len(each.tables)), each.documents, missing)
     screen.print(table)
 
@@ -109,12 +115,12 @@ def cut(found: Cut) -> None:
             "capture.mode.full.update.type post_image, they are exact."
         )
     if found.missing:
-        screen.print(Text(f"Not whole, their snapshot was still being read: {', '.join(found.missing)}"))
+        screen.print(_text(f"Not whole, their snapshot was still being read: {', '.join(found.missing)}"))
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("table", "version", "is"):
         table.add_column(name, overflow="fold")
     for each in found.tables:
-        table.add_row(Text(each.name), "–" if each.version is None else str(each.version), Text(each.identifier))
+        table.add_row(_text(each.name), "–" if each.version is None else str(each.version), _text(each.identifier))
     screen.print(table)
     screen.print(Text(found.sql), soft_wrap=True)
 
@@ -245,19 +251,19 @@ def verified(found: Verification) -> None:
         others = {name: getattr(each, name) for name in VERDICTS_BESIDE if getattr(each, name)}
         parts = ", ".join(f"{count:,} {name}" for name, count in others.items())
         counts = (each.documents, each.equal, each.missing, each.extra, each.different)
-        table.add_row(Text(each.collection), *(f"{count:,}" for count in counts), parts or "–", f"{each.seconds:.1f}")
+        table.add_row(_text(each.collection), *(f"{count:,}" for count in counts), parts or "–", f"{each.seconds:.1f}")
     screen.print(table)
     for each in found.collections:
         for difference in each.differences[:SHOWN_DIFFERENCES]:
             paths = "; ".join(f"{path.path}: {path.what}" if path.path else path.what for path in difference.paths)
             line = f"{each.collection} {difference.key}: {difference.kind.value}{f' ({paths})' if paths else ''}"
-            screen.print(Text(line))
+            screen.print(_text(line))
         if len(each.differences) > SHOWN_DIFFERENCES:
             screen.print(f"… and {len(each.differences) - SHOWN_DIFFERENCES:,} more of {each.collection}: --json names them")
     compared = {each.collection for each in found.collections}
     for name, error in found.failures.items():
         what = "the result is in no table" if name in compared else "not compared"
-        screen.print(Text(f"{name}: {what}: {errors.message_of(error)}"))
+        screen.print(_text(f"{name}: {what}: ").append(errors.message_of(error)))
 
 
 VERDICTS_BESIDE = ("incomplete", "quarantined", "kept", "waiting", "changing", "unsettled", "repaired")
@@ -273,7 +279,7 @@ def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
     for each in found.tables:
         files = f"{each.before.files:,} → {each.after.files:,}"
         size = f"{each.before.bytes / 1e6:,.1f} → {each.after.bytes / 1e6:,.1f}"
-        table.add_row(Text(each.table), files, size, Text("; ".join((*each.done, *each.left)) or "nothing to do"))
+        table.add_row(_text(each.table), files, size, _text("; ".join((*each.done, *each.left)) or "nothing to do"))
     console().print(table)
 
 
@@ -281,10 +287,10 @@ def schemas(found: Sequence[SchemaHistory]) -> None:
     """What `medallion schema` shows: for each collection its columns, and what changed when."""
     screen = console()
     for each in found:
-        screen.print(Text(f"{each.collection}: version {each.version} of its schema", style="bold"))
+        screen.print(_text(f"{each.collection}: version {each.version} of its schema", style="bold"))
         columns = _plain_table("column", "type")
         for column in each.columns:
-            columns.add_row(Text(column.name), Text(column.type))
+            columns.add_row(_text(column.name), _text(column.type))
         changes = _plain_table("version", "when", "batch", "change", "field", "type", "event")
         for change in each.changes:
             changes.add_row(
@@ -292,8 +298,8 @@ def schemas(found: Sequence[SchemaHistory]) -> None:
                 "" if change.at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(change.at)),
                 str(change.batch),
                 change.what,
-                Text(change.path),
-                Text(" → ".join(filter(None, (change.from_type, change.to_type)))),
+                _text(change.path),
+                _text(" → ".join(filter(None, (change.from_type, change.to_type)))),
                 change.event or "",
             )
         screen.print(columns, changes, sep="\n")
@@ -310,9 +316,9 @@ def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> 
     table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
     for each in found:
         place = (each.key or "–", each.op or "–", str(each.batch), each.sequence or "–", each.resume_token)
-        table.add_row(*map(Text, (each.collection, *place, each.reason)))
+        table.add_row(*map(_text, (each.collection, *place, each.reason)))
         for name, text in (each.texts or {}).items():
-            table.add_row("", "", "", "", "", Text(name, style="dim"), Text(text))
+            table.add_row("", "", "", "", "", _text(name, style="dim"), _text(text))
     screen.print(table)
 
 
@@ -340,7 +346,7 @@ def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
         screen.print("no table names a file that is missing")
     for each in found:
         done = "nothing was changed" if each.version is None else f"{each.taken_out:,} files were taken out"
-        screen.print(Text(f"{each.table}: {len(each.missing):,} files are missing; {done}. {each.next}"))
+        screen.print(_text(f"{each.table}: {len(each.missing):,} files are missing; {done}. {each.next}"))
 
 
 def rebuilt(found: RebuildResult) -> None:
@@ -350,17 +356,17 @@ def rebuilt(found: RebuildResult) -> None:
     counts.add_row("rows", f"{seen.rows:,}", f"{seen.rebuilt_rows:,}")
     counts.add_row("rescued values", f"{seen.rescued:,}", f"{seen.rebuilt_rescued:,}")
     counts.add_row("only there", f"{seen.gone:,}", f"{seen.new:,}")
-    screen.print(Text(f"{found.table}, bronze batches 1 to {found.to}"), counts)
+    screen.print(_text(f"{found.table}, bronze batches 1 to {found.to}"), counts)
     if seen.lost:
-        screen.print(Text(f"{seen.lost:,} go without a delete in bronze: {', '.join(seen.lost_keys)}"), style="yellow")
+        screen.print(_text(f"{seen.lost:,} go without a delete in bronze: {', '.join(seen.lost_keys)}"), style="yellow")
     for change in found.changes:
         types = " → ".join(filter(None, (change.from_type, change.to_type)))
-        screen.print(Text(f"column {change.path} {change.what.value}: {types}"))
+        screen.print(_text(f"column {change.path} {change.what.value}: {types}"))
     screen.print(f"{seen.differing:,} documents differ")
     if seen.differences:
         table = _plain_table("column", "documents", "why", "keys, for example")
         for each in seen.differences:
-            table.add_row(*map(Text, (each.column, f"{each.documents:,}", each.why, ", ".join(each.keys))))
+            table.add_row(*map(_text, (each.column, f"{each.documents:,}", each.why, ", ".join(each.keys))))
         screen.print(table)
     swapped = f"swapped: version {found.version}" if found.version is not None else "nothing was swapped"
     screen.print(f"{swapped} ({units.duration(found.seconds)})")
@@ -378,14 +384,14 @@ def _source_line(found: PipelineStatus) -> Text:
     if server.problem is not None:
         return Text(server.problem, style="yellow")
     if server.now is None or server.oplog_first is None:
-        return Text(f"{server.server}, oplog unknown (the user lacks clusterMonitor, or it is a mongos)")
-    return Text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
+        return _text(f"{server.server}, oplog unknown (the user lacks clusterMonitor, or it is a mongos)")
+    return _text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
 def _bronze_line(found: PipelineStatus) -> Text:
     log = found.bronze
     if log is None:
-        return Text("nothing captured yet: medallion capture begins it", style="yellow")
+        return _text("nothing captured yet: medallion capture begins it", style="yellow")
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
     parts = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
     if log.lag_seconds is not None:
@@ -398,7 +404,7 @@ def _bronze_line(found: PipelineStatus) -> Text:
     parts.append(_writer(log.writer))
     if log.slow_commits is not None:
         parts.append(f"commits go through Spark: {log.slow_commits}")
-    return Text(", ".join(filter(None, parts)))
+    return _text(", ".join(filter(None, parts)))
 
 
 def _writer(writer: object) -> str:

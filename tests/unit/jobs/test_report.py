@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import check, cut, maintain, quarantine, status, units
+from pipelines.operations import check, cut, maintain, quarantine, schema, status, units
 from pipelines.silver import run as silver
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
@@ -71,6 +71,17 @@ def test_a_name_is_shown_as_it_is(show: Callable[[], None], capsys: pytest.Captu
     """No command ends with an error over a bracket in a collection's name, and none swallows a part of it."""
     show()
     assert NAME in capsys.readouterr().out
+
+
+def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of fields and keys are whatever a writer of the source makes them: what would clear the screen, or begin a line, is shown."""
+    name = "a\x1b[2J\nb\u202ec\x9b"
+    change = schema.SchemaLogEntry(1, name, "added", None, "INT", 1, None, None)
+    report.schemas([schema.SchemaHistory("shop.orders", 1, (schema.SilverColumn(name, "INT"),), (change,))])
+    held = quarantine.QuarantinedEvent("shop.orders", "t", "change", "c", name, "s", 1, "r", quarantine.EventState.HELD)
+    report.quarantined([held])
+    shown = capsys.readouterr().out
+    assert shown.count(r"a\x1b[2J\nb\u202ec\x9b") == 3 and shown.replace("\n", "").isprintable()
 
 
 def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
