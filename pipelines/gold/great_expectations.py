@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 EXAMPLES = 10
+_READ = frozenset(".`*")
+"""What of a column's name Spark reads as its own where it is not quoted."""
 _CLASS = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))(?=:|$)", re.MULTILINE)
 _CONDITION = re.compile(r"(?:Error|Exception): \[([A-Z_]+(?:\.[A-Z_]+)*)\]")
 _OF_SPARK = re.compile(
@@ -90,8 +92,9 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
 
 def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[ExpectationResult]:
     """The result of each expectation over the rows of `df`, in their order. Aggregates of all are computed in one pass, but for those of
-    columns with a dot in their name: to the library it is a field of a struct, and they are judged by copies."""
-    copies = {name: f"__copy_{number}" for number, name in enumerate(df.columns) if "." in name}
+    columns whose name Spark would read as more than one, as the library gives it: a field of a struct, or all columns. They are judged by
+    copies."""
+    copies = {name: f"__copy_{number}" for number, name in enumerate(df.columns) if not _READ.isdisjoint(name)}
     is_copied = [not copies.keys().isdisjoint(each.columns) for each in expectations]
     copied = df.withColumns({copy: F.col(identifier(name)) for name, copy in copies.items()}) if any(is_copied) else df
     of_copies = iter(_judged(copied, [each.over(copies) for each, chosen in zip(expectations, is_copied) if chosen], keys))

@@ -152,15 +152,18 @@ DOTTED = {
     ),
     ("expect_compound_columns_to_be_unique", ("odd.name", "a")): ({"column_list": ["odd.name", "a"]}, True, ()),
     ("expect_column_values_to_be_in_set", ("odd.field",)): ({"column": "odd.field", "value_set": [7]}, False, ("2",)),
+    ("expect_column_values_to_be_between", ("a`b",)): ({"column": "a`b", "max_value": 1}, False, ("2",)),
+    ("expect_column_max_to_be_between", ("*",)): ({"column": "*", "max_value": 3}, True, ()),
     ("expect_table_row_count_to_equal", ()): ({"value": 2}, True, ()),
 }
 """Expectations by their columns, with whether they are met, and the keys of the rows that do not meet them."""
 
 
-def test_a_column_with_a_dot_in_its_name_is_judged(spark: SparkSession) -> None:
-    """It is the column, where the table has one of that name, and the field of a struct elsewhere."""
+def test_a_column_that_is_named_like_a_path_is_judged(spark: SparkSession) -> None:
+    """It is the column, where the table has one of that name, and the field of a struct elsewhere; and so with what Spark reads as its own."""
     rows = spark.sql(
-        "SELECT 1 AS _id, 5 AS `odd.name`, 1 AS a, struct(7 AS field) AS odd UNION ALL SELECT 2, 60, 1, struct(8 AS field)"
+        "SELECT 1 AS _id, 5 AS `odd.name`, 1 AS a, struct(7 AS field) AS odd, 1 AS `a``b`, 3 AS `*` "
+        "UNION ALL SELECT 2, 60, 1, struct(8 AS field), 2, 3"
     )
     listed = [{"type": type_, "kwargs": kwargs} for (type_, _), (kwargs, _, _) in DOTTED.items()]
     suite = suites.parse({"expectations": listed}, name="a", where="a.yml").expectations
