@@ -34,6 +34,9 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             sessions=sparks.sessions(spark),
             page=pages.text,
         )
+    if stop.is_set():
+        # A snapshot's reads wait for a server that is silent, and the process would wait for their threads.
+        interrupts.abandon()
     report.result("capture", result)
 
 

@@ -212,16 +212,16 @@ class BronzeLog:
         self._compaction = threading.Thread(target=_optimize, args=arguments, name="bronze-compaction", daemon=True)
         self._compaction.start()
 
-    def close(self) -> None:
-        """Wait for a compaction that runs, and give the claim back; nothing the second time."""
+    def close(self, *, waits: bool = True) -> None:
+        """Give the claim back, and wait for a compaction that runs, unless the end is in a hurry; nothing the second time."""
         if self._is_closed:
             return
-        # Before the wait: a thread that was left behind must find the log closed, and not commit behind the release.
+        # Before the lock: a thread that was left behind must find the log closed, and not commit behind the release.
         self._is_closed = True
-        if self._compaction is not None:
-            self._compaction.join(timeout=60)
         with self._lock:
             self.writer.release({} if self.complete is None else {"complete": self.complete})
+        if waits and self._compaction is not None:
+            self._compaction.join(timeout=60)
 
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:

@@ -116,7 +116,7 @@ class Capture:
         self._counts.begin(commits=log.commits)
         read = loop.run(tokens.token_of(log))
         self._finish(loop, read, snapshots)
-        log.close()
+        log.close(waits=not service.stop.is_set())
         return self.result()
 
     @property

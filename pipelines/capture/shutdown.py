@@ -65,4 +65,4 @@ class Shutdown:
         # Who lost the table to another writer writes nothing to it, not even that it is free.
         if log is not None and not isinstance(self.threads.failure, errors.OwnershipLost):
             with contextlib.suppress(Exception):  # the error that ended the run is the one to tell of
-                log.close()
+                log.close(waits=False)

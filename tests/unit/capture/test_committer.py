@@ -102,3 +102,17 @@ def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyP
         if log._compaction is not None:
             log._compaction.join(10)
         assert len(compacted) == due
+
+
+def test_a_stop_does_not_wait_for_a_compaction() -> None:
+    """One of hundreds of commits of 64 MB takes minutes: a run that was asked to end held its claim for one of them, or was killed with it."""
+    let, released = threading.Event(), threading.Event()
+    writer: Any = SimpleNamespace(metadata={}, release=lambda _: released.set())
+    log = bronze_log.BronzeLog(Nothing(), tables.TableRef.at("/lake/bronze/shop"), writer, None)  # type: ignore[arg-type]
+    log._compaction = threading.Thread(target=let.wait, args=(20,), daemon=True)
+    log._compaction.start()
+    closing = threading.Thread(target=log.close, kwargs={"waits": False}, daemon=True)
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive() and released.is_set()
+    let.set()

@@ -19,6 +19,8 @@ import pytest
 from cdc_core import errors
 from jobs import command_line, log_lines
 from jobs.commands import application, inspection, interrupts
+from pipelines.capture import service as capture
+from pipelines.capture.progress import CaptureResult
 from pipelines.delta import tables as delta
 from pipelines.operations import cut_requests, maintain, rebuild
 from pipelines.spark import parallel
@@ -275,6 +277,26 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
             time.sleep(5)
     assert abandoned == [1]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("is_stopped", (True, False))
+def test_a_capture_that_was_stopped_waits_for_no_read(
+    is_stopped: bool, settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a server that is silent, in a snapshot: Python ends with the threads that read it, which took 19 seconds and may take 60."""
+    abandoned: list[int] = []
+
+    def run(*_: object, stop: threading.Event, **__: object) -> CaptureResult:
+        if is_stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.wait(5)
+        return CaptureResult(0, 0, 0, None)
+
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    monkeypatch.setattr(capture, "run", run)
+    monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
+    assert command_line.main(["capture", "--config", str(settings_file)]) == 0
+    assert abandoned == [1] * is_stopped
 
 
 @pytest.mark.parametrize(
