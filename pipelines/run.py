@@ -76,7 +76,7 @@ def run_again(
                 raise lost from error
         log.warning("Spark's JVM ended; another one is started, and every layer goes on from its tables")
         jvm.forget()
-        spark = again()
+        spark, take_over = again(), False  # a person knew of the owners of then
 
 
 def run(
@@ -219,6 +219,7 @@ class _Run:
     def _made(self, as_of: str) -> cut.Cut:
         # Their claims are free then: whoever makes a cut writes their tables.
         with self.still.standing(self.halt):
+            self.take_over = False  # whoever has claimed a table since the start is another owner than a person knew of
             return cut.run(
                 self.sessions(),
                 self.settings,

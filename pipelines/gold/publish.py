@@ -173,6 +173,7 @@ class _ModelsThread(threading.Thread):
                 before, told = told, errors.message_of(known)
                 for line in told.splitlines() if told != before else ():  # the same each time would hide all others
                     models.log.warning("%s", line)
+            self.take_over = False  # a person knew of the owners of then
             # Not woken by the documents: a model over many tables would be made for each of them.
             self.ended.wait(MODELS_PAUSE_SECONDS)
 

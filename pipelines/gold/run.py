@@ -171,6 +171,8 @@ class _TableClaims:
     take_over: bool
     deletion_vectors: bool | None
     _writers: dict[tables.TableRef, Writer] = field(default_factory=dict)
+    _claimed: set[tables.TableRef] = field(default_factory=set)
+    """The tables that were claimed once: `take_over` is of the owner of then."""
 
     def __contains__(self, table: tables.TableRef) -> bool:
         return table in self._writers
@@ -179,7 +181,9 @@ class _TableClaims:
         """The writer of a table, which is claimed where it was not yet."""
         writer = self._writers.get(table)
         if writer is None:
-            writer = self._writers[table] = Writer.claim(spark, table, take_over=self.take_over)
+            take_over = self.take_over and table not in self._claimed
+            writer = self._writers[table] = Writer.claim(spark, table, take_over=take_over)
+            self._claimed.add(table)
             if self.deletion_vectors is not None:
                 maintenance.set_deletion_vectors(writer, self.deletion_vectors)
         writer.spark = spark  # tables are published in threads, each of which has a session of its own
@@ -452,11 +456,8 @@ class _GoldRun:
             table.judge(place)
             wanted = table.wanted(False) if first is None else first.columns
             columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in wanted)
-            properties = (
-                current.PROPERTIES
-                | self.claims.table_properties()
-                | {current.STATISTICS: current.statistics_columns(wanted)}
-            )
+            properties = current.PROPERTIES | self.claims.table_properties()
+            properties |= {current.STATISTICS: current.statistics_columns(wanted)}
             delta.create(spark, place, columns=columns, properties=properties)
         writer = self.claims.writer(spark, place)
         changed = None
@@ -469,14 +470,9 @@ class _GoldRun:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         self.published_tables.add(place)
         maintenance.compact(writer)
+        took = time.monotonic() - started
         return GoldTableResult(
-            str(work.namespace),
-            work.gold.to or 0,
-            work.silver.to,
-            changed,
-            work.is_rewrite,
-            writer.version,
-            time.monotonic() - started,
+            str(work.namespace), work.gold.to or 0, work.silver.to, changed, work.is_rewrite, writer.version, took
         )
 
     def _sources(self, table: current.GoldTable) -> in_process.SourceFiles | None:

@@ -165,6 +165,8 @@ class _SilverRun:
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     told_layout: set[registry.Namespace] = field(default_factory=set)
+    claimed: set[registry.Namespace] = field(default_factory=set)
+    """Collections whose tables this run has claimed once: `take_over` is of the owner of then."""
     idle: set[str] = field(default_factory=set)
     """Collections whose tables the last round moved on, and that had no events."""
 
@@ -396,7 +398,9 @@ class _SilverRun:
                 f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
             )
         silver_tables.create(spark, table)
-        return Writer.claim(spark, table, take_over=self.take_over)
+        writer = Writer.claim(spark, table, take_over=self.take_over and namespace not in self.claimed)
+        self.claimed.add(namespace)
+        return writer
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
         """Raise where a table that was claimed just now is not what this run knows of it."""

@@ -27,6 +27,7 @@ class Layers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **raised: BaseException) -> None:
         self.raised, self.runs = raised, 0
+        self.takes_over: list[bool] = []
         monkeypatch.setattr(sparks, "is_classic", lambda spark: False)
         monkeypatch.setattr(sparks, "is_local", lambda spark: True)
         monkeypatch.setattr(sparks, "is_shared", lambda spark: False)
@@ -36,8 +37,9 @@ class Layers:
             monkeypatch.setattr(module, "run", self._layer(name))
 
     def _layer(self, name: str) -> Any:
-        def run(*_: object, stop: threading.Event, once: bool, **__: object) -> object:
+        def run(*_: object, stop: threading.Event, once: bool, take_over: bool = False, **__: object) -> object:
             self.runs += name == "capture"
+            self.takes_over += [take_over] * (name == "capture")
             error = self.raised.pop(name, None)
             if error is not None:
                 raise error
@@ -87,8 +89,9 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     def again() -> None:
         threading.Timer(0.2, stop.set).start()
 
-    results = pipeline.run_again(None, SETTINGS, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+    results = pipeline.run_again(None, SETTINGS, again=again, once=False, take_over=True, stop=stop)  # type: ignore[arg-type]
     assert (layers.runs, sorted(results)) == (2, ["capture", "gold", "silver"])
+    assert layers.takes_over == [True, False], "a person knew of the owners of then"
 
 
 def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,3 +195,35 @@ def test_a_collection_that_comes_later_needs_no_query(tmp_path: Path) -> None:
         hop.append((1, bson.encode({"_id": 1})), collection="later")
         hop.silver()
         assert registry.silver_position(SPARK, hop.layout.silver("cases", "later")).to == 2
+
+
+def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person knew of the owner of then: who claims the table while a service does not hold it, a rebuild say, keeps it."""
+    monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.append((1, bson.encode({"_id": 1})), collection="busy")
+        hop.run()
+        before = [Writer.claim(SPARK, table) for table in (hop.silver_table, hop.gold_table)]
+        layer, after = hop.silver_run(), hop.gold_run()
+        layer.take_over = after.claims.take_over = True
+        hop.append((2, bson.encode({"_id": 2})))
+        layer.run_round()
+        after.published()
+        assert not layer.failures.found and not after.failures.found and all(before), "their owners live"
+        for number in range(3):
+            hop.append((number, bson.encode({"_id": number})), collection="busy")
+            layer.run_round()
+            after.published()
+        since = [Writer.claim(SPARK, table) for table in (hop.silver_table, hop.gold_table)]
+        hop.append((3, bson.encode({"_id": 3})))
+        layer.run_round()
+        assert {name: type(error) for name, error in layer.failures.found.items()} == {"cases.t": errors.TableOwned}
+        since[0].release()
+        layer.run_round()
+        after.published()
+        assert {name: type(error) for name, error in after.failures.found.items()} == {"cases.t": errors.TableOwned}
+        since[1].release()
+        layer.close()
+        after.close()
