@@ -29,7 +29,8 @@ TURN_SECONDS = 20.0
 """A collection with a long backlog lets the others have their turn after so long: a round ends when all of its items have."""
 
 RETRY_SECONDS = 60.0
-"""After an error that nobody knows, a collection waits so long: a task may have been lost, and a bug would meet it each second."""
+"""After an error that nobody knows, a collection waits so long: a task may have been lost, and a bug would meet it each second. So long
+at most, and twice as long each time, it waits after one that is temporary: each attempt claims its table, and gives it back."""
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +39,19 @@ log = logging.getLogger(__name__)
 class Failures:
     """The collections that could not be brought up to date, each with its error, while the others go on.
 
-    One whose error is temporary, or whose table another writer holds for now, is tried again, and after a while one whose error
-    nobody knows; any other waits for a person, and the next start.
+    One whose error is temporary, or whose table another writer holds for now, is tried again, at once and then less and less often, and
+    after a while one whose error nobody knows; any other waits for a person, and the next start.
     """
 
     found: dict[str, Exception] = field(default_factory=dict)
+    _pauses: dict[str, float] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
-    _again: frozenset[str] = frozenset()
+    _waiting: set[str] = field(default_factory=set)
 
     def begin_round(self) -> None:
         """Let those be tried again that waited long enough; within a round none is, because what was looked at left it out."""
         now = time.monotonic()
-        self._again = frozenset(name for name in self.found if self._until.get(name, 0.0) <= now)
+        self._waiting = {name for name in self.found if self._until.get(name, 0.0) > now}
 
     def guarding(
         self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
@@ -76,11 +78,15 @@ class Failures:
             log.info("%s: what was being done was left, and is done at the next start", name)
             self.found[name] = known
             return
-        # A service tries again every second: the same line each time would hide all others.
+        # The same line each time that a service tries again would hide all others.
         before = self.found.get(name)
         self.found[name] = known
-        self._until[name] = time.monotonic() + RETRY_SECONDS
-        self._again -= {name}
+        if _passes(known):
+            self._pauses[name] = 0.0 if before is None else min(max(1.0, 2 * self._pauses.get(name, 0.0)), RETRY_SECONDS)
+        else:
+            self._pauses[name] = RETRY_SECONDS
+            self._waiting.add(name)
+        self._until[name] = time.monotonic() + self._pauses[name]
         if before is None or errors.message_of(before) != errors.message_of(known):
             log.error("%s: %s; the other collections go on", name, errors.message_of(known))
 
@@ -95,15 +101,21 @@ class Failures:
     def is_set_aside(self, name: str) -> bool:
         """Whether a collection failed in a way that trying again does not mend, or not yet."""
         error = self.found.get(name)
-        if isinstance(error, errors.Unjudged) or not isinstance(error, errors.MedallionError):
-            return error is not None and name not in self._again
-        return not isinstance(error, (errors.Temporary, errors.TableOwned))
+        is_decided = isinstance(error, errors.MedallionError) and not isinstance(
+            error, (errors.Temporary, errors.TableOwned)
+        )
+        return is_decided or (error is not None and name in self._waiting)
 
     def raised(self) -> None:
         """Raise what was noted, as one error."""
         if self.found:
             error, worst = errors.together(self.found), errors.worst(list(self.found.values()))
             raise error from (None if error is worst else worst)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether an error is over by itself, and perhaps at once."""
+    return isinstance(error, (errors.Temporary, errors.TableOwned)) and not isinstance(error, errors.Unjudged)
 
 
 def looks(look: Callable[[Item], Outcome], items: Sequence[Item], *, is_near: bool) -> list[Outcome]:

@@ -90,6 +90,7 @@ def test_a_table_that_could_not_be_read_at_the_start_is_tried_again(hop: Hop, mo
 
     Meanwhile the others keep the schemas of their own tables, one of which a rebuild has made.
     """
+    monkeypatch.setattr(parallel, "RETRY_SECONDS", 0.0)
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)], "c": [document(1, 12, v=1)]})
     hop.bronze.append({"c": [document(1, 13, v="x")]})
     hop.silver()

@@ -174,3 +174,23 @@ def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.
     assert all(map(failures.is_set_aside, failures.found)), "what a round began without it does not come to"
     failures.begin_round()
     assert [name for name in failures.found if failures.is_set_aside(name)] == ["cases.u"]
+
+
+def test_a_temporary_error_that_stays_is_met_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt claims the table and gives it back: two commits a second, for as long as a disk is full."""
+    now = 0.0
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: now))
+    failures, met = parallel.Failures(), []
+    for second in range(200):
+        now = float(second)
+        failures.begin_round()
+        if not failures.is_set_aside("cases.t"):
+            failures.note("cases.t", errors.StorageExhausted("no space left"))
+            met.append(second)
+    assert met == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184]
+    now = 300.0
+    failures.begin_round()
+    failures.passed("cases.t")
+    failures.note("cases.t", errors.StorageExhausted("no space left"))
+    failures.begin_round()
+    assert not failures.is_set_aside("cases.t"), "what was over begins anew"
