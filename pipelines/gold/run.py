@@ -328,11 +328,13 @@ class _GoldRun:
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The collections whose versions are kept, and not up to date, of those whose documents did not fail."""
         found = []
-        owners = {self.layout.gold(*each).key: each for each in known}
+        owners: dict[str, registry.Namespace] = {}
         for namespace in going:
             name = _history_of(namespace)
             if not self.settings.silver.for_collection(str(namespace)).history or self.failures.is_set_aside(name):
                 continue
+            # Only where a history is kept: there may be thousands.
+            owners = owners or {self.layout.gold(*each).key: each for each in known}
             try:
                 work = self._history(namespace, owners)
             except Exception as error:

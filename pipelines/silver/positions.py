@@ -7,7 +7,7 @@ is killed at any moment leaves nothing behind that the next one would miss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -120,6 +120,9 @@ class Positions:
         if new or to - self.noted >= registry.IDLE_BATCHES:
             registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
+        self.discovered = to
+        if not new:
+            return
         accepted = registry.with_own_tables(self.settings, (*self.known, *new))
         self._refuse(accepted)
         positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
@@ -129,7 +132,12 @@ class Positions:
         are_there = {namespace: position for namespace, position in found.items() if position.version >= 0}
         self.schemas |= _schemas_of(self.spark, self.layout, are_there) if are_there else {}
         self.check_log()
-        self.discovered = to
+
+    def begin(self, new: Iterable[registry.Namespace], searched: int) -> None:
+        """Let new collections without a table begin behind the batch up to which bronze was searched: it has no event of them before, and
+        to look for some there takes the longer, the older a pipeline is."""
+        found = (namespace for namespace in new if namespace in self.known and self.known[namespace].version < 0)
+        self.scanned |= dict.fromkeys(found, searched)
 
     def start(self, namespace: registry.Namespace) -> int:
         """From where on a collection may have events that its table has not."""

@@ -264,10 +264,15 @@ class _SilverRun:
         span = reduce.BatchRange(start, to)
         counts, sweeps = self._surveyed(span)
         new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
+        earlier: tuple[reduce.Sweep, ...] = ()
         if new and start > 0:
             # A drop may have come before the rows of the snapshot that it overtook.
-            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new), *sweeps)
+            earlier = survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new)
+        sweeps = (*earlier, *sweeps)
         positions.note(new, to)
+        positions.begin(set(new) - {registry.Namespace(*each.db_collection.split(".", 1)) for each in earlier}, start)
+        swept = {registry.Namespace(*sweep.db_collection.split(".", 1)) for sweep in sweeps}
+        # Not one for each that is known: of thousands a few have events.
         works = [
             CollectionWork(
                 namespace,
@@ -277,11 +282,12 @@ class _SilverRun:
                 _due_sweeps(sweeps, namespace, position),
             )
             for namespace, position in positions.known.items()
+            if namespace in counts or namespace in swept or positions.is_far_behind(namespace, to)
         ]
         # Bronze only grows: a collection without events in the span need not be looked at there again. One that failed may have
         # events before the span, which waits for the others only.
-        looked_at = (work for work in works if positions.start(work.namespace) >= start)
-        positions.scanned |= {work.namespace: to for work in looked_at if not work.counts.events and not work.sweeps}
+        busy = {work.namespace for work in works if work.counts.events or work.sweeps}
+        positions.scanned |= {each: to for each in positions.known if each not in busy and positions.start(each) >= start}
         return works
 
     def _surveyed(
@@ -339,7 +345,8 @@ class _SilverRun:
     def _collection_of(self, spark: SparkSession, work: CollectionWork, writer: Writer) -> SilverCollection:
         # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
         self._check_claimed(work.namespace, writer)
-        options, is_new = self.settings.silver.for_collection(str(work.namespace)), work.position.to == 0
+        options = self.settings.silver.for_collection(str(work.namespace))
+        is_new = self.positions.known[work.namespace].to == 0
         return SilverCollection(
             spark=spark,
             namespace=work.namespace,

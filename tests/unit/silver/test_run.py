@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import registry
-from pipelines.delta import live_files, owners
+from pipelines.delta import live_files, local_log, owners
 from pipelines.delta.writer import Writer
 from pipelines.silver import run as silver
 from tests.harness import without_spark
@@ -195,6 +195,30 @@ def test_a_collection_that_comes_later_needs_no_query(tmp_path: Path) -> None:
         hop.append((1, bson.encode({"_id": 1})), collection="later")
         hop.silver()
         assert registry.silver_position(SPARK, hop.layout.silver("cases", "later")).to == 2
+
+
+def test_a_collection_that_comes_later_is_looked_for_behind_what_was_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older a pipeline is, the longer a look for its events from before takes, of which there are none: in all of bronze, by Spark."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.drop("dropped")
+        for key in range(5):
+            hop.append((key, bson.encode({"_id": key})))
+        hop.silver()
+        hop.append((1, bson.encode({"_id": 1})), collection="dropped")
+        hop.silver()
+        monkeypatch.setattr(local_log, "LOOKED_THROUGH", 3)
+        hop.append((1, bson.encode({"_id": 1})), collection="later")
+        hop.silver()
+        hop.append((2, bson.encode({"_id": 2})), collection="later")
+        hop.silver()
+        later, dropped = (registry.silver_position(SPARK, hop.layout.silver("cases", name)) for name in ("later", "dropped"))
+    assert (later.to, dropped.to) == (9, 7)
+    assert later.origin and dropped.floor and not later.floor, (
+        "made by the first batch; nothing from before the drop may come"
+    )
 
 
 def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
