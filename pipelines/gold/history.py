@@ -50,6 +50,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.history_position import HistoryPosition
 from pipelines.schema import log as schemas
+from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -157,7 +158,9 @@ class History:
                 self.namespace,
                 signals.snapshot_command(str(self.namespace)),
             )
+        began = time.monotonic()
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
+        seconds = max(seconds, parallel.TURN_SHARE * (time.monotonic() - began))
         own = counts.get(self.namespace, survey.EventCounts())
         due = [each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)]
         ranges = self.local.ranges(self, span, own.events) or (span,)

@@ -169,6 +169,8 @@ class _SilverRun:
     """Collections whose tables this run has claimed once: `take_over` is of the owner of then."""
     idle: set[str] = field(default_factory=set)
     """Collections whose tables the last round moved on, and that had no events."""
+    survey_seconds: float = 0.0
+    """What the last survey of bronze took."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -262,7 +264,9 @@ class _SilverRun:
         if start >= to:
             return []
         span = reduce.BatchRange(start, to)
+        began = time.monotonic()
         counts, sweeps = self._surveyed(span)
+        self.survey_seconds = time.monotonic() - began
         new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
         earlier: tuple[reduce.Sweep, ...] = ()
         if new and start > 0:
@@ -329,7 +333,8 @@ class _SilverRun:
         Not where each turn may rebuild the table for what it rescued.
         """
         is_alone = self.once or len(self.positions.known) == 1
-        return math.inf if is_alone or collection.options.on_conflict is OnConflict.RETYPE else parallel.TURN_SECONDS
+        seconds = max(parallel.TURN_SECONDS, parallel.TURN_SHARE * self.survey_seconds)
+        return math.inf if is_alone or collection.options.on_conflict is OnConflict.RETYPE else seconds
 
     def _collection(self, spark: SparkSession, work: CollectionWork) -> SilverCollection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""

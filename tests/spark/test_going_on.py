@@ -183,6 +183,7 @@ def test_a_long_backlog_lets_the_others_have_their_turn(
 ) -> None:
     """In a service: a round ends behind the range that its time ran out in, and the next one goes on there; each turn comes further."""
     monkeypatch.setattr(parallel, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(parallel, "TURN_SHARE", 0)
     hop = Hop(spark, pipeline(lakehouse, {"a": {"max.batch.events": 1, "history": True}}))
     for at in (10, 20, 30):
         hop.bronze.append({"a": [document(1, at, v=at)], **({"b": [document(2, at, v=at)]} if at == 30 else {})})

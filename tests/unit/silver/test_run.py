@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import bson
 import pytest
 
 from cdc_core import errors
-from pipelines.bronze import registry
+from pipelines.bronze import registry, survey
 from pipelines.delta import live_files, local_log, owners
 from pipelines.delta.writer import Writer
+from pipelines.silver import ranges
 from pipelines.silver import run as silver
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -251,3 +253,30 @@ def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         since[1].release()
         layer.close()
         after.close()
+
+
+def test_a_turn_is_long_beside_the_survey_that_it_begins_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn surveys all that is left of a backlog: of a hundred million events longer than the turn itself was."""
+    surveyed, now = survey.surveyed, [0.0]
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        now[0] += 100
+        return surveyed(*given, **named)
+
+    turns = []
+
+    def apply(collection: object, work: Any, *, stop: object, seconds: float) -> ranges.Progress:
+        turns.append(seconds)
+        return ranges.Progress(work.position, 0)
+
+    monkeypatch.setattr(silver, "time", Mock(monotonic=lambda: now[0]))
+    monkeypatch.setattr(survey, "surveyed", slowly)
+    monkeypatch.setattr(ranges, "apply", apply)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.append((1, bson.encode({"_id": 1})), collection="u")
+        service = hop.silver_run()
+        service.run_round()
+        service.close()
+    assert turns == [400, 400]
