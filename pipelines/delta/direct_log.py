@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -50,6 +52,13 @@ log = logging.getLogger(__name__)
 
 MANY_TOUCHED = 500
 """Rows of more files are marked as deleted by a job."""
+
+
+LISTING_SECONDS, LISTING_SHARE = 0.1, 200
+"""A log of which a list takes longer is listed for a checkpoint of this process again after so many times what it took: seconds, where it is
+a month's."""
+
+_LISTED_UNTIL: dict[Path, float] = {}
 
 
 class VersionTaken(Exception):
@@ -269,7 +278,11 @@ class DirectLog:
         """Commit the file after whatever others committed."""
         actions = log_actions.ActionList(self._spark)
         actions.add(log_actions.added(file))
-        _checkpointed(self, int(self._begun(self._newest()).commit(actions.seq(), self._operation(None))))
+        held = self._log.unsafeVolatileSnapshot()
+        # The log is not listed where two names tell as much: deletes are remembered with each batch, and a month's log has millions.
+        is_newest = not self.store.is_remote and _is_newest(self.store, held.version())
+        transaction = self._begun(held if is_newest else self._newest())
+        _checkpointed(self, int(transaction.commit(actions.seq(), self._operation(None))))
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""
@@ -301,9 +314,13 @@ def _checkpointed(direct: DirectLog, version: int) -> None:
     if direct._interval is None:
         direct._interval = int(direct._log.checkpointInterval(direct._log.unsafeVolatileSnapshot().metadata()))
     every = checkpoint_writer.every(direct._interval)
-    if every is not None and version % every == 0:
-        checkpoint_writer.write(direct.store.folder, version)
+    if every is None or version % every:
+        return
+    is_own, began, folder = checkpoint_writer.write(direct.store.folder, version), time.monotonic(), direct.store.folder
+    if not is_own or began >= _LISTED_UNTIL.get(folder, 0.0):
         direct._newest()  # or Delta would go on from the checkpoint before it, and from commits that it may have cleaned up just now
+        took = time.monotonic() - began
+        _LISTED_UNTIL[folder] = began + (LISTING_SHARE * took if took > LISTING_SECONDS else 0.0)
 
 
 def _is_newest(files: TableFiles, version: int) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import ops_tables
+from pipelines.delta import direct_log, ops_tables
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -57,3 +58,22 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
         {"a": "old", "b": None, "n": None},
     ]
     assert len(list((tmp_path / "facts" / "_delta_log").glob("*.json"))) == 5
+
+
+def test_facts_are_appended_without_a_list_of_their_log(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silver remembers deletes with each batch, and a month's log has millions of entries; what others commit is looked for all the same."""
+    facts = tables.TableRef.at(str(tmp_path / "facts"))
+    row = pa.table({"thread": [1], "n": [1]}, schema=SCHEMA)
+    delta.create(spark, facts, columns="thread BIGINT, n BIGINT")
+    ops_tables.append_rows(spark, facts, row)
+    listed: list[int] = []
+    newest = direct_log.DirectLog._newest
+    monkeypatch.setattr(direct_log.DirectLog, "_newest", lambda self: listed.append(1) or newest(self))
+    ops_tables.append_rows(spark, facts, row)
+    assert not listed
+    commits = tmp_path / "facts" / "_delta_log"
+    (commits / f"{3:020}.json").write_text('{"commitInfo":{"timestamp":1,"operation":"WRITE","operationParameters":{}}}\n')
+    ops_tables.append_rows(spark, facts, row)
+    assert listed and ops_tables.rows(spark, facts, SCHEMA).num_rows == 3 and (commits / f"{4:020}.json").exists()
