@@ -42,6 +42,9 @@ LARGE_FILE = 64 * 1024 * 1024
 MANY_FILES = 24
 """So many files beyond those that the table's size explains, a writer compacts."""
 
+MANY_FACTS = 200
+"""So many small files of facts, of which each commit adds one, are put together while a service runs."""
+
 FEW_ROWS = 10_000
 FEW_BYTES = 16 * 1024 * 1024
 """So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the
@@ -201,6 +204,19 @@ def _optimize(writer: Writer) -> None:
     with query_execution.session_confs(writer.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
         optimize(writer.spark, writer.table, metadata=None)
     writer.check_ownership()  # which goes on to the version that this made
+
+
+def compact_facts(spark: SparkSession, table: tables.TableRef) -> None:
+    """Put the small files of facts together that nobody claims, where there are many: whoever reads what is new looks at all of them.
+
+    In a store and in a catalog that is for maintenance.
+    """
+    folder = local_log.folder(table)
+    size = None if folder is None else local_log.size(folder)
+    if size is None or size.files - size.size_bytes // LARGE_FILE < MANY_FACTS:
+        return
+    with query_execution.session_confs(spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
+        optimize(spark, table, metadata=None)
 
 
 def _surplus_files(writer: Writer) -> int:

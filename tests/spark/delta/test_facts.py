@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, ops_tables
+from pipelines.delta import direct_log, local_log, maintenance, ops_tables
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -77,3 +77,17 @@ def test_facts_are_appended_without_a_list_of_their_log(
     (commits / f"{3:020}.json").write_text('{"commitInfo":{"timestamp":1,"operation":"WRITE","operationParameters":{}}}\n')
     ops_tables.append_rows(spark, facts, row)
     assert listed and ops_tables.rows(spark, facts, SCHEMA).num_rows == 3 and (commits / f"{4:020}.json").exists()
+
+
+def test_many_files_of_facts_are_put_together(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch with deletes adds one; and what is appended afterwards waits for as many again."""
+    facts = tables.TableRef.at(str(tmp_path / "facts"))
+    monkeypatch.setattr(maintenance, "MANY_FACTS", 4)
+    maintenance.compact_facts(spark, facts)  # which is not there yet
+    counts = []
+    for number in range(6):
+        ops_tables.note(spark, facts, [{"thread": number, "n": number}], SCHEMA)
+        maintenance.compact_facts(spark, facts)
+        counts.append(local_log.size(tmp_path / "facts").files)
+    assert counts == [1, 2, 3, 1, 2, 3]
+    assert sorted(ops_tables.rows(spark, facts, SCHEMA)["n"].to_pylist()) == list(range(6))
