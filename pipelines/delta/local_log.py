@@ -242,6 +242,12 @@ def columns(folder: Path) -> list[str] | None:
     return None if found is None else [each["name"] for each in json.loads(found["schemaString"])["fields"]]
 
 
+def table_id(folder: Path) -> str | None:
+    """What Delta calls the table; None where only Delta can tell."""
+    found = _newest_action(folder, "metaData")
+    return None if found is None else str(found["id"])
+
+
 def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
     """The newest action of a kind of which one counts: of the last commits, else of the newest checkpoint where no commit after it holds one."""
     names = _newest_first(folder)

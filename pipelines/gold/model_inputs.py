@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
-from pipelines.delta import table_history
+from pipelines.delta import local_log, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -87,12 +87,21 @@ class ModelInputs:
         if not delta.exists(self.spark, table):
             return None
         delta.check_ours(self.spark, table)
-        detail = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id", "numFiles").collect()[0]
+        id_, files = self._identified(table)
         # A table is made in one commit and filled in the next one: between the two it holds nothing that gold has said.
-        if not detail.numFiles and table_history.position(self.spark, table) is None:
+        if not files and table_history.position(self.spark, table) is None:
             return None
         version, at = self._version(name, table)
-        return ModelInput(name, table, version, detail.id, at)
+        return ModelInput(name, table, version, id_, at)
+
+    def _identified(self, table: tables.TableRef) -> tuple[str, int]:
+        """Delta's id of a table, and how many files it has; without a statement where this process sees its log: a service looks time and again."""
+        folder = local_log.folder(table)
+        size, id_ = (None, None) if folder is None else (local_log.size(folder), local_log.table_id(folder))
+        if size is not None and id_ is not None:
+            return id_, size.files
+        detail = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id", "numFiles").collect()[0]
+        return detail.id, detail.numFiles
 
     def _version(self, name: str, table: tables.TableRef) -> tuple[int, str]:
         """The version that is read, and what identifies its rows: a digest of the metadata of the last commit that

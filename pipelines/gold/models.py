@@ -368,13 +368,14 @@ class _ModelsRun:
         if list(self.inputs.missing(model)):  # all of them are looked at, so that what cannot be read is told here
             queries.check_syntax(self.spark, model)
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
+        is_view = model.materialized is sql_model.Materialization.VIEW
+        table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)
+        # As at nearly each look of a service: Spark need not analyse the model for it.
+        if not is_view and table.work().kind == "nothing":
+            return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         whole = queries.frame(self.spark, model, self.inputs.relation)
         queries.check_columns(self.spark, model, whole, self.inputs.relation)
-        if model.materialized is sql_model.Materialization.VIEW:
-            did, rows, version = self._viewed(model, whole)
-        else:
-            table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)
-            did, rows, version = table.written(whole)
+        did, rows, version = self._viewed(model, whole) if is_view else table.written(whole)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 
     def _viewed(self, model: sql_model.Model, frame: DataFrame) -> tuple[str, int, int | None]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
 
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.settings import parse as settings
+from pipelines.delta import local_log
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import models
+from pipelines.gold.model_inputs import ModelInputs
 from tests.harness import layers, without_spark
 
 
@@ -99,3 +104,28 @@ def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) ->
         assert verdict is not None and verdict.is_refused
         shutil.rmtree(layout.model("daily").path or "")
         assert run.verdict(view) is None
+
+
+def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service looks every ten seconds: each look had Spark analyse each model, over tables of which Delta listed the logs."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "totals.sql").write_text("SELECT count(*) AS n FROM {{ ref('cases.t') }}")
+    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # as the checksum says that Delta writes
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path / "lakehouse")
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        chosen = replace(hop.settings, gold=replace(hop.settings.gold, models=str(folder)))
+        (model,) = models.files(chosen).models
+        table = hop.layout.model("totals")
+        without_spark.create(without_spark.SPARK, table, columns="n BIGINT")
+        writer = Writer.claim(without_spark.SPARK, table)
+        inputs = ModelInputs(without_spark.SPARK, hop.layout, {}, chosen.name)
+        writer.mark(to=inputs.positions(model), extra={"model": model.digest, "pipeline": chosen.name})
+        writer.release()
+        assert [each.did for each in models.run(without_spark.SPARK, chosen).models] == ["nothing"]
+        hop.append((2, bson.encode({"_id": 2})))
+        hop.run()
+        with pytest.raises(errors.MedallionError, match="NeedsSpark"):
+            models.run(without_spark.SPARK, chosen)
