@@ -36,10 +36,12 @@ class Standstill:
         self._layers.add(name)
 
         def body(stop: threading.Event) -> Result:
-            results: list[Result] = []
+            total: Result | None = None
             while True:
                 try:
-                    results.append(layer(_Either(stop, self._asked)))
+                    last = layer(_Either(stop, self._asked))
+                    # One result for all of them: of a service that is asked for a cut each minute a list would grow for weeks.
+                    total = last if total is None else together(total, last)
                 except errors.MedallionError as error:
                     # Of collections that failed, who are told at the end of a round: the next one meets them again.
                     if (
@@ -49,10 +51,7 @@ class Standstill:
                     ):
                         raise
                     log.warning("%s stands still; it had said: %s", name, error)
-                if stop.is_set():
-                    total = results[0]
-                    for each in results[1:]:
-                        total = together(total, each)
+                if stop.is_set() and total is not None:
                     return total
                 self._stand(name, stop)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -33,6 +34,7 @@ class Layers:
         monkeypatch.setattr(sparks, "is_shared", lambda spark: False)
         monkeypatch.setattr(sparks, "sessions", lambda spark: lambda: spark)
         monkeypatch.setattr(pipeline, "SNAPSHOT_SECONDS", 0.0)
+        monkeypatch.setattr(pipeline.cut_requests, "serve", lambda *_, stop: stop.wait(10))
         for name, module in (("capture", pipeline.capture), ("silver", pipeline.silver), ("gold", pipeline.publish)):
             monkeypatch.setattr(module, "run", self._layer(name))
 
@@ -135,6 +137,33 @@ def test_layers_stand_still_and_go_on() -> None:
     for thread in threads:
         thread.join(10)
     assert (ended["silver"], ended["gold"]) == ([1, 1, 1], [1, 1])
+
+
+def test_a_layer_that_stands_still_often_holds_one_result() -> None:
+    """Of a service that is asked for a cut each minute a list of them would grow for weeks."""
+
+    class Result:
+        """What a layer says of one of its times."""
+
+    still, stop, made = standstill.Standstill(), threading.Event(), weakref.WeakSet[Result]()
+    begun: list[int] = []
+
+    def rounds(stop: threading.Event) -> Result:
+        begun.append(len(begun))
+        assert stop.wait(10)
+        result = Result()
+        made.add(result)
+        return result
+
+    body = still.stoppable("silver", rounds, together=lambda before, last: last)
+    thread = threading.Thread(target=body, args=(stop,))
+    thread.start()
+    for number in range(3):
+        captures.until(lambda number=number: len(begun) > number, seconds=10)  # type: ignore[misc]
+        with still.standing(stop):
+            assert len(made) == 1
+    stop.set()
+    thread.join(10)
 
 
 def test_a_mistake_in_a_file_ends_no_service_behind_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
