@@ -23,7 +23,7 @@ def replaces_rows(properties: Mapping[str, str]) -> bool:
 
 def is_on(properties: Mapping[str, str], name: str) -> bool:
     """Whether a property is true, in whatever letters somebody wrote it: Delta keeps them."""
-    return properties.get(name, "").lower() == "true"
+    return (properties.get(name) or "").lower() == "true"  # a map of Java knows no other default
 
 
 APP_ID = "mongo-medallion"
