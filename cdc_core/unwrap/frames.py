@@ -88,8 +88,9 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
 
 
 def _texts(df: DataFrame) -> DataFrame:
-    key = "CAST(key AS STRING)" if "key" in df.columns else "CAST(NULL AS STRING)"
-    return df.selectExpr(f"{key} AS key", "CAST(value AS STRING) AS value")
+    """Keys and values as bytes: what a topic holds need not be UTF-8, and of a STRING that is none Arrow makes nothing."""
+    key = "key" if "key" in df.columns else "NULL"
+    return df.selectExpr(*(f"CAST(CAST({each} AS STRING) AS BINARY)" for each in (key, "value")))
 
 
 def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Iterator[dict[str, Any]]:
@@ -101,11 +102,18 @@ def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Ite
 
 def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[object, str | None]]:
     """What becomes of each event, or the `ValueError` of one that cannot be read; and its value as it came."""
-    for key, value in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
+    for key, value in zip(_decoded(batch.column(0)), _decoded(batch.column(1))):
         try:
             yield new_document_state.extracted(_event(key, value), options=options), value
         except ValueError as error:
             yield error, value
+        except RecursionError:
+            yield ValueError("it is nested too deeply"), value
+
+
+def _decoded(column: pa.Array) -> Iterator[str | None]:
+    """Texts, with U+FFFD for what is not UTF-8, as wherever documents are read."""
+    return (None if each is None else each.decode("utf-8", "replace") for each in column.to_pylist())
 
 
 def _event(key: str | None, value: str | None) -> Json:

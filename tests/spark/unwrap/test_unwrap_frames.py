@@ -93,6 +93,16 @@ def test_values_may_come_alone_and_as_bytes(spark: SparkSession) -> None:
     assert (row.key, row.value["to_city"]) == (None, "Oslo")
 
 
+def test_what_no_reader_takes_is_told_row_by_row(spark: SparkSession) -> None:
+    """Bytes that are no text, and a document that is nested too deeply, end no query over the others."""
+    good, deep = EVENTS[0][1].encode(), json.dumps({"op": "c", "after": '{"a":' * 5000 + "1" + "}" * 5000, "source": {}})
+    values = [(good.replace(b"Oslo", b"Os\xfflo"),), (b"\xff\xfe{",), (deep.encode(),)]
+    df = spark.createDataFrame(values, "value BINARY").coalesce(1)
+    first, *others = unwrap_frames.unwrapped(df, options=unwrap_options.parse({})).collect()
+    assert (first.value["to"]["city"], first.error) == ("Os\ufffdlo", None)
+    assert [(row.value, bool(row.error)) for row in others] == [(None, True)] * 2
+
+
 def test_two_values_of_one_path_are_rescued_both(spark: SparkSession) -> None:
     """One whose name another field took, and that other one, which does not fit."""
     options = unwrap_options.parse({"flatten.struct": "true", "flatten.struct.delimiter": "."})
