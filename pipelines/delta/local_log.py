@@ -302,10 +302,11 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     try:
         live = _LogFiles.read(folder).files()
         bring(folder, live)
-        found = [pq.ParquetFile(file.path).read() for file in live]
+        # Each by itself: Arrow puts no two kinds of text together, and delta-rs writes another one.
+        found = [aligned(pq.ParquetFile(file.path).read(), schema) for file in live]
     except _NOT_HERE:
         return None
-    return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
+    return pa.concat_tables(found) if found else schema.empty_table()
 
 
 def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table]:

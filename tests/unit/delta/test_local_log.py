@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
@@ -228,3 +229,14 @@ def test_long_texts_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     parts = list(ops_tables.parts(NO_SPARK, table, rows.schema))
     assert pa.concat_tables(parts) == rows
     assert max(map(len, parts)) < 100
+
+
+def test_rows_that_delta_rs_wrote_are_read_beside_others(tmp_path: Path) -> None:
+    """It writes texts that Arrow reads as another type: each command that reads a table of facts ended there."""
+    table, schema = str(tmp_path), pa.schema([("name", pa.string()), ("names", pa.list_(pa.string()))])
+    for name in "abc":
+        write_deltalake(table, pa.table({"name": [name], "names": [[name]]}), mode="append")
+    DeltaTable(table).update({"name": "'z'"}, predicate="name = 'b'")
+    found = local_log.rows(tmp_path, schema)
+    assert found is not None and found.schema == schema
+    assert sorted(found["name"].to_pylist()) == ["a", "c", "z"]
