@@ -6,7 +6,6 @@ Source: Delta's protocol, "Per-file Statistics".
 from __future__ import annotations
 
 import bisect
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,25 +14,35 @@ UNKNOWN_ROWS = 10**9
 """A file whose statistics do not say how many rows it has may have very many."""
 
 
-@functools.lru_cache(maxsize=1 << 17)
-def said(stats: str | None, column: str) -> tuple[int | None, Any, Any]:
-    """How many rows a file has, and the least and the greatest value of a column.
+class AddAction(dict[str, Any]):
+    """An `add` action that keeps what its statistics say: each batch asks it of each file, and of a wide table it is kilobytes of JSON."""
 
-    Held, because each batch asks it of each file, and of a wide table it is kilobytes of JSON.
-    """
-    held = json.loads(stats or "{}")
-    return held.get("numRecords"), *((held.get(each) or {}).get(column) for each in ("minValues", "maxValues"))
+    __slots__ = ("said",)
+
+    def __init__(self, action: Mapping[str, Any]) -> None:
+        super().__init__(action)
+        self.said: dict[str, tuple[int | None, Any, Any]] = {}
+
+
+def said(file: Mapping[str, Any], column: str) -> tuple[int | None, Any, Any]:
+    """How many rows a file has, and the least and the greatest value of a column."""
+    kept = file.said if isinstance(file, AddAction) else {}
+    if column not in kept:
+        held = json.loads(file.get("stats") or "{}")
+        kept[column] = held.get("numRecords"), *((held.get(each) or {}).get(column) for each in ("minValues", "maxValues"))
+    return kept[column]
 
 
 def row_count(file: Mapping[str, Any]) -> int:
     """How many rows a file has, deleted ones too."""
-    found, _, _ = said(file.get("stats"), "")
+    kept = file.said if isinstance(file, AddAction) else {}
+    found, _, _ = next(iter(kept.values()), None) or said(file, "")
     return UNKNOWN_ROWS if found is None else int(found)
 
 
 def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
     """How many rows those of the files have whose bounds leave room for a value from `low` to `high`."""
-    bounds = ((each, *said(each.get("stats"), column)[1:]) for each in files)
+    bounds = ((each, *said(each, column)[1:]) for each in files)
     return sum(
         row_count(each)
         for each, least, greatest in bounds
@@ -57,7 +66,7 @@ def _deleted_count(file: Mapping[str, Any]) -> int:
 
 def may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
     """Whether a file's bounds leave room for one of the sorted values."""
-    _, low, high = said(file.get("stats"), column)
+    _, low, high = said(file, column)
     if low is None or high is None:
         return True
     at = bisect.bisect_left(values, low)

@@ -188,7 +188,7 @@ class LiveFiles:
             raise table_schema.NotReadable from error
 
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
-        highest = ((each, file_statistics.said(each.get("stats"), column)[2]) for each in self.files())
+        highest = ((each, file_statistics.said(each, column)[2]) for each in self.files())
         return [each for each, high in highest if high is None or high > bound]
 
     # --- the log
@@ -219,7 +219,7 @@ class LiveFiles:
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if added := action.get("add"):
-            self._files[table_files.identity(added)] = added
+            self._files[table_files.identity(added)] = file_statistics.AddAction(added)
         elif removed := action.get("remove"):
             self._files.pop(table_files.identity(removed), None)
         elif metadata := action.get("metaData"):
