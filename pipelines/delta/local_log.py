@@ -74,6 +74,11 @@ class AddedFile:
         low, high = (self.stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
         return None if low is None or high is None else (low, high)
 
+    def may_hold(self, column: str, values: Iterable[str]) -> bool:
+        """Whether its bounds leave room for one of some values."""
+        bounds = self.between(column)
+        return bounds is None or any(bounds[0] <= each <= bounds[1] for each in values)
+
 
 def place(spark: SparkSession, table: tables.TableRef) -> Path | None:
     """The folder where this process reads a path table: its own, or copies of what a store has (`readable` brings them up to date)."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.sql import arrow
 from cdc_core.tables import definition
@@ -63,7 +64,14 @@ def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: 
         time.sleep(0.05 * 2**attempt)
 
 
-def note(spark: SparkSession, table: tables.TableRef, rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> None:
+def note(
+    spark: SparkSession,
+    table: tables.TableRef,
+    rows: Sequence[Mapping[str, object]],
+    schema: pa.Schema,
+    *,
+    statistics: Sequence[str] = (),
+) -> None:
     """Append a few facts to a table of them, which is made where there is none, and gets the columns that it lacks where an
     earlier version of the schema made it: Delta would not read them of the rows' files, and a compaction would lose them."""
     delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=PROPERTIES)
@@ -72,7 +80,7 @@ def note(spark: SparkSession, table: tables.TableRef, rows: Sequence[Mapping[str
         lacking = pa.schema([each for each in schema if each.name not in held])
         if len(lacking):
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
-    append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
+    append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema), statistics=statistics)
 
 
 def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:
@@ -82,8 +90,21 @@ def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.T
     return found if found is not None else _by_spark(spark, table, schema)
 
 
-def parts(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The same, a few rows at a time, for tables with long texts; some rows twice where a file is removed meanwhile."""
+def parts(
+    spark: SparkSession, table: tables.TableRef, schema: pa.Schema, *, among: tuple[str, Sequence[str]] | None = None
+) -> Iterator[pa.Table]:
+    """The same, a few rows at a time, for tables with long texts; some rows twice where a file is removed meanwhile.
+
+    `among` is a column with the values that are wanted.
+    """
+    for part in _all_parts(spark, table, schema, among):
+        yield part if among is None else part.filter(pc.is_in(part[among[0]], value_set=pa.array(among[1], pa.string())))
+
+
+def _all_parts(
+    spark: SparkSession, table: tables.TableRef, schema: pa.Schema, among: tuple[str, Sequence[str]] | None
+) -> Iterator[pa.Table]:
+    """The parts of those files that may hold what is wanted."""
     folder = local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
     if folder is None or files is None:
@@ -91,7 +112,8 @@ def parts(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> Ite
         return
     try:
         for file in files:
-            yield from local_log.parts(folder, file, schema)
+            if among is None or file.may_hold(*among):
+                yield from local_log.parts(folder, file, schema)
     except OSError:
         yield _by_spark(spark, table, schema)
 

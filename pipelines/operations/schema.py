@@ -68,15 +68,14 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     table = layout.ops("schemas")
     if not delta.exists(spark, table):
         return tuple(SchemaHistory(str(namespace), 0, (), ()) for namespace in chosen)
-    kept = schemas.newest(spark, table)
-    rows = schemas.changes(spark, table, of={str(namespace) for namespace in chosen})
-    found = []
-    for namespace in chosen:
-        name, generation = str(namespace), registry.silver_position(spark, layout.silver(*namespace)).generation
-        now = schemas.of_generations(kept, {name: generation}).get(name)
-        own = [row for row in rows if row["collection"] == name]
-        found.append(SchemaHistory(name, 0, (), ()) if now is None else _evolution(name, own, now))
-    return tuple(found)
+    generations = {str(each): registry.silver_position(spark, layout.silver(*each)).generation for each in chosen}
+    kept = schemas.latest(spark, table, generations=generations)
+    rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in generations}
+    for row in schemas.changes(spark, table, of=generations):
+        rows[row["collection"]].append(row)
+    return tuple(
+        _evolution(name, own, kept[name]) if name in kept else SchemaHistory(name, 0, (), ()) for name, own in rows.items()
+    )
 
 
 def _evolution(collection: str, rows: Sequence[Mapping[str, Any]], now: schemas.SchemaVersion) -> SchemaHistory:

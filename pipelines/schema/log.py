@@ -35,7 +35,8 @@ from pipelines.delta import tables as delta
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NAMES = ("collection", "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
+_COLLECTION = "collection"
+_NAMES = (_COLLECTION, "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
 SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.string()) for name in _NAMES])
 """Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON.
 
@@ -313,21 +314,24 @@ def latest(
 ) -> dict[str, SchemaVersion]:
     """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a
     rebuild made."""
-    return of_generations(newest(spark, table, until=until), generations or {})
+    found = newest(spark, table, until=until, of=None if generations is None else [*generations])
+    return of_generations(found, generations or {})
 
 
 @stored_files.one_look()
-def newest(spark: SparkSession, table: tables.TableRef, *, until: int | None = None) -> list[tuple[str, SchemaVersion]]:
-    """The newest schema of each collection, and of each generation of its table; `until` is the last batch that counts."""
+def newest(
+    spark: SparkSession, table: tables.TableRef, *, until: int | None = None, of: Sequence[str] | None = None
+) -> list[tuple[str, SchemaVersion]]:
+    """The newest schema of each collection, or of some, and of each generation of its table; `until` is the last batch that counts."""
     if not delta.exists(spark, table):
         return []
     last: dict[tuple[str, str], tuple[int, str]] = {}
     # Part by part: each version holds its whole schema, and all of them, in one file perhaps, are more than there is room for.
-    for part in ops_tables.parts(spark, table, SCHEMA):
+    for part in ops_tables.parts(spark, table, SCHEMA, among=None if of is None else (_COLLECTION, of)):
         for row in part.to_pylist():
             if row["schema"] is not None and (until is None or row["batch"] <= until):
-                of = (row["collection"], row["generation"] or "")
-                last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
+                key = (row["collection"], row["generation"] or "")
+                last[key] = max(last.get(key, (0, "")), (row["version"], row["schema"]))
     return [
         (collection, SchemaVersion(version, DocumentSchema.from_json(text), generation))
         for (collection, generation), (version, text) in last.items()
@@ -401,4 +405,4 @@ def append(
         )
         for number, change in enumerate(evolution.changes)
     ]
-    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA)
+    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA, statistics=(_COLLECTION,))

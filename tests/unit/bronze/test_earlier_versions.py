@@ -67,7 +67,7 @@ def test_threads_give_a_table_of_facts_its_columns_once(table: tables.TableRef, 
     schema = pa.schema([("collection", pa.string()), ("version", pa.int64())])
     monkeypatch.setattr(ops_tables.delta, "create", lambda *_, **__: None)
     monkeypatch.setattr(ops_tables.delta, "columns", lambda *_: frozenset(held))
-    monkeypatch.setattr(ops_tables, "append_rows", lambda *_: None)
+    monkeypatch.setattr(ops_tables, "append_rows", lambda *_, **__: None)
     spark: Any = SimpleNamespace(sql=altered)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ops_tables.note(spark, table, [{}], schema), range(4)))
