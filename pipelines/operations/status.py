@@ -265,11 +265,15 @@ class _StatusReader:
         payloads = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
         # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
-        met = registry.read(self.spark, self.settings).namespaces
-        planned = (registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps})
+        log = bronze_log.newest(self.spark, self.log).log
+        known = registry.read(self.spark, self.settings, log=log)
+        planned = {registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps}}
+        # Of one that silver has not met bronze holds nothing up to where silver has looked for others.
+        begins = dict.fromkeys(planned - {*known.namespaces, *known.refused}, known.discovered)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))
-            waiting = backlog.of_layers(self.spark, self.log, {each.namespace: _bounds(each) for each in found})
+            found = list(pool.map(self._both, sorted({*known.namespaces, *planned}, key=str)))
+            bounds = {each.namespace: _bounds(each, begins.get(each.namespace, 0)) for each in found}
+            waiting = backlog.of_layers(self.spark, self.log, bounds)
             read = pool.map(lambda each: self._collection_or_problem(each, snapshots, waiting), found)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
@@ -449,8 +453,8 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
             yield commit, to
 
 
-def _bounds(each: _CollectionTables) -> backlog.Bounds:
-    """From where to where each layer's table came lately, in the order of the layers."""
-    # Without a history those of silver, so that no more of bronze is read for it.
-    layers = (each.silver, each.gold, each.history or each.silver)
-    return [(layer.before, layer.batch) if layer else (0, 0) for layer in layers]
+def _bounds(each: _CollectionTables, begins: int) -> backlog.Bounds:
+    """From where to where each layer's table came lately, in the order of the layers; from where on a collection without any may have events."""
+    # Without a table of gold, or a history, those of silver, so that no more of bronze is read for it: nothing is told of them.
+    layers = (each.silver, each.gold or each.silver, each.history or each.silver)
+    return [(layer.before, layer.batch) if layer else (begins, begins) for layer in layers]

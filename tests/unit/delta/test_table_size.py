@@ -41,3 +41,12 @@ def test_tables_are_found_where_a_layer_is_a_link_to_another_disk(tmp_path: Path
     (root / "silver").symlink_to(tmp_path / "disk")
     (root / "gold" / "again").symlink_to(root)
     assert delta.tables_below(root) == [root / layer / "shop" / "orders" for layer in ("gold", "silver")]
+
+
+def test_of_a_table_whose_log_says_it_no_statement_asks(tmp_path: Path) -> None:
+    """The page shows thousands of tables."""
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log" / f"{0:020}.json").write_text("{}")
+    (tmp_path / "_delta_log" / f"{0:020}.crc").write_text('{"numFiles": 3, "tableSizeBytes": 30}')
+    spark: Any = None
+    assert delta.size(spark, TableRef.at(str(tmp_path))) == delta.TableSize(3, 30, None)

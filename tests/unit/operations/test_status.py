@@ -53,6 +53,29 @@ def test_a_damaged_table_hides_no_other_collection(
     assert refused.value.exit_code == raised.exit_code
 
 
+def test_for_what_has_no_table_bronze_is_not_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty collection that a snapshot planned, and one that gold has not published."""
+    looked_behind: list[int] = []
+
+    def behind(table: Any, batch: int, columns: Any, **more: Any) -> Any:
+        looked_behind.append(batch)
+        return batch_rows_behind(table, batch, columns, **more)
+
+    batch_rows_behind = backlog.batch_rows.behind
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        plan = {"snapshot": {"id": "s", "planned": ["shop.nothing"], "collections": {}}}
+        monkeypatch.setattr(status.bronze_log, "gap_and_snapshot_heartbeats", lambda *_: [plan])
+        monkeypatch.setattr(backlog.batch_rows, "behind", behind)
+        found = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+    assert {each.collection: each.waiting_events for each in found}["shop.nothing"] == 0 and len(found) == 2
+    assert looked_behind == [1]
+
+
 def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows by the log, without those that deletion vectors hide; what is deleted, incomplete or rescued by three columns. What waits, and
     what came lately, is counted in bronze's files."""
