@@ -320,11 +320,12 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
         return []
     # Bronze keeps the first copy of an event, which is not after the range that put it into quarantine.
     since = min(row["to"] for row in rows)
-    tokens = sorted({row["resume_token"] for row in rows})
+    # As a table and not as a condition: a token costs a call of the JVM there, and the plan grows with them.
+    tokens = pa.table({"resume_token": pa.array({row["resume_token"] for row in rows}, pa.string())})
     again = (
         spark.table(str(table))
         .where(F.col("batch") > since)
-        .where(F.col("resume_token").isin(tokens))
+        .join(F.broadcast(spark.createDataFrame(tokens)), "resume_token", "left_semi")
         .select("resume_token", "kind", "key", "batch")
         .collect()
     )

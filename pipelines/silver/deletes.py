@@ -20,6 +20,7 @@ from cdc_core.bronze import columns as bronze
 from pipelines.bronze import survey
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
+from pipelines.silver import batch as batches
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import SilverCollection
@@ -50,7 +51,10 @@ def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         return batch
     if not delta.exists(collection.spark, collection.deletes):
         return batch
-    table = collection.spark.table(str(collection.deletes))
+    # Of the batch's keys alone: a table of millions of deletes would be sorted for a handful of late events.
+    table = collection.spark.table(str(collection.deletes)).join(
+        batches.keys(batch.rows, batch.counts), "__key", "left_semi"
+    )
     deleted = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
     joined = batch.rows.join(deleted, F.col("key") == F.col("__key"), "left")
     is_delete = F.col("op") == bronze.Op.DELETE.value
