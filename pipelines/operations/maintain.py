@@ -251,15 +251,13 @@ class _MaintenanceRun:
         is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
         self._compacted(table, words) if is_free else words.left.append(HELD)
 
-    def _is_due(self, table: _Table) -> bool:
-        """Whether there is anything to compact: several files, or rows that are hidden in one."""
-        return delta.size(self.spark, table.ref).files > 1 or _has_vectors(self.spark, table.ref)
-
     def _compacted(self, table: _Table, words: _ResultLines) -> None:
-        if maintenance.is_clean(table.ref) or not self._is_due(table):
+        """Where there is anything to compact: several files, or rows that are hidden in one."""
+        purges = _has_vectors(self.spark, table.ref)
+        if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
             return
         try:
-            if not maintenance.optimize(self.spark, table.ref, metadata=None, purges=_has_vectors(self.spark, table.ref)):
+            if not maintenance.optimize(self.spark, table.ref, metadata=None, purges=purges):
                 words.left.append("rows that are marked as deleted stay in its files: this Delta's REORG fails on a cluster")
         except errors.CommitConflict:
             words.left.append("not compacted: a commit of its writer came first")
@@ -352,11 +350,10 @@ class _MaintenanceRun:
         # has the position.
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
-        known = [(each, self._trimmed(each, words)) for each in registry.read(self.spark, self.settings).namespaces]
-        own = {namespace: chosen for namespace, chosen in known if chosen is not None}
+        own = self._trimmed(registry.read(self.spark, self.settings).namespaces, words)
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
         has_idle = _has_rows(self.spark, table, idle)
-        if not (has_idle or _has_rows(self.spark, table, _old_events(own.values(), before))):
+        if not (has_idle or _has_rows(self.spark, table, _old_events(own, before))):
             return
         try:
             with _claimed(self.spark, table, self.capture) as claimed:
@@ -369,7 +366,7 @@ class _MaintenanceRun:
     def _take(
         self,
         table: TableRef,
-        own: Mapping[registry.Namespace, str],
+        own: Mapping[registry.Namespace, int],
         idle: str,
         before: int,
         claimed: _ClaimedWriter,
@@ -377,7 +374,9 @@ class _MaintenanceRun:
     ) -> None:
         """Take what may go of each collection, and idle rows, as bronze's writer."""
         # Under the claim: where another process' capture is alive nothing goes, and no history has a gap.
-        gone = [chosen for each, chosen in own.items() if self._is_gap_noted(each, f"{chosen} AND ts_ms < {before}", words)]
+        gone = {
+            each: last for each, last in own.items() if self._is_gap_noted(each, _old_events({each: last}, before), words)
+        }
         events = _old_events(gone, before)
         last = _of_all(self.spark, table, "max(batch)", events)
         # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
@@ -400,21 +399,28 @@ class _MaintenanceRun:
         if count:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
-    def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
-        """Which events of one collection may go, as SQL: not the last batch that all layers have applied, by
-        which a table is known that has not."""
-        silver = self.layout.silver(*namespace)
-        # An incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has.
+    def _trimmed(self, namespaces: Iterable[registry.Namespace], words: _ResultLines) -> dict[registry.Namespace, int]:
+        """The batch before which a collection's events may go: the last that all layers applied, which tells of a table that has not."""
+        applied = {each: self._applied(each) for each in namespaces if not self._waits(each, words)}
+        if not applied:
+            return {}
+        # All of them by one look at bronze: there may be thousands.
+        bounds = ", ".join(f"({names.literal(db)}, {names.literal(name)}, {to})" for (db, name), to in applied.items())
+        rows = self.spark.sql(
+            f"""SELECT db, collection, max(batch) AS last FROM {self.bronze}
+                JOIN (SELECT * FROM VALUES {bounds} AS bounds(db, collection, applied)) USING (db, collection)
+                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch <= applied GROUP BY db, collection"""
+        ).collect()
+        return {registry.Namespace(row.db, row.collection): row.last for row in rows}
+
+    def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
+        """Whether an incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has."""
         waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
-        if delta.exists(self.spark, silver):
-            rows = self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
-            waiting += rows
+        if delta.exists(self.spark, silver := self.layout.silver(*namespace)):
+            waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
         if waiting:
             words.left.append(f"{namespace}: its events stay, {waiting} rows or events wait for others")
-            return None
-        own = f"{namespace.predicate} AND batch <= {self._applied(namespace)}"
-        last = _of_all(self.spark, self.bronze, "max(batch)", f"{bronze_log.DOCUMENT_EVENTS} AND {own}")
-        return f"({own} AND batch < {last or 0})"
+        return bool(waiting)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
@@ -422,7 +428,7 @@ class _MaintenanceRun:
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
         at = history_position.position(self.spark, table)
-        lost = f"{chosen} AND batch > {at.to} AND {bronze_log.DOCUMENT_EVENTS}"
+        lost = f"{chosen} AND batch > {at.to}"
         if not at.to or at.has_gap or not _has_rows(self.spark, self.bronze, lost):
             return True
         try:
@@ -462,9 +468,14 @@ def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> int 
     return found
 
 
-def _old_events(chosen: Iterable[str], before: int) -> str:
-    """The events from before a time among what is chosen of each collection, as SQL over bronze."""
-    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
+def _old_events(last: Mapping[registry.Namespace, int], before: int) -> str:
+    """The events from before a time, and before a batch of each collection, as SQL over bronze."""
+    if not last:
+        return "false"
+    # Looked up and not asked one by one: Spark plans a condition of thousands of terms for half a minute.
+    batches = ", ".join(f"{names.literal(str(each))}, {batch}" for each, batch in last.items())
+    own = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
+    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {own}"
 
 
 def _has_vectors(spark: SparkSession, table: TableRef) -> bool:
