@@ -258,8 +258,8 @@ def events(
 def bounded(of: DataFrame, *, span: reduce.BatchRange, limit: int) -> tuple[reduce.BatchRange, ...]:
     """The span cut into ranges of at most `limit` of these events, or of one batch."""
     # Never within a batch: a position is a batch, so a range must end with one.
-    batches = of.groupBy("batch").count().orderBy("batch").collect()
-    return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
+    batches = of.groupBy("batch").count().orderBy("batch").toArrow()  # a log has millions of them
+    return reduce.ranges(zip(*(column.to_pylist() for column in batches.columns)), span=span, limit=limit)
 
 
 def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[reduce.Sweep, ...]:

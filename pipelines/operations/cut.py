@@ -366,8 +366,8 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
         "max(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS last, "
         "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
         f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
-    ).collect()
-    return [times.BatchTimes(row.number, row.first, row.last, row.snapshot) for row in rows]
+    ).toArrow()
+    return [times.BatchTimes(*row) for row in zip(*(column.to_pylist() for column in rows.columns))]
 
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
