@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 
 _NAME = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 
+_PART_ROWS = 4096
+"""Of a wide table the statistics of a file are kilobytes of text."""
+
 
 def newest(folder: Path, version: int | None = None) -> Path | None:
     """The newest checkpoint, or that of a version up to this one; None where there is none."""
@@ -60,7 +63,7 @@ def actions(path: Path) -> Iterator[dict[str, Any]]:
         actions = [each for each in held.schema_arrow if each.name not in ("txn", "remove", "domainMetadata")]
         # What is parsed is there as text, too, and may hold dates that Python has not.
         names = [f"{each.name}.{field.name}" for each in actions for field in each.type if _is_said(field.name)]
-        for part in held.iter_batches(columns=names):
+        for part in held.iter_batches(_PART_ROWS, columns=names):
             for name in part.schema.names:
                 for action in part[name].drop_null().to_pylist():
                     yield {name: {key: _plain(key, value) for key, value in action.items() if value is not None}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,20 @@ def test_a_checkpoint_of_a_clustered_table(tmp_path: Path) -> None:
     schema = pa.schema([("metaData", properties), ("domainMetadata", pa.struct(text))])
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
     assert list(checkpoint.actions(path)) == [{"metaData": {"configuration": {"delta.appendOnly": "true"}}}]
+
+
+def test_a_checkpoint_of_many_files_is_read_a_part_at_a_time(tmp_path: Path) -> None:
+    """Of a wide table what is said of each file is kilobytes."""
+    path = tmp_path / "c.parquet"
+    add = pa.StructArray.from_arrays([pa.array(["x" * 1000] * 20_000)], names=["stats"])
+    pq.write_table(pa.table({"add": add}), path)
+    tracemalloc.start()
+    try:
+        assert sum(len(each["add"]["stats"]) for each in checkpoint.actions(path)) == 20_000_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12_000_000
 
 
 def test_a_checkpoint_with_dates_beyond_python(tmp_path: Path) -> None:
