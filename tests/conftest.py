@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pymongo.database import Database
     from pyspark.sql import SparkSession
 
+FOLDER = Path(__file__).parent
 NAMED_SERVER = "MEDALLION_TEST_MONGODB_URI"
 
 # How long an example takes says how busy the machine is, and nothing about the code.
@@ -38,6 +39,22 @@ hypothesis.settings.load_profile("medallion")
 pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.05  # type: ignore[misc]
 
 StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes take files in this order: those with a MongoDB, which wait, among those of Spark, which keep the cores busy; then the
+    units, short ones last, so that both end together."""
+    files = list(dict.fromkeys(item.path for item in items))
+    kinds = {path: path.relative_to(FOLDER).parts[0] for path in files}
+    of_kind = {kind: [path for path in files if kinds[path] == kind] for kind in kinds.values()}
+    places = {
+        path: (
+            kind == "unit",
+            "unwrap" not in path.parts if kind == "unit" else of_kind[kind].index(path) / len(of_kind[kind]),
+        )
+        for path, kind in kinds.items()
+    }
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(autouse=True)
