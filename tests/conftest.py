@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pymongo.database import Database
     from pyspark.sql import SparkSession
 
-FOLDER = Path(__file__).parent
+UNITS = Path(__file__).with_name("unit")
 NAMED_SERVER = "MEDALLION_TEST_MONGODB_URI"
 
 # How long an example takes says how busy the machine is, and nothing about the code.
@@ -42,19 +42,13 @@ StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.Embedd
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes take files in this order: those with a MongoDB, which wait, among those of Spark, which keep the cores busy; then the
-    units, short ones last, so that both end together."""
-    files = list(dict.fromkeys(item.path for item in items))
-    kinds = {path: path.relative_to(FOLDER).parts[0] for path in files}
-    of_kind = {kind: [path for path in files if kinds[path] == kind] for kind in kinds.values()}
-    places = {
-        path: (
-            kind == "unit",
-            "unwrap" not in path.parts if kind == "unit" else of_kind[kind].index(path) / len(of_kind[kind]),
-        )
-        for path, kind in kinds.items()
-    }
-    items.sort(key=lambda item: places[item.path])
+    """Two processes take files in this order: the long file of the units before their short ones, so that both end together."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        is_unit = item.path.is_relative_to(UNITS)
+        return is_unit, is_unit and item.path.parent.name != "unwrap"
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
