@@ -53,6 +53,11 @@ class Namespace(NamedTuple):
     db: str
     collection: str
 
+    @classmethod
+    def parse(cls, name: str) -> Namespace:
+        """That of a name as `str` gives it: no database has a dot in its name."""
+        return cls(*name.split(".", 1))
+
     def __str__(self) -> str:
         return f"{self.db}.{self.collection}"
 

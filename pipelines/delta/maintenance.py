@@ -200,10 +200,14 @@ def _compact_files(writer: Writer) -> bool:
 
 def _optimize(writer: Writer) -> None:
     writer.check_ownership()
-    # Without metadata: it says nothing of who owns the table, or where it stands.
-    with query_execution.session_confs(writer.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
-        optimize(writer.spark, writer.table, metadata=None)
+    _compact_silently(writer.spark, writer.table)
     writer.check_ownership()  # which goes on to the version that this made
+
+
+def _compact_silently(spark: SparkSession, table: tables.TableRef) -> None:
+    # Without metadata: it says nothing of who owns the table, or where it stands.
+    with query_execution.session_confs(spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
+        optimize(spark, table, metadata=None)
 
 
 def compact_facts(spark: SparkSession, table: tables.TableRef) -> None:
@@ -212,11 +216,8 @@ def compact_facts(spark: SparkSession, table: tables.TableRef) -> None:
     In a store and in a catalog that is for maintenance.
     """
     folder = local_log.folder(table)
-    size = None if folder is None else local_log.size(folder)
-    if size is None or size.files - size.size_bytes // LARGE_FILE < MANY_FACTS:
-        return
-    with query_execution.session_confs(spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
-        optimize(spark, table, metadata=None)
+    if folder is not None and _surplus(local_log.size(folder)) >= MANY_FACTS:
+        _compact_silently(spark, table)
 
 
 def _surplus_files(writer: Writer) -> int:
@@ -227,4 +228,8 @@ def _surplus_files(writer: Writer) -> int:
     if folder is None and live is not None and live.at(writer.version):
         sizes = [each["size"] for each in live.files()]
         size = local_log.VersionSize(len(sizes), sum(sizes))
+    return _surplus(size)
+
+
+def _surplus(size: local_log.VersionSize | None) -> int:
     return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)

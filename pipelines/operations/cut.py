@@ -265,7 +265,7 @@ def _applied(
     if not delta.exists(spark, table):
         return 0
     _, newest = _reached(spark, table)
-    histories = {registry.Namespace(*name.split(".", 1)): position.to for (name, _), position in held}
+    histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
     silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
     starts = {namespace: each.to for namespace, each in silver_at.items()}
     counts, sweeps = survey.surveyed(spark, table, reduce.BatchRange(min(starts.values()), newest), starts=starts)

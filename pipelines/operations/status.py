@@ -267,7 +267,7 @@ class _StatusReader:
         # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
         log = bronze_log.newest(self.spark, self.log).log
         known = registry.read(self.spark, self.settings, log=log)
-        planned = {registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps}}
+        planned = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}}
         # Of one that silver has not met bronze holds nothing up to where silver has looked for others.
         begins = dict.fromkeys(planned - {*known.namespaces, *known.refused}, known.discovered)
         with ThreadPoolExecutor(THREADS) as pool:

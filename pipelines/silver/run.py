@@ -274,8 +274,8 @@ class _SilverRun:
             earlier = survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new)
         sweeps = (*earlier, *sweeps)
         positions.note(new, to)
-        positions.begin(set(new) - {registry.Namespace(*each.db_collection.split(".", 1)) for each in earlier}, start)
-        swept = {registry.Namespace(*sweep.db_collection.split(".", 1)) for sweep in sweeps}
+        positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
+        swept = {registry.Namespace.parse(sweep.db_collection) for sweep in sweeps}
         # Not one for each that is known: of thousands a few have events.
         works = [
             CollectionWork(
