@@ -90,11 +90,14 @@ class DirectLog:
         """Commit the file, or nothing but the fence, as version `base` + 1, or raise `VersionTaken` and change nothing."""
         return self._committed(self._at(base), log_actions.fenced(self._spark, file, base), base=base, metadata=metadata)
 
+    def delete_actions(self, touched: upsert.Locating, *, base: int) -> Any:
+        """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""
+        return self._vectors.actions(self._able(base), touched)
+
     def upsert(
         self,
         rows: DataFrame,
-        table: tables.TableRef,
-        touched: DataFrame | None,
+        touched: upsert.Locating | None,
         pending_deletes: upsert.PendingDelete | None,
         unless: Callable[[], bool] | None,
         few: bool,
@@ -113,7 +116,7 @@ class DirectLog:
                 deleting = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
                 if deleting is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
-                    deleting = pool.submit(mark, transaction, table, touched)
+                    deleting = pool.submit(mark, transaction, touched)
                 # Delta's own writer: files with its statistics, which no reader sees before the commit.
                 written = transaction.writeFiles(rows._jdf)
                 if deleting is not None:
@@ -237,10 +240,6 @@ class DirectLog:
         """The files of the newest version, which Delta then keeps in memory."""
         return self._begun(self._newest()).filterFiles()
 
-    def delete_actions(self, table: tables.TableRef, touched: DataFrame, *, base: int) -> Any:
-        """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""
-        return self._vectors.actions(self._able(base), table, touched)
-
     def _able(self, base: int) -> Any:
         """A transaction on the version `base` of a table that can be upserted."""
         transaction = self._at(base)
@@ -361,10 +360,10 @@ class DeletionVectors:
         """Whether rows of a version of the table may be replaced by deletion vectors."""
         return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration()))
 
-    def actions(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+    def actions(self, transaction: Any, touched: upsert.Locating) -> Any:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
-        found = self._placed(table, touched)
+        found = touched()
         some, (file, row) = (
             jvm.java_class(self._spark, "scala.Option").apply,
             (F.col(name)._jc for name in upsert.ROW_LOCATION),
@@ -381,31 +380,22 @@ class DeletionVectors:
         prefix = self._delta("stats.StatsCollectionUtils").getDataSkippingStringPrefixLength(session, transaction.metadata())
         return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
 
-    def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
-        """The `ROW_LOCATION` of each touched row."""
-        if touched.columns == [*upsert.ROW_LOCATION]:
-            # Planned anew for each attempt: a frame that was read once looks at the files of that version for good.
-            return touched.select(*upsert.ROW_LOCATION)
-        (key,) = touched.columns
-        rows = self._spark.table(str(table)).select(key, *upsert.row_location())
-        return rows.join(touched, key, "left_semi").select(*upsert.ROW_LOCATION)
-
-    def actions_of_few(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+    def actions_of_few(self, transaction: Any, touched: upsert.Locating) -> Any:
         """The same actions, with the vectors made here: Delta makes them with a dozen jobs, however few rows there are."""
         self._session.setActiveSession(self._spark._jsparkSession)
         by_file: dict[str, list[int]] = {}
-        found = self._placed(table, touched).toArrow()
+        found = touched().toArrow()
         for path, row in zip(*(found[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
             by_file.setdefault(path.rpartition("/")[2], []).append(row)
         files = self._named(transaction, list(by_file))
         if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
-            return self.actions(transaction, table, touched)
+            return self.actions(transaction, touched)
         actions = log_actions.ActionList(self._spark)
         try:
             for file in files:
                 actions.add(*deleted_rows.without(file, by_file[file["path"]], self._files))
         except (OSError, table_schema.NotReadable):  # a vector that only Delta can read
-            return self.actions(transaction, table, touched)
+            return self.actions(transaction, touched)
         return actions.seq()
 
     def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:

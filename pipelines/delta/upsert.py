@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 KEY = "__key"
 """The column that rows are replaced by."""
 
 ROW_LOCATION = ("__file", "__row")
 """Columns that say where a version of a table holds a row."""
+
+Locating: TypeAlias = "Callable[[], DataFrame]"
+"""The `ROW_LOCATION` of rows, looked for by each attempt: a frame goes on with the columns and files that it was made with."""
 
 
 class NotCommitted(Exception):
@@ -37,3 +43,13 @@ class PendingDelete:
 def row_location() -> tuple[Column, Column]:
     """`ROW_LOCATION` of each row of a table that is read."""
     return F.col("_metadata.file_path").alias(ROW_LOCATION[0]), F.col("_metadata.row_index").alias(ROW_LOCATION[1])
+
+
+def located(rows: DataFrame, keys: DataFrame, spans: Sequence[tuple[str, str]]) -> DataFrame:
+    """Those rows, which have `KEY` and `ROW_LOCATION`, whose keys are among `keys`: their `ROW_LOCATION`.
+
+    `spans`, from a first key to a last, hold all of the keys: they let Delta skip files, where the join would read all.
+    """
+    if spans:
+        rows = rows.where(functools.reduce(operator.or_, (F.col(KEY).between(*span) for span in spans)))
+    return rows.join(keys, KEY, "left_semi").select(*ROW_LOCATION)

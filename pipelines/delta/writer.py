@@ -107,20 +107,18 @@ class Writer(StatementCommits):
         return self.direct is not None
 
     @contextmanager
-    def finding_rows(self, touched: DataFrame) -> Iterator[upsert.PendingDelete | None]:
+    def finding_rows(self, touched: upsert.Locating) -> Iterator[upsert.PendingDelete | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
 
-        `touched` as in `upsert`, or the `ROW_LOCATION` of each row, as it was read since this writer's last commit. The block's end
-        waits for the search; files that it wrote for nothing are left to VACUUM.
+        `touched` as in `upsert`, of rows read since this writer's last commit. The block's end waits for the search; files that it
+        wrote for nothing are left to VACUUM.
         """
         direct = self.direct
         if direct is None:
             yield None
             return
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-seek") as pool:
-            yield upsert.PendingDelete(
-                self.version, pool.submit(direct.delete_actions, self.table, touched, base=self.version)
-            )
+            yield upsert.PendingDelete(self.version, pool.submit(direct.delete_actions, touched, base=self.version))
 
     def can_upsert(self) -> bool:
         """Whether `upsert` does without a MERGE here, and rows have `row_locations`."""
@@ -145,7 +143,7 @@ class Writer(StatementCommits):
         self,
         rows: DataFrame,
         *,
-        touched: DataFrame | None,
+        touched: upsert.Locating | None,
         pending_deletes: upsert.PendingDelete | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
@@ -156,8 +154,8 @@ class Writer(StatementCommits):
         """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
 
         What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
-        once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
-        where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
+        once and not three times. `touched` gives the `ROW_LOCATION` of each such row (`upsert.located`); `rows` have the table's columns. None where
+        only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
         `pending_deletes` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
         Without `touched` the rows are only put in. `unless` is called between the write and the commit; where it
         returns true, nothing is committed, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
@@ -165,7 +163,7 @@ class Writer(StatementCommits):
         if self.direct is None:
             return None
         self.refuse_unanswered()
-        commit = functools.partial(self.direct.upsert, rows, self.table, touched, pending_deletes, unless, few)
+        commit = functools.partial(self.direct.upsert, rows, touched, pending_deletes, unless, few)
         try:
             with query_execution.session_confs(self.spark, confs or {}):
                 return self.through_log(commit, lambda: (to, extra))

@@ -8,7 +8,6 @@ went back behind gold or was rebuilt. A new column is added before the MERGE, an
 from __future__ import annotations
 
 import functools
-import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -209,7 +208,7 @@ class GoldTable:
         rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
         made = writer.upsert(
             rows,
-            touched=self._held(writer, changed, changes),
+            touched=lambda: self._held(writer, changed, changes),
             to=self.work.silver.to,
             extra=self.extra(),
             confs=MERGE_CONFS,
@@ -220,11 +219,9 @@ class GoldTable:
     def _held(self, writer: Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
         """The places (file and row) of the rows that the table holds of the changed keys."""
         keys = changed.select("__key")
-        # The ranges let Delta skip files; the join alone would read the whole table.
-        among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
-        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.row_locations())
+        rows = self.spark.table(str(writer.table)).select("__key", *writer.row_locations())
         few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
-        return rows.join(few, "__key", "left_semi").select(*upsert.ROW_LOCATION)
+        return upsert.located(rows, few, changes.spans)
 
     def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
         source = changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone")

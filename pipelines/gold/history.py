@@ -319,7 +319,7 @@ class History:
         try:
             committed = self.writer.upsert(
                 new.select(*names).unionByName(kept.select(*names)),
-                touched=stored.join(again, version, "left_semi").select(*upsert.ROW_LOCATION),
+                touched=lambda: stored.join(again, version, "left_semi").select(*upsert.ROW_LOCATION),
                 to=reached.to,
                 extra=reached.extra,
                 unless=lambda: self.writer.version != base,

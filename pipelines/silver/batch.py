@@ -6,7 +6,7 @@ longer than itself (rows in memory, a search in another thread) is released when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -53,8 +53,8 @@ class RowBatch:
     has_incomplete: bool = False
     is_late: bool = False
     """Some events may be older than what the table has seen: each row is compared with the table's, by a MERGE."""
-    touched: DataFrame | None = None
-    """The keys of the rows, where they are cheaper to find than the rows are."""
+    touched: upsert.Locating | None = None
+    """Where the table holds the rows' keys, found without the rows."""
     pending_deletes: upsert.PendingDelete | None = None
     """The search for these keys in the table, where it has begun already."""
     unless: Callable[[], bool] | None = None
@@ -84,6 +84,17 @@ def keys(events: DataFrame, counts: survey.EventCounts) -> DataFrame:
     column = events.select(F.col("key").alias("__key"))
     # Half as many as offsets: a key is a text of any length, an offset has eight bytes.
     return F.broadcast(column) if counts.events <= survey.MAX_BROADCAST_EVENTS // 2 else column
+
+
+def touched(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> upsert.Locating:
+    """Where the table holds the events' keys."""
+    spans = [(counts.first_key, counts.last_key)] if counts.first_key else []
+    return lambda: located(collection, keys(events, counts), spans)
+
+
+def located(collection: SilverCollection, keys: DataFrame, spans: Sequence[tuple[str, str]] = ()) -> DataFrame:
+    """The `ROW_LOCATION` of these keys' rows in the table as it is now; `spans` as in `upsert.located`."""
+    return upsert.located(collection.rows().select(upsert.KEY, *collection.writer.row_locations()), keys, spans)
 
 
 def keeps_last(collection: SilverCollection, batch: RowBatch) -> bool:

@@ -182,7 +182,7 @@ def _finding_keys(
     if is_late or not is_large or collection.shows_deleted(counts):
         yield None
         return
-    with collection.writer.finding_rows(batches.keys(events, counts)) as pending_deletes:
+    with collection.writer.finding_rows(batches.touched(collection, events, counts)) as pending_deletes:
         yield pending_deletes
 
 

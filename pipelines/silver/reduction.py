@@ -40,7 +40,7 @@ def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         batch,
         deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
         has_incomplete=has_partial,
-        touched=batches.keys(batch.rows, batch.counts),
+        touched=batches.touched(collection, batch.rows, batch.counts),
     )
     if has_partial and collection.keeps_document:
         return _folded(collection, described, whole)
@@ -77,7 +77,7 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
         rows=rows,
         plan=evolution.plan,
         has_incomplete=evolution.also["incomplete"] > 0,  # a MERGE without any reads and writes much less
-        touched=F.broadcast(rows.select("__key")),  # they lie in memory
+        touched=lambda: batches.located(collection, F.broadcast(rows.select("__key"))),  # they lie in memory
         pending_deletes=pending_deletes,
     )
 
@@ -89,7 +89,7 @@ def _finding_places(collection: SilverCollection, rows: DataFrame, batch: RowBat
         yield None
         return
     places = rows.select(*upsert.ROW_LOCATION).where(F.col(upsert.ROW_LOCATION[0]).isNotNull())
-    with collection.writer.finding_rows(places) as pending_deletes:
+    with collection.writer.finding_rows(lambda: places) as pending_deletes:
         yield pending_deletes
 
 
@@ -120,7 +120,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
         rows=reduce.decided(latest, mode=collection.mode, columns=columns),
         plan=plan,
         deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
-        touched=batches.keys(batch.rows, batch.counts),
+        touched=batches.touched(collection, batch.rows, batch.counts),
         unless=lambda: doubts.get["events"] > 0,
     )
 

@@ -150,6 +150,19 @@ def test_rows_are_looked_for_beside_the_reading(hop: Hop, searches: list[str]) -
     assert operations(hop)[0] == "WRITE"
 
 
+@pytest.mark.parametrize("few", [0, 2_000], ids=["many", "few"])
+def test_files_of_other_keys_are_not_read(hop: Hop, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """New documents mostly have keys behind all others: the search for them leaves the files of before alone."""
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", few)
+    folder = Path(hop.layout.root or "") / "silver" / bronze_rows.DB / "t"
+    (before,) = folder.glob("*.parquet")
+    taken = before.rename(folder / "_taken")
+    hop.bronze.append({"t": [doc(8, 1, at=20, op="c"), doc(9, 1, at=21, op="c"), doc(9, 2, at=22)]})
+    hop.silver()
+    taken.rename(before)
+    assert numbers(hop) == {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 8: 1, 9: 2}
+
+
 def test_folded_rows_are_replaced_where_they_were_read(
     spark: SparkSession, tmp_path: Path, searches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
