@@ -1,7 +1,8 @@
 """What a layer tells the next one in the same process: that it committed.
 
 Tables carry the positions, and every layer looks at them by itself: a word that is lost costs a look a second, and
-nothing else.
+nothing else. Which collections a round then goes through is decided in `silver.run` and `gold.run`, and after an error
+in `spark.parallel.Failures`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The options of `ExtractNewDocumentState` as one value: Debezium's names and strings in, enums and tuples out.
 
-What to touch for a new one is listed in CONTRIBUTING.md.
+A new one is a field of `UnwrapOptions` and a line of `_options`. What it does to records is in `cdc_core.unwrap`, what it does to
+tables in `cdc_core.schema.names` (names and values of fields) and `cdc_core.silver.reduce` (rows and deletes).
 
 Every option of the SMT is here under its own name, the ones of older versions too:
 

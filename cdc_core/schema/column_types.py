@@ -1,7 +1,8 @@
 """Column types: what a value of each BSON type becomes in a table (`BASE`), and the types of documents, arrays and maps.
 
-A Decimal128 is a STRING unless the settings pin a DECIMAL (`pins`). How two types of one field come together is in
-`evolution`, how a value becomes one of its column in `cast` (a Decimal128 by `_to_string` or `_to_decimal`).
+A Decimal128 is a STRING with the digits that the server shows. Where the settings pin a DECIMAL(p,s) (`pins`) it becomes that if it
+fits exactly, and else null, with its text in `__rescued` (`cast._to_decimal`). How two types of one field come together is in
+`evolution`, how a value becomes one of its column in `cast`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
 
-A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards. That its column becomes a null is said in
-`cdc_core.schema.cast`, and what a record of ExtractNewDocumentState has in its place in `cdc_core.unwrap.new_document_state`.
+A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards, and a column whose field is absent is null
+(`cdc_core.schema.cast.row`). What a record of ExtractNewDocumentState has in its place is said in `cdc_core.unwrap.new_document_state`.
 Silver folds by it in `pipelines.silver.partial_updates`, and in `in_process_fold` without a query.
 
 Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
@@ -329,8 +329,8 @@ def _truncate(container: Any, step: Any, size: int) -> None:
 
 
 def _explains(update: PartialUpdate, blocked: str) -> bool:
-    """Whether the update changes the path or what it lies in as a whole, so that it ends where it did: what a newer base must
-    have seen."""
+    """Whether this update is why the path is blocked: it removed, cut or replaced the path or what it lies in. A base that is newer than
+    both has seen it."""
     cut = {*update.removed_fields, *(field for field, _ in update.truncated_arrays)}
     components = blocked.split(".")
     for end in range(1, len(components) + 1):

@@ -264,7 +264,7 @@ def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, 
 def newest_unfinished(heartbeats: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...]:
     """The offsets of those heartbeats of chunks that are the last of their collection in their snapshot, and tell of no end.
 
-    Of the other chunks' heartbeats that tell of no end nobody goes by any: a later one says how far the snapshot is.
+    Every other heartbeat of a collection that is not finished is superseded by a later one, and nobody needs it.
     """
     last: dict[tuple[str, str], tuple[int, bool]] = {}
     for offset, payload in heartbeats:

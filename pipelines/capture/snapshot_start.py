@@ -1,7 +1,7 @@
 """How snapshots of a capture begin: those of the plan at its start, and each one when it is its turn.
 
-One that was killed goes on behind its last committed chunk, which `cdc_core.snapshot.state` reads from bronze's heartbeats and
-`pipelines.snapshot.snapshot` commits.
+One that was killed goes on behind its last committed chunk, which `cdc_core.snapshot.state` finds in bronze's heartbeats: a chunk and
+its heartbeat are one commit of `pipelines.snapshot.snapshot`, so that a chunk that was read and not committed is read again.
 """
 
 from __future__ import annotations

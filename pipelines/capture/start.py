@@ -1,8 +1,8 @@
 """What a run commits before it reads anything: where the stream begins, and which snapshot is to be taken.
 
 The first position is committed before the first event and the first chunk are read: a capture that is killed right after it
-goes on from there, and its snapshot lies behind the beginning of its stream. A capture that has a position comes
-from bronze back to the stream by `pipelines.bronze.log.read_position`, then `stream_opener`.
+goes on from there, and its snapshot lies behind the beginning of its stream. A capture that has a position does not begin here:
+`stream_opener` makes the last token in bronze the stream's start.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CaptureStart:
     def _states(self, told: Iterable[Mapping[str, Any]]) -> tuple[snapshot_state.SnapshotState, ...]:
         """The snapshots that bronze's heartbeats tell of. A failed one is tried again, except a signal's: that signal is to be sent again.
 
-        Where each start takes a snapshot the new one tries it: a collection that always fails keeps no other from it.
+        In mode `always` a failed collection is left to the next snapshot: one that always fails would keep this one unfinished.
         """
         found = snapshot_state.states(each for each in told if "snapshot" in each)
         by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
@@ -100,8 +100,8 @@ class CaptureStart:
         return tuple(state if state.kind in by_others else state.retried() for state in found)
 
     def _goes_on(self, unfinished: snapshot_state.SnapshotState) -> bool:
-        """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are
-        left out."""
+        """Whether the unfinished snapshot is taken further. In modes that take one at each start, only where a collection that it misses is
+        still captured: a new one begins elsewhere."""
         if self.deployment.source.snapshot_mode not in (SnapshotMode.ALWAYS, SnapshotMode.CUSTOM):
             return True
         return any(self.deployment.filter.includes(*name.split(".", 1)) for name in unfinished.missing)

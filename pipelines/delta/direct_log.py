@@ -55,8 +55,8 @@ MANY_TOUCHED = 500
 
 
 LISTING_SECONDS, LISTING_SHARE = 0.1, 200
-"""A log of which a list takes longer is listed for a checkpoint of this process again after so many times what it took: seconds, where it is
-a month's."""
+"""Where listing the log takes longer than the first, in seconds, a checkpoint lists it again only after the second times what it took. Of a
+log of a month it takes seconds."""
 
 _LISTED_UNTIL: dict[Path, float] = {}
 

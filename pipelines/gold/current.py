@@ -85,9 +85,10 @@ class GoldWork:
 
 
 def forgotten_to(spark: SparkSession, deletes: tables.TableRef) -> int:
-    """The last batch of which a table of deletes has forgotten any: a gold table that has not applied it is older than that, where silver has.
+    """The newest batch of which remembered deletes were thrown away: a gold table below it may have missed one, and is written anew.
 
-    Where silver has not, it is a batch of another bronze, and gold would be written anew at each look until silver came that far.
+    Only where silver has come that far. Where it has not, the batch is one of another bronze, and gold would be written anew at each
+    look until silver came there.
     """
     return int((delta.found(spark, deletes) or {}).get(registry.FORGOTTEN_TO) or 0)
 

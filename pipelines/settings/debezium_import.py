@@ -1,4 +1,5 @@
-"""A Debezium connector's JSON file in, a settings file out: `medallion import-debezium`."""
+"""A connector's file in, a settings file out: `medallion import-debezium`. What becomes of a property is in
+`cdc_core.settings.debezium_import`."""
 
 from __future__ import annotations
 

@@ -202,8 +202,8 @@ def _takes_rows(collection: SilverCollection) -> bool:
 
 
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
-    """The documents of which the quarantine holds an event, which holds back those of a range behind the batch `before`; None where
-    this process cannot tell."""
+    """The keys of which the quarantine holds an event, so that those of a range behind the batch `before` must wait. None where this process
+    cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
         return frozenset()
     collection.quarantined = collection.quarantined or quarantine_table.HeldEvents.of(

@@ -1,6 +1,7 @@
 """Partial updates: updates whose documents were not read, folded onto the documents that the table holds.
 
-How one update changes a document is decided in `cdc_core.silver.fold`; the step of a batch that calls this is `reduction.reduced`.
+The base is the later of the stored document and the range's own; the updates behind it change it one after the other, each as
+`cdc_core.silver.fold` says. The step of a batch that calls this is `reduction.reduced`.
 
 A collection that keeps whole documents (`keep.document`) reads those of a batch's keys back, lets each update change them,
 and writes them whole. A document that is not known stays incomplete, and the updates that it waits for are read from bronze

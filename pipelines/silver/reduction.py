@@ -126,8 +126,8 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
 
 
 def is_at_once(collection: SilverCollection, counts: survey.EventCounts) -> bool:
-    """Whether the events are typed by `at_once`, which records the schema of a new collection's first documents as a version of its own,
-    before it looks at the others; who types them otherwise has to record it, too."""
+    """Whether `at_once` would type these events. It records the schema of a new collection's first documents as a version of its own, before
+    it looks at the others; any other way must record it, too, so that the schema does not depend on the way."""
     is_plain = is_large(counts) and not collection.keeps_document and not collection.shows_deleted(counts)
     return is_plain and (collection.writer.is_direct or _is_held_first(collection))
 

@@ -29,12 +29,12 @@ TURN_SECONDS = 20.0
 """A collection with a long backlog lets the others have their turn after so long: a round ends when all of its items have."""
 
 TURN_SHARE = 4
-"""And so many times as long as the survey took that it begins with, of all that is left of the backlog: of twenty million events that is
-another twenty seconds."""
+"""A turn lasts at least this many times as long as the survey of the backlog that it begins with, which takes some five seconds for twenty
+million events."""
 
 RETRY_SECONDS = 60.0
-"""After an error that nobody knows, a collection waits so long: a task may have been lost, and a bug would meet it each second. So long
-at most, and twice as long each time, it waits after one that is temporary: each attempt claims its table, and gives it back."""
+"""The pause of a collection after an error that nobody knows: a task may have been lost, and a bug would meet it each second. After a temporary
+error the pause doubles each time up to this: each attempt claims its table and gives it back, in two commits."""
 
 log = logging.getLogger(__name__)
 
