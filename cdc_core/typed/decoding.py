@@ -28,13 +28,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.schema import evolution
-from cdc_core.schema.column_types import PARTS
+from cdc_core.schema.column_types import PARTS, Steps
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
+from cdc_core.typed.document_readers import DocumentReader, ReaderBuilder
 from cdc_core.typed.lessons import Lessons
-from cdc_core.typed.readers import DocumentReader, Findings, ReaderBuilder, Where, count_keys
+from cdc_core.typed.readers import Findings, Where, count_keys
 
 SLICE = 1 << 20
 """About so many bytes of text are decoded at once: what they give stays in the processor's cache."""
@@ -89,6 +90,10 @@ class Decoder:
         self._refused = 0
         self._typed = 0
         self._root: DocumentReader | None = None
+        self._dense: dict[Steps, DocumentReader] = {}
+        self.sparse: set[Steps] = set()
+        """Where documents have few of very many fields."""
+        """Where documents have few of very many fields."""
         self._decode: Callable[[str], Any] = _refuse
         self._make()
 
@@ -124,8 +129,10 @@ class Decoder:
         """A decoder for the schema and what was learned so far."""
         # Without fields there is nothing to decode into; values that the options change are looked at one by one, the exact way.
         if self.schema.fields and self.schema.naming.values.are_kept:
-            self._root = ReaderBuilder(self._pins, self._lessons).document(self.schema.struct, (), ())
-            self._decode = msgspec.json.Decoder(self._root.struct).decode
+            builder = ReaderBuilder(self._pins, self._lessons, self.sparse)
+            self._root = builder.document(self.schema.struct, (), ())
+            self._dense = {place: each for place, each in builder.documents.items() if place not in self.sparse}
+            self._decode = msgspec.json.Decoder(self._root.decoded).decode
 
     def _slice(self, texts: pa.Array) -> TypedTexts:
         given = texts.to_pylist()
@@ -145,6 +152,9 @@ class Decoder:
         new = {taken[at] for at in findings.new}
         if exactly and self._change([given[number] for number in exactly]):
             new.update(exactly)
+        if sparse := {place for place, each in self._dense.items() if each.is_sparse}:
+            self.sparse |= sparse
+            self._make()
         odd = {number for number in exactly if not _is_json(given[number])}
         return TypedTexts(rows, _flags(new, len(given)), _flags(odd, len(given)), len(exactly))
 
@@ -309,7 +319,11 @@ def _fields(texts: pa.Array, given: list[str | None], taken: list[int]) -> int:
 def _has_fields_once(text: str | None) -> bool:
     """Whether no field of the document stands in it twice, as far as its text proves it."""
     assert text is not None
-    return text.count('":') - text.count('\\":') == count_keys(_ANY.decode(text))
+    try:
+        document = _ANY.decode(text)
+    except (msgspec.DecodeError, RecursionError):  # in a value that was not read
+        return False
+    return text.count('":') - text.count('\\":') == count_keys(document)
 
 
 def _is_json(text: str | None) -> bool:

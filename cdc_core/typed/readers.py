@@ -1,4 +1,5 @@
 """One reader for each column type: the msgspec type that the decoder gets for it, and its decoded values as an Arrow array.
+Those of documents are in `document_readers`.
 
 A reader looks at the classes of a whole column first: where all are what the column holds, the array is made at once; else
 value by value, and `cast` decides about those that are not.
@@ -8,34 +9,27 @@ from __future__ import annotations
 
 import base64
 import bisect
-import functools
 import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
 import msgspec
 import pyarrow as pa
 
-from cdc_core.extended_json.wrappers import escape_key, unescape_key
 from cdc_core.schema import cast, kinds
-from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Scalar, Steps, Struct
+from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar
 from cdc_core.schema.kinds import Kind
-from cdc_core.schema.pins import Pins, widens
-from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
-from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons
+from cdc_core.typed.lessons import Lesson
 
-_NOT_THERE = msgspec.UNSET
-_NotThere = msgspec.UnsetType
-_None = type(None)
-
+NoneType = type(None)
 
 _Classes = set[type]
 
 
-def _any_of(*hints: Any) -> Any:
+def any_of(*hints: Any) -> Any:
     """The type of values that are of one of these; they are known at runtime only."""
     return Union[hints]
 
@@ -70,7 +64,7 @@ _PLAIN: dict[ColumnType, type[Any]] = {
     Scalar.TEXT: str,
     Scalar.BOOLEAN: bool,
 }
-_SCALARS = (str, int, float, bool, _None)
+SCALARS = (str, int, float, bool, NoneType)
 _CHANGES_INT = frozenset({Kind.INT64, Kind.DOUBLE, Kind.NON_FINITE})
 _EXACT_IN_DOUBLE = 2**53
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
@@ -100,7 +94,7 @@ Where = Callable[[int], "tuple[int, str | None]"]
 """The document and the dotted path of the value with this number; the document itself has none."""
 
 
-def _of_field(where: Where, name: str) -> Where:
+def of_field(where: Where, name: str) -> Where:
     def place(number: int) -> tuple[int, str | None]:
         row, path = where(number)
         return row, name if path is None else f"{path}.{name}"
@@ -160,7 +154,7 @@ class ColumnReader:
         findings.new.update(where(number)[0] for number, value in enumerate(values) if value is not None)
 
 
-class _ScalarReader(ColumnReader):
+class ScalarReader(ColumnReader):
     """A scalar: plain, or in its wrapper; everything else value by value."""
 
     def __init__(self, type_: ColumnType, lesson: Lesson | None, is_due: bool) -> None:
@@ -177,9 +171,9 @@ class _ScalarReader(ColumnReader):
         # msgspec takes one dict-like type in a union: with a wrapper, a document here is refused as a whole; where several wrappers
         # were seen, values stay dicts. Lists are let through, so that one of them is rescued alone.
         if self._wrapper is not None:
-            self.hint = _any_of(self._wrapper, list, *_SCALARS)
+            self.hint = any_of(self._wrapper, list, *SCALARS)
         else:
-            self.hint = Any if wrappers or type_ not in _PLAIN else _any_of(list, *_SCALARS)
+            self.hint = Any if wrappers or type_ not in _PLAIN else any_of(list, *SCALARS)
 
     def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
         if self.is_due:
@@ -195,13 +189,13 @@ class _ScalarReader(ColumnReader):
 
     def _wrappers(self, values: list[Any], classes: set[type]) -> int:
         """How many of the values are in their wrapper."""
-        if classes <= {self._wrapper, _None}:
+        if classes <= {self._wrapper, NoneType}:
             return len(values) - (values.count(None) if len(classes) > 1 else 0)
         return sum(type(value) is self._wrapper for value in values)
 
     def _fast(self, values: list[Any], classes: set[type]) -> pa.Array | None:
         """The array where all values are of the class that is expected, or of its wrapper."""
-        others = classes - {_None}
+        others = classes - {NoneType}
         if not others:
             return pa.nulls(len(values), self._arrow)
         # By class and not by isinstance: to Python, True is an int.
@@ -262,7 +256,7 @@ class _ScalarReader(ColumnReader):
         return self._plain is not int or -(2**31) <= value < 2**31
 
 
-class _ArrayReader(ColumnReader):
+class ArrayReader(ColumnReader):
     """An array."""
 
     def __init__(self, type_: Array, inner: ColumnReader, is_due: bool) -> None:
@@ -270,12 +264,12 @@ class _ArrayReader(ColumnReader):
         self.is_due = is_due
         self._inner = inner
         self._arrow = exact.arrow(type_)
-        self.hint = _any_of(types.GenericAlias(list, (inner.hint,)), dict[str, Any], *_SCALARS)
+        self.hint = any_of(types.GenericAlias(list, (inner.hint,)), dict[str, Any], *SCALARS)
 
     def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
         if self.is_due:
             self._note_due(values, where, findings)
-        if not classes <= {list, _None}:
+        if not classes <= {list, NoneType}:
             values = [
                 value if value is None or type(value) is list else self._cast_alone(value, number, where, findings)
                 for number, value in enumerate(values)
@@ -288,19 +282,19 @@ class _ArrayReader(ColumnReader):
         return pa.ListArray.from_arrays(_offsets(values, starts, has_null), inner)
 
 
-class _MapReader(ColumnReader):
+class MapReader(ColumnReader):
     """A document used as a map."""
 
     def __init__(self, type_: Map, inner: ColumnReader, is_due: bool) -> None:
         self.type = type_
         self.is_due = is_due
         self._inner = inner
-        self.hint = _any_of(types.GenericAlias(dict, (str, inner.hint)), list, *_SCALARS)
+        self.hint = any_of(types.GenericAlias(dict, (str, inner.hint)), list, *SCALARS)
 
     def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
         if self.is_due:
             self._note_due(values, where, findings)
-        if not classes <= {dict, _None}:
+        if not classes <= {dict, NoneType}:
             values = [
                 value if value is None or type(value) is dict else self._cast_alone(value, number, where, findings)
                 for number, value in enumerate(values)
@@ -324,146 +318,3 @@ def _offsets(values: Sequence[Any], starts: list[int], has_null: bool) -> pa.Arr
         places = [None if value is None else start for value, start in zip(values, starts)]
         return pa.array([*places, *starts[-1:]], pa.int32())
     return pa.array(starts, pa.int32())
-
-
-@functools.cache
-def _getter(number: int) -> Callable[[list[Any]], list[Any]]:
-    """The values of a struct's member in many structs; as written code it takes half the time of `attrgetter`."""
-    getter: Callable[[list[Any]], list[Any]] = eval(f"lambda structs: [struct.f{number} for struct in structs]")
-    return getter
-
-
-class DocumentReader(ColumnReader):
-    """A document: known fields have readers; keys that were learned have none, and are rescued where they hold a value.
-
-    A field whose key no struct can have has no reader either: documents that hold it are refused. `strangers` are
-    the learned keys, each with whether the settings pin a type there or below.
-    """
-
-    def __init__(
-        self,
-        type_: Struct,
-        readers: list[tuple[str, ColumnReader] | None],
-        strangers: Mapping[str, bool],
-        is_due: bool = False,
-    ) -> None:
-        self.type: Struct = type_
-        self.is_due = is_due
-        self._strangers = strangers
-        self._readers = [None if each is None else each[1] for each in readers]
-        named = [each for each in readers if each is not None]
-        hints = [*(_any_of(reader.hint, _NotThere, _None) for _, reader in named), *itertools.repeat(Any, len(strangers))]
-        # Members are f0, f1, …, since keys of documents need not be names in Python.
-        rename = {f"f{number}": key for number, key in enumerate((*(key for key, _ in named), *strangers))}
-        # UNSET and not None is the default: a key with null counts among the keys of a text, one that is absent does not.
-        members = [(f"f{number}", hint, _NOT_THERE) for number, hint in enumerate(hints)]
-        self.struct = msgspec.defstruct("Document", members, rename=rename, forbid_unknown_fields=True, gc=False)
-        self._blank = self.struct()
-        self.hint = _any_of(self.struct, list, *_SCALARS)
-        self._fields = [pa.field(item.column, exact.arrow(item.type)) for item in type_.fields]
-
-    def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
-        structs, absent = self.structs(values, classes, where, findings)
-        members = [*self.members(structs, where, findings)]
-        arrays = [
-            pa.nulls(len(structs), at.type) if reader is None else reader.read(held, kinds, place, findings)
-            for at, (_, reader, held, kinds, place) in zip(self._fields, members)
-        ]
-        mask = None if absent is None else pa.array(absent, pa.bool_())
-        return pa.StructArray.from_arrays(arrays, fields=self._fields, mask=mask)
-
-    def structs(
-        self, values: list[Any], classes: set[type], where: Where, findings: Findings
-    ) -> tuple[list[Any], list[bool] | None]:
-        """The structs, blank where there is none, and where that is; None where all are there."""
-        if self.is_due:
-            self._note_due(values, where, findings)
-        if classes == {self.struct}:
-            return values, None
-        for number, value in enumerate(values) if not classes <= {self.struct, _None} else ():
-            if value is not None and type(value) is not self.struct:
-                self._cast_alone(value, number, where, findings)
-        # Arrow masks a null struct, but wants values for its members: those of a blank one.
-        absent = [type(value) is not self.struct for value in values]
-        return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
-
-    def members(
-        self, structs: list[Any], where: Where, findings: Findings
-    ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
-        """Each field with its reader and what that reads. Values of learned keys are rescued."""
-        numbers = itertools.count()
-        for item, reader in zip(self.type.fields, self._readers):
-            place = _of_field(where, item.name)
-            if reader is None:
-                yield item, None, [], set(), place
-            else:
-                yield item, reader, *_present(_getter(next(numbers))(structs), findings), place
-        for number, (key, is_due) in zip(numbers, self._strangers.items()):
-            values, classes = _present(_getter(number)(structs), findings)
-            if classes - {_None}:
-                place = _of_field(where, unescape_key(key))
-                self._rescue_all(values, place, findings)
-                if is_due:
-                    self._note_due(values, place, findings)
-
-    @staticmethod
-    def _rescue_all(values: list[Any], where: Where, findings: Findings) -> None:
-        for number, value in enumerate(values):
-            if value is None:
-                continue
-            findings.keys += count_keys(value)
-            if kinds.kind(value) is Kind.UNDEFINED:
-                continue
-            row, path = where(number)
-            findings.rescue(row, path, cast.ejson(value))
-            if Shape().see(value, ""):
-                findings.new.add(row)
-
-
-def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type]]:
-    """A member's values with None for what is not there (it never was, or `$unset` took it), and their classes; its keys
-    are counted."""
-    classes = {*map(type, values)}
-    if _NotThere not in classes:
-        findings.keys += len(values)
-        return values, classes
-    if len(classes) == 1:
-        return [None] * len(values), {_None}
-    classes.discard(_NotThere)
-    findings.keys += len(values) - values.count(_NOT_THERE)
-    return [None if value is _NOT_THERE else value for value in values], classes | {_None}
-
-
-class ReaderBuilder:
-    """The readers of one schema, after what was learned."""
-
-    def __init__(self, pins: Pins, lessons: Lessons) -> None:
-        self._pins = pins
-        self._lessons = lessons
-
-    def reader(self, type_: ColumnType, place: Steps, path: tuple[str, ...]) -> ColumnReader:
-        pin = self._pins.get(path)
-        is_due = pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type)
-        match type_:
-            case Struct():
-                return self.document(type_, place, path, is_due)
-            case Array(inner):
-                return _ArrayReader(type_, self.reader(inner, (*place, ELEMENT), path), is_due)
-            case Map(inner):
-                return _MapReader(type_, self.reader(inner, (*place, VALUE), (*path, "*")), is_due)
-            case _:
-                return _ScalarReader(type_, self._lessons.at.get(place), is_due)
-
-    def document(self, type_: Struct, place: Steps, path: tuple[str, ...], is_due: bool = False) -> DocumentReader:
-        lesson = self._lessons.at.get(place, Lesson())
-        seen = {unescape_key(key): key for key in lesson.keys}
-        readers = []
-        for item in type_.fields:
-            key = seen.get(item.name, escape_key(item.name))
-            reader = self.reader(item.type, (*place, item.name), (*path, item.name))
-            readers.append((key, reader) if NAMEABLE.fullmatch(key) else None)
-        strangers = {key: self._may_be_pinned((*path, name)) for name, key in seen.items() if name not in type_.by_name}
-        return DocumentReader(type_, readers, strangers, is_due)
-
-    def _may_be_pinned(self, path: tuple[str, ...]) -> bool:
-        return any(pinned[: len(path)] == path for pinned in self._pins)

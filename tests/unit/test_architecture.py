@@ -291,7 +291,7 @@ def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
                 ("retype",),
             ),
         ),
-        ("cdc_core/typed", (("exact", "lessons"), ("readers",), ("decoding",), ("plan",))),
+        ("cdc_core/typed", (("exact", "lessons"), ("readers",), ("document_readers",), ("decoding",), ("plan",))),
         (
             "cdc_core/extended_json",
             (("wrappers", "raw_bson", "query"), ("dialects", "bson_to_json", "json_to_bson"), ("keys",)),

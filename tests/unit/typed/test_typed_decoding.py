@@ -15,7 +15,7 @@ from cdc_core.schema import column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.schema.shape import Shape
-from cdc_core.typed import decoding, exact
+from cdc_core.typed import decoding, document_readers, exact
 
 NUMBERS = [
     0, 5, -1, 2**31 - 1, -(2**31), 2**31, -(2**31) - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64, -(2**63) - 1, 10**30,
@@ -215,9 +215,12 @@ def agree(seed: int, count: int) -> int:
     return fast
 
 
+@pytest.mark.parametrize("are_sparse", [False, True])
 @pytest.mark.parametrize("start", [0, 10, 20, 30])
-def test_any_documents(start: int) -> None:
-    """Each document gives by column what it gives alone; those that would change the schema are all named."""
+def test_any_documents(start: int, are_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document gives by column what it gives alone, also read key by key; those that would change the schema are all named."""
+    if are_sparse:
+        monkeypatch.setattr(document_readers, "DocumentReader", document_readers.SparseReader)
     fast = sum(agree(seed, 80) for seed in range(start, start + 10))
     assert fast > 200
 
@@ -247,3 +250,25 @@ def test_what_is_expected_is_fast() -> None:
     assert typed.exact < 100 and typed.new.true_count == 0
     expected = exact.rows(texts, decoder.schema)
     assert plain(typed.rows.to_pylist()) == plain(expected.to_pylist())
+
+
+def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
+    """Once it is seen that they are so, at any depth; a stranger among the keys is found all the same."""
+    chance = random.Random(1)
+
+    def few(count: int) -> dict[str, Any]:
+        return {f"k{chance.randrange(300)}": {"$numberLong": str(chance.randrange(9))} for _ in range(count)}
+
+    documents: list[dict[str, Any]] = [{"_id": number, "counts": few(9), "list": [few(3)]} for number in range(600)]
+    shape = Shape()
+    for document in documents:
+        exact.observed(shape, json.dumps(document), "", values=unwrap_options.FieldValues())
+    decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
+    documents[500]["counts"]["stranger"] = 1
+    documents[501]["counts"]["k1"] = "text"
+    texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
+    typed = decoder.typed(texts)
+    assert {place[-1:] for place in decoder.sparse} == {("counts",), (column_types.ELEMENT,)}
+    assert plain(typed.rows.to_pylist()) == plain(exact.rows(texts, decoder.schema).to_pylist())
+    assert [number for number, is_new in enumerate(typed.new.to_pylist()) if is_new] == [500]
+    assert typed.exact < 20

@@ -1,0 +1,286 @@
+"""Readers of documents: each field's values, by the reader of its column.
+
+Documents that have most of their fields are decoded as structs; those that have few of very many key by key.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from cdc_core.extended_json.wrappers import escape_key, unescape_key
+from cdc_core.schema import cast, kinds
+from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Steps, Struct
+from cdc_core.schema.kinds import Kind
+from cdc_core.schema.pins import Pins, widens
+from cdc_core.schema.shape import Shape
+from cdc_core.typed import exact
+from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons
+from cdc_core.typed.readers import (
+    SCALARS,
+    ArrayReader,
+    ColumnReader,
+    Findings,
+    MapReader,
+    NoneType,
+    ScalarReader,
+    Where,
+    any_of,
+    count_keys,
+    of_field,
+)
+
+WIDE, ENOUGH, SPARSE = 64, 100, 4
+"""A document of at least so many fields, of which so many were read and had fewer than a quarter of them, is sparse."""
+
+_NOT_THERE = msgspec.UNSET
+_NotThere = msgspec.UnsetType
+_ANY = msgspec.json.Decoder()
+
+
+@functools.cache
+def _getter(number: int) -> Callable[[list[Any]], list[Any]]:
+    """The values of a struct's member in many structs; as written code it takes half the time of `attrgetter`."""
+    getter: Callable[[list[Any]], list[Any]] = eval(f"lambda structs: [struct.f{number} for struct in structs]")
+    return getter
+
+
+class DocumentReader(ColumnReader):
+    """A document: known fields have readers; keys that were learned have none, and are rescued where they hold a value.
+
+    A field whose key no struct can have has no reader either: documents that hold it are refused. `strangers` are
+    the learned keys, each with whether the settings pin a type there or below.
+    """
+
+    struct: type[Any]
+    """The class of documents as they are decoded."""
+
+    def __init__(
+        self,
+        type_: Struct,
+        readers: list[tuple[str, ColumnReader] | None],
+        strangers: Mapping[str, bool],
+        is_due: bool = False,
+    ) -> None:
+        self.type: Struct = type_
+        self.is_due = is_due
+        self._strangers = strangers
+        self._readers = readers
+        self.decoded = self._decoded([each for each in readers if each is not None])
+        self._blank = self.struct()
+        self.hint = any_of(self.decoded, list, *SCALARS)
+        self._fields = [pa.field(item.column, exact.arrow(item.type)) for item in type_.fields]
+        self._documents = self._present = 0
+
+    def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
+        """The decoder's type for such a document, whose class is `struct`; keys with their readers."""
+        hints = [any_of(reader.hint, _NotThere, NoneType) for _, reader in named] + [Any] * len(self._strangers)
+        # Members are f0, f1, …, since keys of documents need not be names in Python.
+        rename = {f"f{number}": key for number, key in enumerate((*(key for key, _ in named), *self._strangers))}
+        # UNSET and not None is the default: a key with null counts among the keys of a text, one that is absent does not.
+        members = [(f"f{number}", hint, _NOT_THERE) for number, hint in enumerate(hints)]
+        self.struct = msgspec.defstruct("Document", members, rename=rename, forbid_unknown_fields=True, gc=False)
+        return self.struct
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a document, as far as any were read, has so few of the fields that a struct with all of them is mostly empty."""
+        fields = len(self._readers)
+        return fields >= WIDE and self._documents >= ENOUGH and self._present * SPARSE < self._documents * fields
+
+    def read(self, values: list[Any], classes: set[type], where: Where, findings: Findings) -> pa.Array:
+        structs, absent = self.structs(values, classes, where, findings)
+        members = [*self.members(structs, where, findings)]
+        arrays = [
+            pa.nulls(len(structs), at.type) if reader is None else reader.read(held, kinds, place, findings)
+            for at, (_, reader, held, kinds, place) in zip(self._fields, members)
+        ]
+        mask = None if absent is None else pa.array(absent, pa.bool_())
+        return pa.StructArray.from_arrays(arrays, fields=self._fields, mask=mask)
+
+    def structs(
+        self, values: list[Any], classes: set[type], where: Where, findings: Findings
+    ) -> tuple[list[Any], list[bool] | None]:
+        """The structs, blank where there is none, and where that is; None where all are there."""
+        if self.is_due:
+            self._note_due(values, where, findings)
+        if classes == {self.struct}:
+            return values, None
+        for number, value in enumerate(values) if not classes <= {self.struct, NoneType} else ():
+            if value is not None and type(value) is not self.struct:
+                self._cast_alone(value, number, where, findings)
+        # Arrow masks a null struct, but wants values for its members: those of a blank one.
+        absent = [type(value) is not self.struct for value in values]
+        return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
+
+    def members(
+        self, structs: list[Any], where: Where, findings: Findings
+    ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
+        """Each field with its reader and what that reads. Values of learned keys are rescued."""
+        numbers = itertools.count()
+        self._documents += len(structs)
+        for item, each in zip(self.type.fields, self._readers):
+            place = of_field(where, item.name)
+            if each is None:
+                yield item, None, [], set(), place
+            else:
+                before = findings.keys
+                values, classes = _present(_getter(next(numbers))(structs), findings)
+                self._present += findings.keys - before
+                yield item, each[1], values, classes, place
+        for number, key in zip(numbers, self._strangers):
+            self._rescue_all(key, *_present(_getter(number)(structs), findings), where, findings)
+
+    def _rescue_all(self, key: str, values: list[Any], classes: set[type], where: Where, findings: Findings) -> None:
+        """Rescues the values of a learned key."""
+        if not classes - {NoneType}:
+            return
+        where = of_field(where, unescape_key(key))
+        if self._strangers[key]:
+            self._note_due(values, where, findings)
+        for number, value in enumerate(values):
+            if value is None:
+                continue
+            findings.keys += count_keys(value)
+            if kinds.kind(value) is Kind.UNDEFINED:
+                continue
+            row, path = where(number)
+            findings.rescue(row, path, cast.ejson(value))
+            if Shape().see(value, ""):
+                findings.new.add(row)
+
+
+def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type]]:
+    """A member's values with None for what is not there (it never was, or `$unset` took it), and their classes; its keys
+    are counted."""
+    classes = {*map(type, values)}
+    if _NotThere not in classes:
+        findings.keys += len(values)
+        return values, classes
+    if len(classes) == 1:
+        return [None] * len(values), {NoneType}
+    classes.discard(_NotThere)
+    findings.keys += len(values) - values.count(_NOT_THERE)
+    return [None if value is _NOT_THERE else value for value in values], classes | {NoneType}
+
+
+class SparseReader(DocumentReader):
+    """A document that has few of very many fields: its values are decoded key by key, and fields that it has not cost nothing.
+
+    A key without a column, and a value that its column's decoder refuses, leave the document to the exact way.
+    """
+
+    def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
+        self.struct = dict
+        self._decode = {key: msgspec.json.Decoder(any_of(reader.hint, NoneType)).decode for key, reader in named}
+        self._decode |= dict.fromkeys(self._strangers, _ANY.decode)
+        return types.GenericAlias(dict, (str, msgspec.Raw))
+
+    @property
+    def is_sparse(self) -> bool:
+        return True
+
+    def members(
+        self, structs: list[Any], where: Where, findings: Findings
+    ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
+        held: dict[str, tuple[list[int], list[msgspec.Raw]]] = {}
+        for number, document in enumerate(structs):
+            for key, raw in document.items():
+                if key not in held:
+                    held[key] = ([], [])
+                numbers, raws = held[key]
+                numbers.append(number)
+                raws.append(raw)
+        columns = {key: self._column(key, len(structs), *given, where, findings) for key, given in held.items()}
+        for item, each in zip(self.type.fields, self._readers):
+            place = of_field(where, item.name)
+            if each is None:
+                yield item, None, [], set(), place
+            else:
+                values, classes = columns.get(each[0]) or ([None] * len(structs), {NoneType})
+                yield item, each[1], values, classes, place
+        for key in self._strangers:
+            if key in columns:
+                self._rescue_all(key, *columns[key], where, findings)
+
+    def _column(
+        self, key: str, count: int, numbers: list[int], raws: list[msgspec.Raw], where: Where, findings: Findings
+    ) -> tuple[list[Any], set[type]]:
+        """A key's values, None where there is none, and their classes; its keys are counted."""
+        findings.keys += len(raws)
+        decode = self._decode.get(key)
+        try:
+            if decode is None:
+                raise msgspec.DecodeError
+            present = [*map(decode, raws)]
+        except (msgspec.DecodeError, RecursionError):
+            present = [self._alone(decode, raw, where(number)[0], findings) for number, raw in zip(numbers, raws)]
+        if len(present) == count:
+            return present, {*map(type, present)}
+        values: list[Any] = [None] * count
+        for number, value in zip(numbers, present):
+            values[number] = value
+        return values, {NoneType, *map(type, present)}
+
+    @staticmethod
+    def _alone(decode: Callable[[msgspec.Raw], Any] | None, raw: msgspec.Raw, row: int, findings: Findings) -> Any:
+        """A value, or None and a document for the exact way."""
+        try:
+            if decode is not None:
+                return decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        findings.hard.add(row)
+        try:
+            findings.keys += count_keys(_ANY.decode(raw))
+        except (msgspec.DecodeError, RecursionError):  # each document of the slice is looked at, then
+            pass
+        return None
+
+
+class ReaderBuilder:
+    """The readers of one schema, after what was learned; documents at the places of `sparse` are decoded key by key.
+
+    `documents` are the readers of documents by their places.
+    """
+
+    def __init__(self, pins: Pins, lessons: Lessons, sparse: Collection[Steps] = ()) -> None:
+        self._pins = pins
+        self._lessons = lessons
+        self._sparse = sparse
+        self.documents: dict[Steps, DocumentReader] = {}
+
+    def reader(self, type_: ColumnType, place: Steps, path: tuple[str, ...]) -> ColumnReader:
+        pin = self._pins.get(path)
+        is_due = pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type)
+        match type_:
+            case Struct():
+                return self.document(type_, place, path, is_due)
+            case Array(inner):
+                return ArrayReader(type_, self.reader(inner, (*place, ELEMENT), path), is_due)
+            case Map(inner):
+                return MapReader(type_, self.reader(inner, (*place, VALUE), (*path, "*")), is_due)
+            case _:
+                return ScalarReader(type_, self._lessons.at.get(place), is_due)
+
+    def document(self, type_: Struct, place: Steps, path: tuple[str, ...], is_due: bool = False) -> DocumentReader:
+        lesson = self._lessons.at.get(place, Lesson())
+        seen = {unescape_key(key): key for key in lesson.keys}
+        readers = []
+        for item in type_.fields:
+            key = seen.get(item.name, escape_key(item.name))
+            reader = self.reader(item.type, (*place, item.name), (*path, item.name))
+            readers.append((key, reader) if NAMEABLE.fullmatch(key) else None)
+        strangers = {key: self._may_be_pinned((*path, name)) for name, key in seen.items() if name not in type_.by_name}
+        reader_of = SparseReader if place in self._sparse else DocumentReader
+        self.documents[place] = reader_of(type_, readers, strangers, is_due)
+        return self.documents[place]
+
+    def _may_be_pinned(self, path: tuple[str, ...]) -> bool:
+        return any(pinned[: len(path)] == path for pinned in self._pins)
