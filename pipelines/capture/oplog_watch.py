@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ class OplogWatch:
         # So that the first look may warn at once: the monotonic clock begins anywhere.
         warned_at = -WARN_EVERY
         while not self.halt.is_set():
-            seconds = self._headroom_seconds()
+            seconds = None
+            with contextlib.suppress(Exception):  # nothing depends on it, and the next look may know
+                seconds = self._headroom_seconds()
             self.metrics.headroom_hours = None if seconds is None else seconds / 3600
             limit = self.deployment.source.oplog_headroom_warning_hours * 3600
             if seconds is not None and seconds < limit and time.monotonic() - warned_at >= WARN_EVERY:

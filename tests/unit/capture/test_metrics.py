@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.capture import metrics
+from pipelines.capture import metrics, oplog_watch
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot.controls import SnapshotControls
 
@@ -135,6 +135,26 @@ def test_headroom(size: int, retention: int, hours: int) -> None:
     hour = 3600
     oplog = mongodb_server.Oplog(mongodb_server.OplogWindow(0, 10 * hour), size, 100, retention * hour)
     assert oplog.headroom_seconds(6 * hour) == hours * hour
+
+
+def test_a_look_at_the_oplog_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it fails at: the headroom is unknown then, and told again when the next look knows it."""
+    halt, found, looks = threading.Event(), metrics.Metrics("shop"), iter([KeyError("size"), None])
+    log = SimpleNamespace(position=SimpleNamespace(token="8200000001000000012B022C0100296E04"))
+    source = SimpleNamespace(oplog_headroom_warning_hours=0)
+    deployment = SimpleNamespace(client=None, source=source)
+
+    def looked(_: object) -> mongodb_server.Oplog:
+        failure = next(looks)
+        if failure is not None:
+            raise failure
+        halt.set()
+        return mongodb_server.Oplog(mongodb_server.OplogWindow(0, 3601), 100, 100)
+
+    monkeypatch.setattr(mongodb_server, "oplog", looked)
+    monkeypatch.setattr(oplog_watch, "OPLOG_EVERY", 0.01)
+    oplog_watch.OplogWatch(deployment, log, found, halt).run()  # type: ignore[arg-type]
+    assert found.headroom_hours == pytest.approx(1 / 3600)
 
 
 def test_who_connects_and_asks_nothing_keeps_no_thread(
