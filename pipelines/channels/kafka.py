@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -207,9 +208,10 @@ class KafkaTopic:
         return int(low if from_beginning or self._has_looked else high)
 
     def _drain(self, found: list[signals.ReceivedSignal]) -> None:
-        """Everything that has arrived; the first time, everything up to the end of each partition."""
-        kafka = library()
-        while True:
+        """What has arrived; the first time, everything up to the end of each partition. Of a topic to which others write all the time
+        a look takes what comes in some seconds: signals are handed on behind it."""
+        kafka, until = library(), time.monotonic() + ANSWER_SECONDS
+        while self._waits_for or time.monotonic() < until:
             message = self._consumer.poll(FIRST_SECONDS if self._waits_for else 0.1)
             if message is None:
                 self._waits_for = set()

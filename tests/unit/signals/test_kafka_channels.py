@@ -65,6 +65,26 @@ def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytes
     assert topic.poll() == [] and consumer.assigned == [0, 1]
 
 
+def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write to it faster than it is read: the signals between theirs were handed on never."""
+    passed = iter(range(10**6))
+
+    def message(_: float) -> Any:
+        offset = next(passed)
+        said = [b"shop", b'{"type": "log"}'] if offset == 1 else [b"other", b""]
+        values = dict(zip(("key", "value"), said, strict=True), error=None, partition=0, offset=offset, timestamp=(1, 1))
+        assert offset < 1000, "no end"
+        return SimpleNamespace(**{name: (lambda value=value: value) for name, value in values.items()})
+
+    consumer = Consumer()
+    monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
+    topic = kafka.KafkaTopic(SETTINGS, set())
+    assert [topic.poll(), topic.poll()] == [[], []]
+    monkeypatch.setattr(consumer, "poll", message)
+    monkeypatch.setattr(kafka, "ANSWER_SECONDS", 0.005)
+    assert [each.signal.type for each in topic.poll()] == ["log"]
+
+
 def test_a_notification_that_cannot_be_sent_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
