@@ -33,13 +33,15 @@ class _Entry:
     is_new: bool
     is_planned: bool = True
     """Whether its plan is in bronze."""
+    taken: snapshot.Snapshot | None = None
+    """What reads it now, and is further than `state`."""
 
     @property
     def now(self) -> SnapshotState:
         """The state, with the pauses and stops that signals brought since it was planned."""
         # Derived anew each time: a signal may come between two chunks, while the snapshot itself changes `state`.
-        state = replace(self.state, is_paused=self.controls.is_paused)
-        return state.without(self.controls.stopped)
+        newest = self.taken or self
+        return replace(newest.state, is_paused=self.controls.is_paused).without(self.controls.stopped)
 
     @property
     def is_paused(self) -> bool:
@@ -196,6 +198,7 @@ class SnapshotQueue:
         taken = self.taking(entry.state, entry.controls)
         if taken is None:
             return False
+        entry.taken = taken
         if entry.is_new:
             self._tell(entry.state, notifications.NotificationType.STARTED)
             # A snapshot that is resumed was announced when it began.
@@ -206,7 +209,7 @@ class SnapshotQueue:
             taken.run()
         finally:
             # Also after an error: what was committed is behind `hi`, and must not be read again by the next attempt.
-            entry.state = taken.state
+            entry.state, entry.taken = taken.state, None
             if not taken.has_paused:
                 self.metrics.ended(at=time.time())
         if taken.state.is_done and not taken.state.stopped.issuperset(taken.state.planned or ("",)):

@@ -146,6 +146,17 @@ def test_a_paused_snapshot_that_is_stopped_ends(running: Running) -> None:
     running.until(lambda: running.read == ["stock:db.stock"])
 
 
+def test_what_was_read_to_its_end_is_not_stopped(running: Running) -> None:
+    """Of a snapshot that is being read a stop takes out what is left of it: status and notifications called the rest stopped, too."""
+    running.gate.clear()
+    running.plan(ORDERS)
+    running.until(lambda: running.metrics.taken is not None)
+    taken: Any = running.metrics.taken
+    taken.state = taken.state.advanced("db.orders", CollectionState(1, 1, completed=True))
+    (state,) = running.queue.stop(lambda names: [*names])
+    assert (state.stopped, state.is_done) == ({"db.more"}, True)
+
+
 def test_the_stream_waits_while_a_blocking_snapshot_is_read(running: Running) -> None:
     """Also one that passed a paused one, and when that is resumed meanwhile."""
     running.gate.clear()
