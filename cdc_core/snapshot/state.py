@@ -224,7 +224,8 @@ class _OpenGap:
 def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
     """The collections of which changes were lost (or what else the `cause` of a gap says), from the payloads of heartbeats in their order.
 
-    A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end.
+    A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end, or when it is
+    dropped or gets another name (`ended`): nothing is left that could be read again.
     """
     gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
@@ -233,6 +234,7 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
         for namespace in gap.get("collections", ()):
             first = gaps.get(namespace) or _OpenGap(gap["since"], number, gap.get("cause", "changes were lost"))
             gaps[namespace] = _OpenGap(first.since, number, first.cause)
+        gaps.pop(payload.get("ended", ""), None)
         found = payload.get("snapshot")
         if found is None:
             continue

@@ -261,8 +261,9 @@ def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
 
 
 def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
-    """Token, offset, payload, clock and batch of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
-    columns, folder = ["resume_token", "offset", "payload", "ts_ms", "batch"], local_log.readable(spark, table)
+    """Place, namespace, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
+    columns = ["resume_token", "offset", "payload", "ts_ms", "batch", "db", "collection"]
+    folder = local_log.readable(spark, table)
     rows = None if folder is None else batch_rows.of_kinds(folder, columns, kind)
     if rows is None:
         names = ", ".join(f"`{name}`" for name in columns)
@@ -333,9 +334,15 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
 def gap_and_snapshot_heartbeats(
     spark: SparkSession, table: tables.TableRef, *, to: int | None = None
 ) -> list[dict[str, Any]]:
-    """The payloads of all heartbeats that tell of a snapshot or of a gap, in order; those in batches up to `to`."""
+    """The payloads of all heartbeats that tell of a snapshot or of a gap, in order; those in batches up to `to`.
+
+    Beside gaps there are the drops and renames that end them, as ``{"ended": "database.collection"}``.
+    """
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
-    return [json.loads(row["payload"]) for row in rows if to is None or row["batch"] <= to]
+    if any(row["payload"].startswith('{"gap"') for row in rows):
+        rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, '{"operation":"drop"', '{"operation":"rename"')
+    within = (row for row in sorted(rows, key=lambda row: int(row["offset"])) if to is None or row["batch"] <= to)
+    return [{"ended": f"{row['db']}.{row['collection']}"} if row["db"] else json.loads(row["payload"]) for row in within]
 
 
 def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_core import errors
+from cdc_core.bronze import columns
+from cdc_core.bronze import event_rows as events
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
@@ -207,9 +209,15 @@ def test_a_start_reads_from_files_what_spark_reads(
 
     payloads = ({"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}, {"stream": "x", "captured": ["a.b"]}, {"start": "82"})
     log.heartbeat(*payloads, token="829998", ts_ms=1)
+    ended = events.EventRows("shop")
+    for operation in ("drop", "dropIndexes"):
+        row = events.OtherRow("829998", columns.RowKind.SCHEMA_CHANGE, {"operation": operation}, "a", operation)
+        ended.mark(row)
+    log.append(lambda batch, first: ended.table(batch=batch, first_offset=first, ts_ms=1))
     beat(log, 2)
     check_both()
-    assert told(log)[1] == [{"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}] and len(told(log)[2]) == 1
+    expected = [{"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}, {"ended": "a.drop"}]
+    assert told(log)[1] == expected and len(told(log)[2]) == 1
     assert maintenance.checkpoint(spark, log.table)
     check_both()
     maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 9}))

@@ -66,6 +66,13 @@ def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None
     assert since(7) == {"db.b": "then"}
 
 
+def test_the_end_of_a_collection_ends_its_gap() -> None:
+    """Nothing is left to be read again of one that was dropped or renamed since; what is made anew may have a gap of its own."""
+    gap, end = {"gap": {"since": "then", "collections": ["db.a", "db.b"]}}, {"ended": "db.a"}
+    assert list(snapshot_state.unrepaired([gap, end])) == list(snapshot_state.unrepaired([end, gap, end])) == ["db.b"]
+    assert sorted(snapshot_state.unrepaired([gap, end, gap])) == ["db.a", "db.b"]
+
+
 def test_a_gap_says_why_it_is_open() -> None:
     """Nothing read it again, only a part of it was read, or its reading failed; a collection that is gone is whole."""
     gap = {"gap": {"since": "then", "collections": ["db.none", "db.part", "db.failed", "db.gone", "db.begun"]}}
