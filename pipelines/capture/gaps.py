@@ -85,9 +85,12 @@ class Gaps:
                 ", ".join(new),
                 signals.snapshot_command(*new),
             )
-        lost = self._no_longer_left_out(notes)
+        back = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
+        lost = self._no_longer_left_out(notes, back) if back else {}
+        # One of which there is no row may have lost what was inserted, and nothing else.
+        incomplete = captured if back - _CHANGES else [name for name in captured if name in known]
         found = [
-            *({**lost, "collections": [name]} for name in captured if lost and name in known),
+            *({**lost, "collections": [name]} for name in incomplete if lost),
             *({**gap, "collections": [name]} for name, gap in again.items()),
         ]
         payloads: list[Mapping[str, Any]] = [note, *({"gap": gap} for gap in found)]
@@ -182,11 +185,8 @@ class Gaps:
                 found[name] = {"from": first.token, "to": to, "since": tokens.utc(first.token)}
         return found
 
-    def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange]) -> Mapping[str, Any]:
-        """What was lost while the stream left out what comes from now on; nothing where there is none."""
-        back = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
-        if not back:
-            return {}
+    def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange], back: frozenset[str]) -> Mapping[str, Any]:
+        """What was lost while the stream left out what comes `back` from now on."""
         streams = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
         first = streams[-1].token if streams else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
@@ -220,6 +220,10 @@ class Gaps:
                 ", ".join(unread),
                 signals.snapshot_command(*unread),
             )
+
+
+_CHANGES = filters.OPERATIONS - {"insert"}
+"""The operations on documents that are there."""
 
 
 def said_of(source: Source) -> dict[str, object]:

@@ -107,8 +107,23 @@ def test_what_was_left_out_is_missing_when_it_is_captured_again(
 ) -> None:
     """Of every collection that was there, whether operations or stages left it out: what became of documents meanwhile is in no event."""
     gaps = [each["gap"] for each in noted(monkeypatch, streams, now).payloads if "gap" in each]
-    assert [each["collections"] for each in gaps] == [["shop.a"], ["shop.b"]] * (since is not None)
+    known = [each for each in gaps if each["collections"] != ["shop.new"]]
+    assert [each["collections"] for each in known] == [["shop.a"], ["shop.b"]] * (since is not None)
     assert all((each["from"], each["to"]) == (token(since or 0), token(90)) for each in gaps)
+
+
+INSERTS_SKIPPED = source({"skipped.operations": "c"})
+
+
+@pytest.mark.parametrize(("before", "is_new_too"), [(INSERTS_SKIPPED, True), (MATCHING, True), (SKIPPING, False)])
+def test_a_collection_without_rows_may_lack_what_was_inserted(
+    monkeypatch: pytest.MonkeyPatch, before: Source, is_new_too: bool
+) -> None:
+    """It was made while inserts were left out, and its documents are in no event: status called it complete."""
+    captured = ["shop.a", "shop.b"]
+    found = noted(monkeypatch, [(10, WHOLE), (20, before)], WHOLE, captured=captured).payloads
+    gaps = [each["gap"]["collections"] for each in found if "gap" in each]
+    assert gaps == [["shop.a"], ["shop.b"]] + [["shop.new"]] * is_new_too
 
 
 PARTIAL = {"capture.mode": "change_streams"}
