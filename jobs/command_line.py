@@ -23,6 +23,7 @@ from pathlib import Path
 import click
 
 from cdc_core import errors
+from jobs import log_lines
 from jobs.commands import inspection, layers, operations, tools
 
 BUG, WRONG, INTERRUPTED = 1, 2, 130
@@ -176,8 +177,9 @@ def medallion() -> None:
 
 
 def _say(message: str) -> None:
+    shown = "\n".join(map(log_lines.on_one_line, message.split("\n")))
     with contextlib.suppress(OSError):  # a terminal that is gone, or a full disk, changes no exit code
-        click.echo(f"medallion: {message}", err=True)
+        click.echo(f"medallion: {shown}", err=True)
 
 
 def _place(error: BaseException) -> str:

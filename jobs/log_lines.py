@@ -43,7 +43,7 @@ class LogLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        event = _on_one_line(record.getMessage())
+        event = on_one_line(record.getMessage())
         pairs = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info and record.exc_info[0]:
             pairs["error"] = record.exc_info[0].__name__
@@ -53,9 +53,10 @@ class LogLine(logging.Formatter):
 
 
 def _value(value: object) -> str:
-    text = _on_one_line(str(value))
+    text = on_one_line(str(value))
     return f'"{text}"' if " " in text or text == "" else text
 
 
-def _on_one_line(text: str) -> str:
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+def on_one_line(text: str) -> str:
+    """A text in which what a terminal would obey, or show as nothing, stands escaped: names of collections and fields may hold any signs."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)

@@ -398,12 +398,12 @@ def test_a_job_runs_from_a_plain_checkout(file: str, tmp_path: Path) -> None:
 
 
 def test_a_log_event_is_one_line_with_its_values() -> None:
-    """A log line holds time, level, module, event and pairs, and never a line break."""
+    """A log line holds time, level, module, event and pairs, and never a line break, or what a terminal obeys: names may."""
     record = logging.makeLogRecord(
         {
             "name": "pipelines.capture.service",
             "levelname": "INFO",
-            "msg": "committed\nit",
+            "msg": "committed\nit\x1b[2J",
             "created": 0.25,
             "msecs": 250,
             "batch": 7,
@@ -411,8 +411,17 @@ def test_a_log_event_is_one_line_with_its_values() -> None:
         }
     )
     assert log_lines.LogLine().format(record) == (
-        '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit batch=7 where="a b"'
+        '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit\\x1b[2J batch=7 where="a b"'
     )
+
+
+def test_a_terminal_obeys_no_name_in_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def failing(*given: object, **named: object) -> None:
+        raise errors.DecisionNeeded("shop.a\x1b[2J\rb: one\nshop.c: two")
+
+    monkeypatch.setattr(command_line.medallion, "main", failing)
+    assert command_line.main(["status"]) == 3
+    assert capsys.readouterr().err == "medallion: shop.a\\x1b[2J\\rb: one\nshop.c: two\n"
 
 
 def test_a_library_that_raises_its_own_level_is_not_heard() -> None:
