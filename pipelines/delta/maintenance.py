@@ -210,14 +210,20 @@ def _compact_silently(spark: SparkSession, table: tables.TableRef) -> None:
         optimize(spark, table, metadata=None)
 
 
-def compact_facts(spark: SparkSession, table: tables.TableRef) -> None:
+def compact_facts(spark: SparkSession, table: tables.TableRef, left: int) -> int:
     """Put the small files of facts together that nobody claims, where there are many: whoever reads what is new looks at all of them.
 
-    In a store and in a catalog that is for maintenance.
+    What `left` is of the last time, and gives for the next one, cannot be put together any further. In a store and in a catalog that is
+    for maintenance.
     """
     folder = local_log.folder(table)
-    if folder is not None and _surplus(local_log.size(folder)) >= MANY_FACTS:
+    if folder is None or _surplus(local_log.size(folder)) < left + MANY_FACTS:
+        return left
+    with contextlib.suppress(
+        Exception
+    ):  # nobody needs it for what comes next: a lost file of old facts would stop a collection
         _compact_silently(spark, table)
+    return _surplus(local_log.size(folder))
 
 
 def _surplus_files(writer: Writer) -> int:

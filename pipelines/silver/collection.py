@@ -47,6 +47,8 @@ class SilverCollection:
     """How many events of a range this process may apply itself, without a query (`pipelines.silver.in_process`)."""
     needs_steps: bool = False
     """Whether a range of the work at hand went through the steps: this process could not apply it."""
+    delete_files: int = 0
+    """Files of remembered deletes that the last compaction left beyond those that their size explains."""
     quarantined: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None

@@ -310,7 +310,7 @@ class _SilverRun:
         collection = self._collection(spark, work)
         if not self.once and collection.mode.removes_row:
             # Before the turn, whose deletes gold then finds in files of their own.
-            maintenance.compact_facts(spark, collection.deletes)
+            collection.delete_files = maintenance.compact_facts(spark, collection.deletes, collection.delete_files)
         progress = ranges.apply(collection, work, stop=self.stop, seconds=self._turn_seconds(collection))
         known[namespace] = reached = progress.position
         # After the commit, and outside it: what is compacted, or not, changes no row.
