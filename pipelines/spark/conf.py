@@ -136,5 +136,10 @@ def defaults() -> dict[str, str]:
 def startable(options: str) -> str:
     """A JVM's options without a collector where the environment names one, as it does in many containers: a JVM that is
     given two does not start."""
-    environment = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"))
-    return _COLLECTORS.sub("", options) if _COLLECTORS.search(environment) else options
+    return _COLLECTORS.sub("", options) if _COLLECTORS.search(of_environment()) else options
+
+
+def of_environment() -> str:
+    """The options that a JVM takes from the environment of this process."""
+    names = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+    return " ".join(os.environ.get(name, "") for name in names)

@@ -37,6 +37,9 @@ CLASS_ARCHIVE = Path(sys.prefix, "share", "mongo-medallion", "spark-classes.jsa"
 """Where the classes that Spark loads are archived, for JVMs of this environment (`operations.class_archive`)."""
 
 ARCHIVING, _SHARED = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
+_OF_ARCHIVES = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
+"""Options by which somebody says what a JVM maps or archives: with another archive beside it does not start, or `on` not with one that does
+not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
 """How long a JVM whose connections broke may take to end."""
@@ -109,16 +112,18 @@ def _settings(
         settings[_CLASS_PATH] = os.pathsep.join(paths)
     # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
     settings = {"spark.local.dir": str(_folder()), **settings}
-    java = _with_classes(spark_conf.startable(settings["spark.driver.extraJavaOptions"]))
+    java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
+    given = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
+    java = _with_classes(java, given)
     settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {java}'
     return settings
 
 
-def _with_classes(java: str) -> str:
-    """A JVM's options with the archive of this environment, where there is one, and they name none and make none."""
+def _with_classes(java: str, given: Sequence[str]) -> str:
+    """A JVM's options with the archive of this environment, where there is one, and none of all that are `given` is of archives."""
     # A path with the separator of paths would be two archives, with which a JVM does not start.
     is_usable = CLASS_ARCHIVE.is_file() and os.pathsep not in str(CLASS_ARCHIVE)
-    if not is_usable or _SHARED in java or ARCHIVING in java:
+    if not is_usable or any(own in each for own in _OF_ARCHIVES for each in given):
         return java
     return f'"{_SHARED}{CLASS_ARCHIVE}" {java}'
 

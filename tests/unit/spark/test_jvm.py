@@ -68,7 +68,7 @@ def test_a_catalog_that_is_not_there_or_would_be_forgotten_is_refused(started: A
 def test_the_archive_of_classes_is_named_where_a_jvm_can_take_it(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
 ) -> None:
-    """A JVM with a path of two parts, or with a second archive, would not start."""
+    """A JVM with a path of two parts, or with what somebody says of archives beside it, would not start."""
     archive = tmp_path / folder / "spark-classes.jsa"
     if folder != "none":
         archive.parent.mkdir()
@@ -76,8 +76,13 @@ def test_the_archive_of_classes_is_named_where_a_jvm_can_take_it(
     monkeypatch.setattr(jvm, "CLASS_ARCHIVE", archive)
     is_named = f'"-XX:SharedArchiveFile={archive}"' in started()["spark.driver.extraJavaOptions"]
     assert is_named == (folder in ("plain", "with a space"))
-    for own in ("-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/new.jsa"):
-        assert str(archive) not in started(spark__driver__extraJavaOptions=own)["spark.driver.extraJavaOptions"]
+    for own in ("-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/new.jsa", "-Xshare:on", "-XX:AOTCache=/mine"):
+        for name in ("spark__driver__extraJavaOptions", "spark__driver__defaultJavaOptions"):
+            assert str(archive) not in started(**{name: own})["spark.driver.extraJavaOptions"]
+        for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
+            with monkeypatch.context() as environment:
+                environment.setenv(name, own)
+                assert str(archive) not in started()["spark.driver.extraJavaOptions"]
 
 
 def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
