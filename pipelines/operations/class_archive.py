@@ -38,6 +38,9 @@ def make() -> Path:
     draft = archive.with_suffix(f".{os.getpid()}")
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
+        for left in draft.parent.glob(f"{archive.stem}.*"):  # by one that was killed
+            if left.suffix[1:].isdigit() and not Path("/proc", left.suffix[1:]).exists():
+                left.unlink()
         draft.touch()
         draft.unlink()
     except OSError as error:

@@ -1,0 +1,28 @@
+"""The archive of classes; that a JVM maps it is in `tests/spark/spark/test_spark_session.py`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.operations import class_archive
+from pipelines.spark import jvm
+from pipelines.spark import session as sparks
+
+
+def test_what_killed_makers_left_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each left 200 MB; one that another maker writes stays, and so does the archive."""
+    monkeypatch.setattr(jvm, "CLASS_ARCHIVE", tmp_path / "spark-classes.jsa")
+    alive, gone = tmp_path / f"spark-classes.{os.getppid()}", tmp_path / "spark-classes.999999999"
+    for each in (jvm.CLASS_ARCHIVE, alive, gone):
+        each.touch()
+
+    def failing(*given: object, **named: object) -> None:
+        raise RuntimeError("no Spark here")
+
+    monkeypatch.setattr(sparks, "session", failing)
+    with pytest.raises(RuntimeError):
+        class_archive.make()
+    assert sorted(tmp_path.iterdir()) == sorted([jvm.CLASS_ARCHIVE, alive])
