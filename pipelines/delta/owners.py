@@ -78,6 +78,19 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
             )
 
 
+def came_since(spark: SparkSession, table: tables.TableRef, since_ms: int) -> bool:
+    """Whether the last writer of a table claimed it after a time: who decided something then could not know of it."""
+    last = None
+    for commit in table_history.newest_first(spark, table):
+        if commit.metadata is not None:
+            last = last or commit.metadata["writer"]
+            if commit.metadata["writer"] != last:
+                return True
+            if commit.timestamp_ms <= since_ms:
+                return False
+    return True
+
+
 def _has_living_owner(claim: Mapping[str, Any]) -> bool:
     """Whether the process of a claim lives; where it is this one, whether it has a writer that holds the claim."""
     if claim.get("process") == os.getpid() and claim.get("started") == _started(os.getpid()):

@@ -75,7 +75,7 @@ def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Com
     return [commit for commit in found if commit.version > version] or found
 
 
-def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
+def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
     """The whole history, newest first, read in portions that grow: most callers stop after the first few commits."""
     oldest: int | None = None
     for commit in _read_here(spark, table):
@@ -98,7 +98,7 @@ def last_commit(
     spark: SparkSession, table: tables.TableRef, *, saying: Callable[[Mapping[str, Any]], bool] = lambda said: True
 ) -> Commit | None:
     """The newest commit of ours, or the newest one `saying` something: position and writer; None where history has none."""
-    own = (commit for commit in _newest_first(spark, table) if commit.metadata is not None)
+    own = (commit for commit in newest_first(spark, table) if commit.metadata is not None)
     return next((commit for commit in own if saying(commit.metadata or {})), None)
 
 
@@ -133,7 +133,7 @@ def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
     if folder is not None and not local_log.exists(folder):
         return NOT_THERE
     try:
-        return _standing(_newest_first(spark, table))
+        return _standing(newest_first(spark, table))
     except (errors.TableNotOurs, *table_errors.SPARK_ERRORS) as error:
         if table_errors.is_missing(error.__cause__ or error):
             return NOT_THERE

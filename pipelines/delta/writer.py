@@ -56,7 +56,13 @@ class Writer(StatementCommits):
 
     @staticmethod
     def claim(
-        spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = (), errand: str = ""
+        spark: SparkSession,
+        table: tables.TableRef,
+        *,
+        take_over: bool = False,
+        since_ms: int | None = None,
+        kept: Sequence[str] = (),
+        errand: str = "",
     ) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
@@ -64,7 +70,7 @@ class Writer(StatementCommits):
         After a RESTORE that is the metadata of the restored version, but for the names in `kept`: those are the newest commit's.
         Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
         over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`; with `take_over` neither of the first
-        two. A refused writer has committed nothing.
+        two, but for a holder that came later than `since_ms`. A refused writer has committed nothing.
         """
         properties = delta.check_ours(spark, table)
         store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
@@ -73,7 +79,7 @@ class Writer(StatementCommits):
             at = table_history.standing(spark, table)
             if attempt:  # what was committed may be a property
                 properties = delta.properties(spark, table)
-            if not take_over:
+            if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, at.last)
             writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
             # The fence stands on the newest version, however old the commit is whose position counts.

@@ -31,6 +31,7 @@ from cdc_core.silver import merge
 from cdc_core.sql.names import identifier
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
 from pipelines.delta import local_log, maintenance, table_history
@@ -171,8 +172,8 @@ class _TableClaims:
     take_over: bool
     deletion_vectors: bool | None
     _writers: dict[tables.TableRef, Writer] = field(default_factory=dict)
-    _claimed: set[tables.TableRef] = field(default_factory=set)
-    """The tables that were claimed once: `take_over` is of the owner of then."""
+    _began_ms: int = field(default_factory=clock.now_ms)
+    """A table may be claimed for the first time weeks later: `take_over` is of the owners of then."""
 
     def __contains__(self, table: tables.TableRef) -> bool:
         return table in self._writers
@@ -181,9 +182,8 @@ class _TableClaims:
         """The writer of a table, which is claimed where it was not yet."""
         writer = self._writers.get(table)
         if writer is None:
-            take_over = self.take_over and table not in self._claimed
-            writer = self._writers[table] = Writer.claim(spark, table, take_over=take_over)
-            self._claimed.add(table)
+            writer = Writer.claim(spark, table, take_over=self.take_over, since_ms=self._began_ms)
+            self._writers[table] = writer
             if self.deletion_vectors is not None:
                 maintenance.set_deletion_vectors(writer, self.deletion_vectors)
         writer.spark = spark  # tables are published in threads, each of which has a session of its own

@@ -50,6 +50,7 @@ from cdc_core.schema import document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
+from pipelines import clock
 from pipelines.bronze import collection_events, registry, survey
 from pipelines.bronze import log as bronze_log
 from pipelines.delta import maintenance, stored_files, table_history
@@ -165,8 +166,8 @@ class _SilverRun:
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     told_layout: set[registry.Namespace] = field(default_factory=set)
-    claimed: set[registry.Namespace] = field(default_factory=set)
-    """Collections whose tables this run has claimed once: `take_over` is of the owner of then."""
+    began_ms: int = field(default_factory=clock.now_ms)
+    """A table may be claimed for the first time weeks later: `take_over` is of the owners of then."""
     idle: set[str] = field(default_factory=set)
     """Collections whose tables the last round moved on, and that had no events."""
     survey_seconds: float = 0.0
@@ -413,9 +414,7 @@ class _SilverRun:
                 f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
             )
         silver_tables.create(spark, table)
-        writer = Writer.claim(spark, table, take_over=self.take_over and namespace not in self.claimed)
-        self.claimed.add(namespace)
-        return writer
+        return Writer.claim(spark, table, take_over=self.take_over, since_ms=self.began_ms)
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
         """Raise where a table that was claimed just now is not what this run knows of it."""

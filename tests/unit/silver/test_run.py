@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -280,3 +281,31 @@ def test_a_turn_is_long_beside_the_survey_that_it_begins_with(tmp_path: Path, mo
         service.run_round()
         service.close()
     assert turns == [400, 400]
+
+
+def test_a_take_over_is_of_those_who_were_there(tmp_path: Path) -> None:
+    """A service may need a table for the first time weeks after its start: a rebuild that has claimed it meanwhile keeps it."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        for name in ("there", "later"):
+            hop.append((1, bson.encode({"_id": 1})), collection=name)
+        hop.run()
+        silver_at, gold_at = hop.layout.silver, hop.layout.gold
+        before = [Writer.claim(SPARK, of("cases", "there")) for of in (silver_at, gold_at)]
+        time.sleep(0.002)  # the log counts milliseconds
+        layer, after = hop.silver_run(), hop.gold_run()
+        layer.take_over = after.claims.take_over = True
+        time.sleep(0.002)
+        since = [Writer.claim(SPARK, of("cases", "later")) for of in (silver_at, gold_at)]
+        to, extra = before[0].last_metadata()
+        before[0].mark(to=to, extra=extra)
+        for name in ("there", "later"):
+            hop.append((2, bson.encode({"_id": 2})), collection=name)
+        layer.run_round()
+        assert {name: type(error) for name, error in layer.failures.found.items()} == {"cases.later": errors.TableOwned}
+        since[0].release()
+        layer.run_round()
+        after.published()
+        assert {name: type(error) for name, error in after.failures.found.items()} == {"cases.later": errors.TableOwned}
+        layer.close()
+        after.close()
