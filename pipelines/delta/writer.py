@@ -84,12 +84,17 @@ class Writer(StatementCommits):
             writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
             # The fence stands on the newest version, however old the commit is whose position counts.
             writer.version, writer.properties, writer.is_newest = at.version, properties, True
-            with contextlib.suppress(errors.OwnershipLost):
+            try:
                 newest = (at.last.metadata if at.last else None) or {}
                 extra = {name: newest[name] for name in kept if name in newest}
                 extra |= {} if at.last == at.position else {table_history.RESTORED: at.version}
                 writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
                 break
+            except errors.OwnershipLost:
+                continue
+            except BaseException:
+                owners.HELD.pop(writer.identity.writer, None)  # its commit may be there, and the error keeps this writer
+                raise
         return writer
 
     @contextmanager

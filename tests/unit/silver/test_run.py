@@ -309,3 +309,23 @@ def test_a_take_over_is_of_those_who_were_there(tmp_path: Path) -> None:
         assert {name: type(error) for name, error in after.failures.found.items()} == {"cases.later": errors.TableOwned}
         layer.close()
         after.close()
+
+
+def test_a_claim_without_an_answer_holds_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error keeps the writer that nobody got: the service was refused by itself, until Python looked for what refers to itself."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        table, commit = hop.silver_table, without_spark._Log._committed
+        hop.silver()
+
+        def unanswered(*given: Any, **named: Any) -> int:
+            commit(*given, **named)
+            raise OSError("no answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(without_spark._Log, "_committed", unanswered)
+            with pytest.raises(OSError, match="no answer") as kept:
+                Writer.claim(SPARK, table)
+        assert kept.value.__traceback__ is not None
+        Writer.claim(SPARK, table).release()
