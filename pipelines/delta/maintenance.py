@@ -219,9 +219,8 @@ def compact_facts(spark: SparkSession, table: tables.TableRef, left: int) -> int
     folder = local_log.folder(table)
     if folder is None or _surplus(local_log.size(folder)) < left + MANY_FACTS:
         return left
-    with contextlib.suppress(
-        Exception
-    ):  # nobody needs it for what comes next: a lost file of old facts would stop a collection
+    # Nothing that comes next needs it: a lost file of old facts would stop a collection.
+    with contextlib.suppress(Exception):
         _compact_silently(spark, table)
     return _surplus(local_log.size(folder))
 
