@@ -29,6 +29,7 @@ from pipelines.delta import (
     owners,
     query_execution,
     store_exclusion,
+    stored_files,
     table_errors,
     table_history,
     table_schema,
@@ -72,13 +73,13 @@ class Writer(StatementCommits):
         over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`; with `take_over` neither of the first
         two, but for a holder that came later than `since_ms`. A refused writer has committed nothing.
         """
-        properties = delta.check_ours(spark, table)
-        store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
         for attempt in table_errors.commit_attempts(table):
             # Whatever is committed after this look makes the claim's commit fail.
-            at = table_history.standing(spark, table)
-            if attempt:  # what was committed may be a property
-                properties = delta.properties(spark, table)
+            with stored_files.one_look():
+                properties = delta.check_ours(spark, table)
+                at = table_history.standing(spark, table)
+            if not attempt:
+                store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, at.last)
             writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)

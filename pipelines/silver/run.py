@@ -409,11 +409,12 @@ class _SilverRun:
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
         table = self.positions.table(namespace)
-        if self.positions.known[namespace].to and not delta.exists(spark, table):
-            raise errors.CommitConflict(
-                f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
-            )
-        silver_tables.create(spark, table)
+        if not delta.exists(spark, table):
+            if self.positions.known[namespace].to:
+                raise errors.CommitConflict(
+                    f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
+                )
+            silver_tables.create(spark, table)
         return Writer.claim(spark, table, take_over=self.take_over, since_ms=self.began_ms)
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:

@@ -72,7 +72,7 @@ def test_what_is_left_of_bronze_names_the_settings_by_which_it_came(monkeypatch:
             (6, {**own, "batch": 4, "stream": "older"}),
         )
     ]
-    monkeypatch.setattr(table_history, "_newest_first", lambda *_: iter(commits))
+    monkeypatch.setattr(table_history, "newest_first", lambda *_: iter(commits))
     writer: Any = SimpleNamespace(spark=None, table=None, metadata={**(commits[0].metadata or {}), "to": "8201"})
     gone: Any = [SimpleNamespace(between=lambda _: (6, 7))]
     said = {"batch": 7, "log": "one", "stream": "old", "fields": [[], []]}
