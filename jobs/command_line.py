@@ -23,8 +23,8 @@ from pathlib import Path
 import click
 
 from cdc_core import errors
-from jobs import log_lines
 from jobs.commands import inspection, layers, operations, tools
+from pipelines.terminal import signs
 
 BUG, WRONG, INTERRUPTED = 1, 2, 130
 
@@ -177,7 +177,7 @@ def medallion() -> None:
 
 
 def _say(message: str) -> None:
-    shown = "\n".join(map(log_lines.on_one_line, message.split("\n")))
+    shown = "\n".join(map(signs.escaped, message.split("\n")))
     with contextlib.suppress(OSError):  # a terminal that is gone, or a full disk, changes no exit code
         click.echo(f"medallion: {shown}", err=True)
 

@@ -6,6 +6,8 @@ import logging
 import sys
 import time
 
+from pipelines.terminal import signs
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _LIBRARIES = {
     "py4j": logging.CRITICAL,
@@ -43,7 +45,7 @@ class LogLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        event = on_one_line(record.getMessage())
+        event = signs.escaped(record.getMessage())
         pairs = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info and record.exc_info[0]:
             pairs["error"] = record.exc_info[0].__name__
@@ -53,10 +55,5 @@ class LogLine(logging.Formatter):
 
 
 def _value(value: object) -> str:
-    text = on_one_line(str(value))
+    text = signs.escaped(str(value))
     return f'"{text}"' if " " in text or text == "" else text
-
-
-def on_one_line(text: str) -> str:
-    """A text in which what a terminal would obey, or show as nothing, stands escaped: names of collections and fields may hold any signs."""
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)

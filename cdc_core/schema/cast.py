@@ -1,7 +1,8 @@
 """A document as a row of the table: each value as its column's type, an absent field as null, and what did not fit.
 
-A field is absent where it never was, and where a `$unset` took it away: the row of a full document has all columns. Of a partial update the folded document (`cdc_core.silver.fold`) is typed anew where whole documents are kept
-(`keep.document`); elsewhere the row stays as it was and is marked `__incomplete`.
+A field is absent where it never was, and where a `$unset` took it away: the row of a full document has all columns. Of a partial
+update the folded document (`cdc_core.silver.fold`) is typed anew where whole documents are kept (`keep.document`); elsewhere the
+row stays as it was and is marked `__incomplete`.
 
 Which type a column has is said in `column_types` (`BASE`: a Decimal128 is a STRING), `pins` and `evolution`.
 

@@ -35,7 +35,7 @@ from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
 from cdc_core.typed.document_readers import DocumentReader, ReaderBuilder
 from cdc_core.typed.lessons import Lessons
-from cdc_core.typed.readers import Findings, Where, count_keys
+from cdc_core.typed.readers import ANY, Findings, Where, count_keys
 
 SLICE = 1 << 20
 """About so many bytes of text are decoded at once: what they give stays in the processor's cache."""
@@ -92,7 +92,6 @@ class Decoder:
         self._root: DocumentReader | None = None
         self._dense: dict[Steps, DocumentReader] = {}
         self.sparse: set[Steps] = set()
-        """Where documents have few of very many fields."""
         """Where documents have few of very many fields."""
         self._decode: Callable[[str], Any] = _refuse
         self._make()
@@ -320,7 +319,7 @@ def _has_fields_once(text: str | None) -> bool:
     """Whether no field of the document stands in it twice, as far as its text proves it."""
     assert text is not None
     try:
-        document = _ANY.decode(text)
+        document = ANY.decode(text)
     except (msgspec.DecodeError, RecursionError):  # in a value that was not read
         return False
     return text.count('":') - text.count('\\":') == count_keys(document)
@@ -329,13 +328,10 @@ def _has_fields_once(text: str | None) -> bool:
 def _is_json(text: str | None) -> bool:
     """Whether the text is JSON to the letter; the exact way also reads NaN and halves of surrogate pairs."""
     try:
-        _ANY.decode(text or "")
+        ANY.decode(text or "")
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
-
-
-_ANY = msgspec.json.Decoder()
 
 
 def refused(texts: pa.Array) -> pa.BooleanArray:

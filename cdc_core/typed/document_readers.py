@@ -23,6 +23,7 @@ from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
 from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons
 from cdc_core.typed.readers import (
+    ANY,
     SCALARS,
     ArrayReader,
     ColumnReader,
@@ -41,7 +42,6 @@ WIDE, ENOUGH, SPARSE = 64, 100, 4
 
 _NOT_THERE = msgspec.UNSET
 _NotThere = msgspec.UnsetType
-_ANY = msgspec.json.Decoder()
 
 
 @functools.cache
@@ -179,12 +179,8 @@ class SparseReader(DocumentReader):
     def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
         self.struct = dict
         self._decode = {key: msgspec.json.Decoder(any_of(reader.hint, NoneType)).decode for key, reader in named}
-        self._decode |= dict.fromkeys(self._strangers, _ANY.decode)
+        self._decode |= dict.fromkeys(self._strangers, ANY.decode)
         return types.GenericAlias(dict, (str, msgspec.Raw))
-
-    @property
-    def is_sparse(self) -> bool:
-        return True
 
     def members(
         self, structs: list[Any], where: Where, findings: Findings
@@ -238,7 +234,7 @@ class SparseReader(DocumentReader):
             pass
         findings.hard.add(row)
         try:
-            findings.keys += count_keys(_ANY.decode(raw))
+            findings.keys += count_keys(ANY.decode(raw))
         except (msgspec.DecodeError, RecursionError):  # each document of the slice is looked at, then
             pass
         return None

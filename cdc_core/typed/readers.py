@@ -24,6 +24,9 @@ from cdc_core.schema.kinds import Kind
 from cdc_core.typed import exact
 from cdc_core.typed.lessons import Lesson
 
+ANY = msgspec.json.Decoder()
+"""Reads any JSON, for a value that is looked at alone."""
+
 NoneType = type(None)
 
 _Classes = set[type]

@@ -166,8 +166,9 @@ class Writer(StatementCommits):
         """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
 
         What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
-        once and not three times. `touched` gives the `ROW_LOCATION` of each such row (`upsert.located`); `rows` have the table's columns. None where
-        only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
+        once and not three times. `touched` gives the `ROW_LOCATION` of each such row (`upsert.located`); `rows` have the table's columns.
+        None where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a
+        change feed.
         `pending_deletes` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
         Without `touched` the rows are only put in. `unless` is called between the write and the commit; where it
         returns true, nothing is committed, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.

@@ -39,7 +39,7 @@ def make() -> Path:
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
         for left in draft.parent.glob(f"{archive.stem}.*"):  # by one that was killed
-            if left.suffix[1:].isdigit() and not Path("/proc", left.suffix[1:]).exists():
+            if scratch.is_gone(left.suffix[1:]):
                 left.unlink()
         draft.touch()
         draft.unlink()

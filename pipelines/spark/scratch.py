@@ -33,11 +33,16 @@ def folder() -> Path:
         found.chmod(0o700)
     for old in found.glob("*-*.*"):
         number = old.stem.rpartition("-")[2]
-        if number.isdigit() and not Path("/proc", number).exists():
+        if is_gone(number):
             shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         _keep(found, found.stat().st_ino)
     return found
+
+
+def is_gone(number: str) -> bool:
+    """Whether a part of a name is the number of a process that has ended."""
+    return number.isdigit() and not Path("/proc", number).exists()
 
 
 @functools.lru_cache(maxsize=1)

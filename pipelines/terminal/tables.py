@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cdc_core import errors
 from pipelines.operations import units
+from pipelines.terminal import signs
 
 if TYPE_CHECKING:
     from pipelines.capture.progress import CaptureProgress
@@ -55,9 +56,7 @@ def console(*, markup: bool = False) -> Console:
 
 
 def _text(content: str, style: str = "") -> Text:
-    """A text in which what a terminal would obey, or show as nothing, stands escaped: names of fields and keys of documents may hold
-    any signs."""
-    return Text("".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in content), style)
+    return Text(signs.escaped(content), style)
 
 
 def findings(found: Sequence[Finding]) -> None:

@@ -224,6 +224,11 @@ def test_a_collection_that_comes_later_is_looked_for_behind_what_was_searched(
     )
 
 
+def refusals(layer: Any) -> dict[str, type[Exception]]:
+    """The kind of error of each collection that a layer could not bring up to date."""
+    return {name: type(error) for name, error in layer.failures.found.items()}
+
+
 def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person knew of the owner of then: who claims the table while a service does not hold it, a rebuild say, keeps it."""
     monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
@@ -246,11 +251,11 @@ def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         since = [Writer.claim(SPARK, table) for table in (hop.silver_table, hop.gold_table)]
         hop.append((3, bson.encode({"_id": 3})))
         layer.run_round()
-        assert {name: type(error) for name, error in layer.failures.found.items()} == {"cases.t": errors.TableOwned}
+        assert refusals(layer) == {"cases.t": errors.TableOwned}
         since[0].release()
         layer.run_round()
         after.published()
-        assert {name: type(error) for name, error in after.failures.found.items()} == {"cases.t": errors.TableOwned}
+        assert refusals(after) == {"cases.t": errors.TableOwned}
         since[1].release()
         layer.close()
         after.close()
@@ -302,11 +307,11 @@ def test_a_take_over_is_of_those_who_were_there(tmp_path: Path) -> None:
         for name in ("there", "later"):
             hop.append((2, bson.encode({"_id": 2})), collection=name)
         layer.run_round()
-        assert {name: type(error) for name, error in layer.failures.found.items()} == {"cases.later": errors.TableOwned}
+        assert refusals(layer) == {"cases.later": errors.TableOwned}
         since[0].release()
         layer.run_round()
         after.published()
-        assert {name: type(error) for name, error in after.failures.found.items()} == {"cases.later": errors.TableOwned}
+        assert refusals(after) == {"cases.later": errors.TableOwned}
         layer.close()
         after.close()
 
