@@ -80,13 +80,14 @@ def _decoder(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) ->
 
 # --- a look at documents -------------------------------------------------------------------------------------
 
-INFERENCE_DDL = "shape STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>"
+INFERENCE_DDL = "shape STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>, is_cut BOOLEAN"
 _INFERENCE = pa.schema(
     [
         ("shape", pa.string()),
         ("low", pa.string()),
         ("refused", pa.int64()),
         ("also", pa.list_(pa.int64())),
+        ("is_cut", pa.bool_()),
     ]
 )
 
@@ -96,13 +97,15 @@ class Inference:
     """What a look at documents gave.
 
     `shape` is of those that were looked into. `low` is the least place in the order of all rows, `refused` how many texts
-    are not JSON to the letter, `also` how many rows fulfil each condition.
+    are not JSON to the letter, `also` how many rows fulfil each condition. `is_cut`: there was more to look into than was asked for,
+    so that `shape` says nothing.
     """
 
     shape: Shape = field(default_factory=Shape)
     low: str | None = None
     refused: int = 0
     also: tuple[int, ...] = ()
+    is_cut: bool = False
 
     def with_other(self, other: Inference) -> Inference:
         """Both together."""
@@ -114,45 +117,71 @@ class Inference:
             low=min((each.low for each in (self, other) if each.low is not None), default=None),
             refused=self.refused + other.refused,
             also=tuple(map(sum, itertools.zip_longest(self.also, other.also, fillvalue=0))),
+            is_cut=self.is_cut or other.is_cut,
         )
 
     def to_batch(self) -> pa.RecordBatch:
         """One row of `INFERENCE_DDL`."""
-        values = (json.dumps(self.shape.to_json()), self.low, self.refused, self.also)
+        values = (json.dumps(self.shape.to_json()), self.low, self.refused, self.also, self.is_cut)
         return pa.RecordBatch.from_pydict(dict(zip(_INFERENCE.names, ([value] for value in values))), schema=_INFERENCE)
 
     @staticmethod
     def of_row(row: Any) -> Inference:
         """The inverse of `to_batch`, of a row by names."""
         shape = Shape.from_json(json.loads(row["shape"]))
-        return Inference(shape, row["low"], row["refused"], tuple(row["also"]))
+        return Inference(shape, row["low"], row["refused"], tuple(row["also"]), row["is_cut"])
 
 
-def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:
+    """Which documents the plan's schema does not hold, one too many perhaps, and which texts are not JSON to the letter."""
+    typed = _decoder(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
+    return typed.new, typed.refused
+
+
+def shape(texts: pa.Array, marks: pa.Array, schema: DocumentSchema) -> Shape:
+    """What these documents hold, each with its mark, as the schema's options lay it out."""
+    found = Shape()
+    for text, mark in zip(texts.to_pylist(), marks.to_pylist()):
+        exact.observed(found, text, mark, values=schema.naming.values)
+    return found
+
+
+def inference(
+    plan: Plan, *, everything: bool = False, most: int | None = None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a
     partition.
 
-    Documents that the plan's schema holds already are not looked into, unless `everything` is.
+    Documents that the plan's schema holds already are not looked into, unless `everything` is; nor those after the first `most` of a
+    partition.
     """
-    schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
-    values = plan.schema.naming.values
+    schema_json, pins = plan.schema.to_json(), dict(plan.pins)
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sight = Inference()
+        own = Plan(DocumentSchema.from_json(schema_json), pins)
+        sight, count = Inference(), 0
         for batch in batches:
             texts, marks, orders, *conditions = batch.columns
-            if everything:
-                is_new, refused = texts.is_valid(), decoding.refused(texts)
-            else:
-                typed = _decoder(schema_json, pins).typed(texts)
-                is_new, refused = typed.new, typed.refused
-            new = pa.table({"text": texts, "mark": marks}).filter(is_new)
-            shape = Shape()
-            for text, mark in zip(new["text"].to_pylist(), new["mark"].to_pylist()):
-                exact.observed(shape, text, mark, values=values)
+            new, refused = (texts.is_valid(), decoding.refused(texts)) if everything else is_new(own, texts)
+            count += new.true_count
+            is_cut = most is not None and count > most
+            seen = Shape() if is_cut else shape(texts.filter(new), marks.filter(new), own.schema)
             low = min((order for order in orders.to_pylist() if order is not None), default=None)
             also = tuple(condition.true_count for condition in conditions)
-            sight = sight.with_other(Inference(shape, low, refused.true_count, also))
+            sight = sight.with_other(Inference(seen, low, refused.true_count, also, is_cut))
         yield sight.to_batch()
+
+    return look
+
+
+def new_marks(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow` over texts and their marks: the marks of documents that the plan's schema does not hold."""
+    schema_json, pins = plan.schema.to_json(), dict(plan.pins)
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        own = Plan(DocumentSchema.from_json(schema_json), pins)
+        for batch in batches:
+            new, _ = is_new(own, batch.column(0))
+            yield pa.RecordBatch.from_arrays([batch.column(1).filter(new)], names=["mark"])
 
     return look

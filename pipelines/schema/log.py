@@ -7,17 +7,12 @@ and `latest` keep a collection's schema with its evolution in the table `ops/sch
 
 from __future__ import annotations
 
-import functools
 import itertools
-import threading
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
-from pyspark.sql import functions as F
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
@@ -26,11 +21,11 @@ from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.evolution import Change, join
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
-from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.delta import ops_tables, stored_files
 from pipelines.delta import tables as delta
+from pipelines.schema import looks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,9 +40,6 @@ soon as the table's own commit names its generation, and never before.
 """
 
 _MARKS = ("sequence", "__sequence", "offset")
-
-BEGINNING = 1000
-"""So many documents give a collection without a schema its first one."""
 
 FEW_FIELDS = 100
 """A document inside others that shows more fields among so many documents may be used as a map."""
@@ -99,13 +91,9 @@ def evolve(
     rows there are, where that is known: of few the first documents are all of them, and are not searched for.
     """
     order = mark or next((name for name in _MARKS if name in df.columns), None)
-    few = 0 < events <= BEGINNING
-
-    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
-        rows = df if few or not everything else _beginning(df, column, order)
-        return _inference(rows, column, order, plan, also=also, everything=everything)
-
-    evolution = _evolution(look, current, options or unwrap_options.UnwrapOptions(), pins, also or {}, reserved)
+    documents = looks.SparkDocuments(df, column, order, small=0 < events <= looks.BEGINNING)
+    options = options or unwrap_options.UnwrapOptions()
+    evolution = _evolution(documents, current, options, pins, reserved, also=also or {})
     return evolution if order else replace(evolution, seen_at=None)
 
 
@@ -121,14 +109,8 @@ def evolve_here(
 ) -> Evolution:
     """As `evolve`, of documents that this process has; `places` are theirs in the order, `beginning` is what the first showed where
     that is known."""
-    batch = _marked(texts, places)
-
-    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
-        if not everything:
-            return _inference_here(batch, plan, everything=False)
-        return beginning or _inference_here(_beginning_here(batch), plan, everything=True)
-
-    return _evolution(look, current, options, pins, {}, reserved)
+    documents = looks.LocalDocuments(texts, places)
+    return _evolution(documents, current, options, pins, reserved, beginning=beginning)
 
 
 def begun_here(
@@ -140,10 +122,7 @@ def begun_here(
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
     """As `begun`, of documents that this process has."""
-    batch = _beginning_here(_marked(texts, places))
-    naming = _naming(options, reserved)
-    start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
-    return _begun(_inference_here(batch, start, everything=True), pins, naming)
+    return _begun(looks.LocalDocuments(texts, places), options=options, pins=pins, reserved=reserved)
 
 
 def start_here(
@@ -155,11 +134,16 @@ def start_here(
     pins: Pins,
     reserved: frozenset[str],
 ) -> Evolution | None:
-    """The schema to type documents by that this process has: the current one or, of many where there is none, what the first of them
-    give; None where they cannot."""
-    if current.fields or len(texts) <= BEGINNING:
+    """The schema to type documents by that this process has: of many, the current one with what the first of them add; None where there
+    is none, and they cannot give one."""
+    if len(texts) <= looks.BEGINNING:
         return unchanged(current, pins)
-    return begun_here(texts, places, options=options, pins=pins, reserved=reserved)
+    if not current.fields:
+        return begun_here(texts, places, options=options, pins=pins, reserved=reserved)
+    sight = looks.LocalDocuments(texts, places).first_unknown(typed.Plan(current, pins))
+    if not sight.shape.kinds or not _is_of_columns(sight):
+        return unchanged(current, pins)
+    return _joined(current, sight, pins, _naming(options, reserved))
 
 
 def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> column_names.ColumnNaming:
@@ -167,63 +151,39 @@ def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> 
     return replace(naming, reserved=naming.reserved | reserved)
 
 
-def _marked(texts: pa.Array, places: pa.Array) -> pa.RecordBatch:
-    # As `_marks` makes them in SQL: a schema must not depend on who looked at the documents.
-    # Slice by slice: as Python's strings all of them would take as much memory once more.
-    slices = (texts.slice(start, BEGINNING).to_pylist() for start in range(0, len(texts), BEGINNING))
-    digests = (f"{_digest(text):X}" for text in itertools.chain.from_iterable(slices))
-    marks = pa.array([f"{place}/{digest}" for place, digest in zip(places.to_pylist(), digests)], pa.string())
-    return pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
-
-
-def _beginning_here(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """As `_beginning`, of documents that this process has."""
-    if batch.num_rows <= BEGINNING:
-        return batch
-    return batch.filter(pc.less_equal(batch["mark"], batch["mark"].sort()[BEGINNING - 1]))
-
-
-def _inference_here(batch: pa.RecordBatch, plan: typed.Plan, *, everything: bool) -> typed.Inference:
-    # Collections of one schema share their plan's decoder, which learns, and is for one thread at a time.
-    with _LOOKING:
-        (found,) = typed.inference(plan, everything=everything)(iter([batch]))
-    return typed.Inference.of_row(found.to_pylist()[0])
-
-
-_LOOKING = threading.Lock()
-_SEED = 42
-
-
-def _digest(text: str | None) -> int:
-    """Spark's `xxhash64`, as a number without a sign; of a null it is the seed."""
-    return _SEED if text is None else xxhash.xxh64_intdigest(text.encode(), seed=_SEED)
-
-
-class _Infer(Protocol):
-    """Looks at documents by a plan, at all of the first ones where `everything` is set; counts the conditions `also`."""
-
-    def __call__(self, plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference: ...
-
-
 def _evolution(
-    look: _Infer,
+    documents: looks.Documents,
     current: DocumentSchema,
     options: unwrap_options.UnwrapOptions,
     pins: Pins | None,
-    also: Mapping[str, str],
     reserved: frozenset[str],
+    *,
+    also: Mapping[str, str] = {},
+    beginning: typed.Inference | None = None,
 ) -> Evolution:
-    naming = _naming(options, reserved)
-    known, begun = current, typed.Inference()
-    if not current.fields:
-        begun = look(typed.Plan(replace(current, naming=naming)), {}, everything=True)
+    pins, naming = pins or {}, _naming(options, reserved)
+    begun, known = beginning or typed.Inference(), current
+    if beginning is None and not current.fields:
+        begun = documents.first(typed.Plan(replace(current, naming=naming)))
+    if begun.shape.kinds:
         known, _ = join(current, begun.shape, pins=pins, naming=naming)
-    found = look(typed.Plan(known, pins or {}), also, everything=False)
+    count = looks.BEGINNING
+    found = look = documents.new(typed.Plan(known, pins), also, most=count if _is_of_columns(begun) else None)
+    # Where very many documents show something new, most of them show the same: the first of them are looked into, and then those that
+    # show more than these.
+    while look.is_cut:
+        more = begun.with_other(documents.first_new(typed.Plan(known, pins), count))
+        wider, _ = join(current, more.shape, pins=pins, naming=naming)
+        count *= 4
+        is_narrower = wider != known and _is_of_columns(more)
+        if is_narrower:
+            begun, known = more, wider
+        look = documents.new(typed.Plan(known, pins), {}, most=count if is_narrower else None)
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
-    both = found.with_other(replace(begun, refused=0, also=()))
-    schema, changes = join(current, both.shape, pins=pins, naming=naming)
+    shape = look.with_other(begun).shape
+    schema, changes = join(current, shape, pins=pins, naming=naming)
     counted = dict(zip(also, itertools.chain(found.also, itertools.repeat(0))))
-    return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low, counted)
+    return Evolution(schema, changes, typed.Plan(schema, pins), found.refused, found.low, counted)
 
 
 def begun(
@@ -239,61 +199,33 @@ def begun(
     None where it shall be made of all: there is no document, or one of them may be used as a map, or may belong to quarantine,
     where it must leave no column behind.
     """
+    return _begun(looks.SparkDocuments(df, "after", mark), options=options, pins=pins, reserved=reserved)
+
+
+def _begun(
+    documents: looks.Documents, *, options: unwrap_options.UnwrapOptions, pins: Pins, reserved: frozenset[str]
+) -> Evolution | None:
     naming = _naming(options, reserved)
-    start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
-    return _begun(_inference(_beginning(df, "after", mark), "after", mark, start, everything=True), pins, naming)
-
-
-def _begun(sight: typed.Inference, pins: Pins, naming: column_names.ColumnNaming) -> Evolution | None:
-    if not sight.shape.kinds or sight.refused or _most_fields(sight.shape) > FEW_FIELDS:
+    sight = documents.first(typed.Plan(replace(document_schema.EMPTY, naming=naming)))
+    if not sight.shape.kinds or not _is_of_columns(sight):
         return None
-    schema, changes = join(document_schema.EMPTY, sight.shape, pins=pins, naming=naming)
+    return _joined(document_schema.EMPTY, sight, pins, naming)
+
+
+def _joined(current: DocumentSchema, sight: typed.Inference, pins: Pins, naming: column_names.ColumnNaming) -> Evolution:
+    schema, changes = join(current, sight.shape, pins=pins, naming=naming)
     return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low, beginning=sight)
+
+
+def _is_of_columns(sight: typed.Inference) -> bool:
+    """Whether no later document can make another column of what these showed, as a map or by going to quarantine."""
+    return not sight.refused and _most_fields(sight.shape) <= FEW_FIELDS
 
 
 def _most_fields(shape: Shape) -> int:
     """The fields of the document inside documents that has the most."""
     inner = [*shape.fields.values(), *([] if shape.element is None else [shape.element])]
     return max((max(len(each.fields), _most_fields(each)) for each in inner), default=0)
-
-
-def _marks(df: DataFrame, column: str, order: str | None) -> tuple[str, str]:
-    """A row's place in the order, and its document's own mark, as SQL.
-
-    Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in
-    a mark.
-    """
-    place = "''"
-    if order is not None:
-        place = f"CAST({identifier(order)} AS STRING)"
-        place = place if dict(df.dtypes)[order] == "string" else f"lpad({place}, 20, '0')"
-    return place, f"concat({place}, '/', hex(xxhash64({identifier(column)})))"
-
-
-def _beginning(df: DataFrame, column: str, order: str | None) -> DataFrame:
-    """About the first `BEGINNING` rows: all up to some mark. Only places in the order are sorted, and few digests."""
-    place, mark = _marks(df, column, order)
-    for by in (place, mark):
-        last = df.selectExpr(f"{by} AS by").orderBy("by").limit(BEGINNING).agg(F.max("by")).first()[0]
-        df = df.where(F.expr(by) <= F.lit(last)) if last is not None else df
-    return df
-
-
-def _inference(
-    df: DataFrame,
-    column: str,
-    order: str | None,
-    plan: typed.Plan,
-    *,
-    also: Mapping[str, str] = {},
-    everything: bool = False,
-) -> typed.Inference:
-    """A look at the documents that the plan's schema does not hold, or at all."""
-    place, mark = _marks(df, column, order)
-    conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
-    given = df.selectExpr(f"{identifier(column)} AS text", f"{mark} AS mark", f"{place} AS place", *conditions)
-    found = given.mapInArrow(typed.inference(plan, everything=everything), typed.INFERENCE_DDL)
-    return functools.reduce(typed.Inference.with_other, map(typed.Inference.of_row, found.collect()), typed.Inference())
 
 
 @dataclass(frozen=True)

@@ -93,17 +93,11 @@ def applied(
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live is None or live.is_many(upsert.KEY, keys):
         return False
-    begun = schemas.start_here(
-        events["after"].combine_chunks(),
-        events["sequence"].combine_chunks(),
-        current=collection.schema.schema,
-        options=collection.options.unwrap,
-        pins=collection.options.pins,
-        reserved=collection.reserved,
-    )
+    begun = _begun(collection, events, given)
     if begun is None:
         return False
-    if reduction.is_at_once(collection, counts):  # which records it, too: a schema must not depend on who looked
+    # Which records it, too: a schema must not depend on who looked.
+    if not collection.schema.schema.fields and reduction.is_at_once(collection, counts):
         evolve.record(collection, begun, range_.to)
         begun = replace(begun, changes=())
     evolutions, typed = _typed(collection, events, given, begun)
@@ -247,6 +241,26 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     return winners, list(last), last_deletes
 
 
+def _begun(collection: SilverCollection, events: pa.Table, given: pa.Table) -> schemas.Evolution | None:
+    """The schema to type the events' documents by; None where their first ones cannot give one."""
+    current, pins = collection.schema.schema, collection.options.pins
+    if _has_partial(given):  # what became of these is looked at when the other documents were
+        return schemas.unchanged(current, pins)
+    return schemas.start_here(
+        events["after"].combine_chunks(),
+        events["sequence"].combine_chunks(),
+        current=current,
+        options=collection.options.unwrap,
+        pins=pins,
+        reserved=collection.reserved,
+    )
+
+
+def _has_partial(given: pa.Table) -> bool:
+    is_any: bool = pc.any(collection_events.are_partial(given)).as_py()
+    return is_any
+
+
 def _typed(
     collection: SilverCollection, events: pa.Table, given: pa.Table, begun: schemas.Evolution
 ) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
@@ -260,7 +274,7 @@ def _typed(
     if pc.any(typed.new).as_py():
         evolutions = []  # of all documents at once: what looks like columns in the first ones may be a map
         looks = [given.select(["after", "sequence"])]
-        if pc.any(collection_events.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
+        if _has_partial(given):  # once more, as the steps do, at what became of the others
             looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
         for each in looks:
             evolution = schemas.evolve_here(

@@ -18,6 +18,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import log as schemas
+from pipelines.schema import looks
 from pipelines.silver import in_process
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, killed_at, pipeline, rows_by_spark
@@ -363,7 +364,7 @@ def test_statistics_of_gold_let_delta_skip_files(hop: Hop) -> None:
 
 def test_a_schema_begins_the_same_whoever_looks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the first documents in the events' order, and by their digests where a snapshot's chunk gives many one place."""
-    monkeypatch.setattr(schemas, "BEGINNING", 7)
+    monkeypatch.setattr(looks, "BEGINNING", 7)
     rng = random.Random(3)
     kinds = [1, "x", 2.5, None, {"deep": 1}, [1, "x"], {"$numberLong": "7"}, {"$date": {"$numberLong": "1"}}]
     for number in range(3):

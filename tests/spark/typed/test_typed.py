@@ -25,6 +25,7 @@ from cdc_core.tables import layout as tables
 from cdc_core.typed import exact as reference
 from cdc_core.typed import plan as typed
 from pipelines.schema import log as schemas
+from pipelines.schema import looks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,6 +189,28 @@ def test_a_mix_where_arrays_are_typed_for_good(spark: SparkSession, kind: str) -
     schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
     seconds: list[Any] = ["text", {"b": 1}, [{"b": 1}, {"b": "x"}, {"c": [1, {"d": 2.5}]}], [[1, 2], [], [3]], firsts["two"]]
     check(spark, [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in seconds], schema, 1)
+
+
+def test_many_new_documents_are_looked_at_the_same_here_and_there(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few of them are looked into, in Spark and in this process, and they are the same."""
+    monkeypatch.setattr(looks, "BEGINNING", 20)
+    current = schemas.evolve(frame(spark, ['{"_id":1,"a":1}'])).schema
+    fields = [f'"n{number // 100}":{"1" if number % 100 < 60 else "2.5"},"a":{number}' for number in range(300)]
+    texts: list[str | None] = [f'{{"_id":{number},{each}}}' for number, each in enumerate(fields)]
+    df = frame(spark, texts)
+    there = schemas.evolve(df, current=current, also={"even": "sequence LIKE '%0'"})
+    rows = df.toArrow()
+    here = schemas.evolve_here(
+        *(rows[name].combine_chunks() for name in ("after", "sequence")),
+        current=current,
+        options=unwrap_options.UnwrapOptions(),
+        pins={},
+    )
+    assert [change.to_type for change in there.changes] == ["DOUBLE"] * 3
+    assert (there.schema, there.changes, there.seen_at) == (here.schema, here.changes, here.seen_at)
+    assert there.also == {"even": 19}
 
 
 def test_documents_of_one_mark(spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.properties.unwrap import UnwrapOptions
+from cdc_core.properties.unwrap import UnwrapOptions, parse
 from cdc_core.schema import document_schema
 from cdc_core.typed import plan
 from pipelines.schema import log as schemas
+from pipelines.schema import looks
 
 
 @pytest.fixture
@@ -80,3 +82,75 @@ def test_of_two_names_that_differ_in_case_the_later_one_is_changed(around: str) 
         ("B", "B_2"),
         ("X", "X_2"),
     ]
+
+
+VALUES = [1, {"$numberLong": "7"}, 2.5, "x", None, {}, [], {"$date": {"$numberLong": "1"}}]
+VALUES += [
+    [1],
+    [1, "x"],
+    [2.5, None],
+    {"a": 1},
+    {"a": "x", "B": [1]},
+    {"b": {"c": 2.5}},
+    {"b": {"C": 1}, "a": []},
+    [{"d": 1}],
+]
+
+
+def drifting(chance: random.Random, count: int) -> list[str | None]:
+    """Documents whose fields are others now and then, and hold mostly what they held before."""
+    texts: list[str | None] = []
+    held: dict[str, Any] = {}
+    for number in range(count):
+        if number % 40 == 0:
+            names = chance.sample("abcdefghijABCDE", 5)
+        fields = {}
+        for name in chance.sample(names, chance.randrange(6)):
+            value = chance.choice(VALUES)
+            fields[name] = value if chance.random() < 0.1 else held.setdefault(name, value)
+        texts.append(chance.choice([None, '{"ghost": NaN}']) if number % 97 == 13 else json.dumps({"_id": number, **fields}))
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of documents that show something new only the first are looked into, and those that show more than these."""
+    chance = random.Random(seed)
+    settings: dict[str, Any] = {
+        "options": parse({"flatten.struct": chance.choice(["true", "false"])}),
+        "pins": {},
+        "reserved": frozenset(),
+    }
+    schema = document_schema.EMPTY
+    for count in (200, 300):
+        texts = drifting(chance, count)
+        # As changes have them, and as a snapshot's chunk, whose events share their place.
+        places = [f"{number // chance.choice([1, 50]):024x}" for number in range(count)]
+        order = chance.sample(range(count), count)
+        given = pa.array([texts[at] for at in order], pa.string()), pa.array([places[at] for at in order])
+        found = []
+        for beginning in (chance.choice([3, 10, 40]), 1_000_000):
+            monkeypatch.setattr(looks, "BEGINNING", beginning)
+            begun = schemas.start_here(*given, current=schema, **settings)
+            first = None if begun is None else begun.beginning
+            evolved = schemas.evolve_here(*given, current=schema, beginning=first, **settings)
+            found.append((evolved.schema, evolved.changes, evolved.refused, evolved.seen_at))
+        assert found[0] == found[1]
+        schema = found[1][0]
+
+
+def test_a_field_that_is_new_in_all_documents_is_looked_for_in_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = evolution(['{"_id": 1, "a": 1}'], document_schema.EMPTY).schema
+    texts = [json.dumps({"_id": number, "a": 1, "late": {"b": 1}}) for number in range(5 * looks.BEGINNING)]
+    looked_into, shape = [], plan.shape
+    monkeypatch.setattr(plan, "shape", lambda *given: looked_into.append(len(given[0])) or shape(*given))
+    assert "late" in evolution(texts, current).schema.struct.by_name
+    assert sum(looked_into) == looks.BEGINNING
+
+
+def test_so_many_fields_that_they_may_be_data_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like columns in the first documents may be a map by the last."""
+    monkeypatch.setattr(looks, "BEGINNING", 10)
+    current = evolution(['{"_id": 1}'], document_schema.EMPTY).schema
+    texts = [json.dumps({"_id": n, "by": {f"k{n * 20 + at}": 1 for at in range(20)}}) for n in range(60)]
+    assert str(evolution(texts, current).changes[0].to_type) == "MAP<STRING, INT>"

@@ -29,7 +29,7 @@ from cdc_core.silver import quarantine
 from pipelines.bronze import collection_events, survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import in_process as gold_small_batch
-from pipelines.schema import log as schemas
+from pipelines.schema import looks
 from pipelines.silver import in_process, in_process_fold, ranges
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
@@ -359,7 +359,7 @@ def test_a_first_range_gives_the_schema_that_the_steps_would(
 ) -> None:
     """Of all its documents together: many names in one field are a map, also where the first documents show few of them. Where the
     steps would type before they looked, the first documents give a version by themselves."""
-    monkeypatch.setattr(schemas, "BEGINNING", 2)
+    monkeypatch.setattr(looks, "BEGINNING", 2)
     monkeypatch.setattr(evolution, "MAX_FIELDS", 4)
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 2 if is_at_once else 1000)
     with without_spark.running():

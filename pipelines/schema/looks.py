@@ -1,0 +1,183 @@
+"""Looks at a batch's documents for their schema: at those that Spark reads, and at those that this process has.
+
+Both give the same, whoever looks: a document's mark is made in the same way, and the first documents are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyspark.sql import functions as F
+
+from cdc_core.schema.shape import Shape
+from cdc_core.sql.names import identifier
+from cdc_core.typed import decoding
+from cdc_core.typed import plan as typed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BEGINNING = 1000
+"""So many documents give a collection without a schema its first one."""
+
+
+class Documents(Protocol):
+    """A batch's documents, which are looked at by a plan."""
+
+    def first(self, plan: typed.Plan) -> typed.Inference:
+        """A look at the first `BEGINNING` of them, each looked into."""
+
+    def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
+        """A look at all, of which those that the plan's schema does not hold are looked into; where they are more than `most` it may
+        be cut. `also` are conditions, as SQL by name, whose rows are counted."""
+
+    def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
+        """A look into the first `count` documents that the plan's schema does not hold, after `new` was cut by the same plan."""
+
+
+@dataclass(frozen=True)
+class SparkDocuments:
+    """The texts in a `column` of `df`, in the order of the column `order` where there is one.
+
+    Of a batch that is `small` the first documents are all of them, and are not searched for.
+    """
+
+    df: DataFrame
+    column: str
+    order: str | None
+    small: bool = False
+
+    def first(self, plan: typed.Plan) -> typed.Inference:
+        return self._look(self.df if self.small else self._beginning(), plan, everything=True)
+
+    def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
+        return self._look(self.df, plan, also, most=most)
+
+    def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
+        marks = self._given(self.df).mapInArrow(typed.new_marks(plan), "mark STRING")
+        _, mark = self._marks()
+        return self._look(_up_to(self.df, mark, last=_last(marks, "mark", count)), plan)
+
+    def _beginning(self) -> DataFrame:
+        """About the first `BEGINNING` rows: all up to some mark. Only places in the order are sorted, and few digests."""
+        df = self.df
+        for by in self._marks():
+            df = _up_to(df, by, last=_last(df, by, BEGINNING))
+        return df
+
+    def _look(
+        self,
+        df: DataFrame,
+        plan: typed.Plan,
+        also: Mapping[str, str] = {},
+        *,
+        everything: bool = False,
+        most: int | None = None,
+    ) -> typed.Inference:
+        look = typed.inference(plan, everything=everything, most=most)
+        rows = self._given(df, also).mapInArrow(look, typed.INFERENCE_DDL).collect()
+        return functools.reduce(typed.Inference.with_other, map(typed.Inference.of_row, rows), typed.Inference())
+
+    def _given(self, df: DataFrame, also: Mapping[str, str] = {}) -> DataFrame:
+        place, mark = self._marks()
+        conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
+        return df.selectExpr(f"{identifier(self.column)} AS text", f"{mark} AS mark", f"{place} AS place", *conditions)
+
+    def _marks(self) -> tuple[str, str]:
+        """A row's place in the order, and its document's own mark, as SQL.
+
+        Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in
+        a mark.
+        """
+        place = "''"
+        if self.order is not None:
+            place = f"CAST({identifier(self.order)} AS STRING)"
+            place = place if dict(self.df.dtypes)[self.order] == "string" else f"lpad({place}, 20, '0')"
+        return place, f"concat({place}, '/', hex(xxhash64({identifier(self.column)})))"
+
+
+def _last(df: DataFrame, by: str, count: int) -> str | None:
+    """The last of the first `count` rows by an expression."""
+    last: str | None = df.selectExpr(f"{by} AS by").orderBy("by").limit(count).agg(F.max("by")).first()[0]
+    return last
+
+
+def _up_to(df: DataFrame, by: str, *, last: str | None) -> DataFrame:
+    return df if last is None else df.where(F.expr(by) <= F.lit(last))
+
+
+class LocalDocuments:
+    """Texts of this process with their `places` in the order."""
+
+    def __init__(self, texts: pa.Array, places: pa.Array) -> None:
+        self._left = pa.RecordBatch.from_arrays([texts, places], names=["text", "place"])
+        """Those that may yet be looked into."""
+
+    def first(self, plan: typed.Plan) -> typed.Inference:
+        batch = _beginning(self._left, BEGINNING)
+        refused = decoding.refused(batch["text"]).true_count
+        return typed.Inference(_shape(batch, plan), _low(batch), refused)
+
+    def first_unknown(self, plan: typed.Plan) -> typed.Inference:
+        """As `first`, but without looking into documents that the plan's schema holds."""
+        return LocalDocuments(*_beginning(self._left, BEGINNING).columns).new(plan, {}, most=None)
+
+    def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
+        assert not also
+        low = _low(self._left)
+        with _LOOKING:
+            is_new, refused = typed.is_new(plan, self._left["text"])
+        self._left = self._left.filter(is_new)
+        if most is not None and self._left.num_rows > most:
+            return typed.Inference(low=low, refused=refused.true_count, is_cut=True)
+        return typed.Inference(_shape(self._left, plan), low, refused.true_count)
+
+    def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
+        return typed.Inference(_shape(_beginning(self._left, count), plan))
+
+
+_LOOKING = threading.Lock()
+"""Collections of one schema share their plan's decoder, which learns, and is for one thread at a time."""
+
+_SEED = 42
+
+
+def _beginning(batch: pa.RecordBatch, count: int) -> pa.RecordBatch:
+    """About the first `count` documents, as `SparkDocuments` finds them."""
+    for by in (lambda rows: rows["place"], _marks):
+        if batch.num_rows <= count:
+            break
+        values = by(batch)
+        last = values[pc.partition_nth_indices(values, pivot=count - 1)[count - 1].as_py()]
+        batch = batch.filter(pc.less_equal(values, last))
+    return batch
+
+
+def _marks(batch: pa.RecordBatch) -> pa.StringArray:
+    # As `SparkDocuments` makes them in SQL. Slice by slice: as Python's strings all texts would take as much memory once more.
+    slices = (batch["text"].slice(start, BEGINNING).to_pylist() for start in range(0, batch.num_rows, BEGINNING))
+    digests = (f"{_digest(text):X}" for text in itertools.chain.from_iterable(slices))
+    return pa.array([f"{place}/{digest}" for place, digest in zip(batch["place"].to_pylist(), digests)], pa.string())
+
+
+def _digest(text: str | None) -> int:
+    """Spark's `xxhash64`, as a number without a sign; of a null it is the seed."""
+    return _SEED if text is None else xxhash.xxh64_intdigest(text.encode(), seed=_SEED)
+
+
+def _shape(batch: pa.RecordBatch, plan: typed.Plan) -> Shape:
+    batch = batch.filter(batch["text"].is_valid())
+    return typed.shape(batch["text"], _marks(batch), plan.schema)
+
+
+def _low(batch: pa.RecordBatch) -> str | None:
+    low: str | None = pc.min(batch["place"]).as_py()
+    return low
