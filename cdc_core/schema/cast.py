@@ -116,6 +116,8 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
         return None
     try:
         match type_:
+            case Scalar():  # most values are
+                return _TO_SCALAR[type_](value, seen)
             case Struct():
                 return _cast_document(value, seen, type_, path, rescued)
             case Array(element):
@@ -124,8 +126,6 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
                 return _cast_map(value, seen, item_type, path, rescued)
             case Decimal(precision, scale):
                 return _to_decimal(value, seen, precision, scale)
-            case _:
-                return _TO_SCALAR[type_](value, seen)
     # A wrapper with malformed content is a misfit, too: one value must not stop a batch.
     except (_Misfit, KeyError, TypeError, ValueError, ArithmeticError):
         rescue(rescued, path or "", ejson(value))

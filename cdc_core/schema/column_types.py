@@ -33,6 +33,8 @@ class Scalar(enum.Enum):
     CODE_WITH_SCOPE = "CODE_WITH_SCOPE"
     DB_POINTER = "DB_POINTER"
 
+    __hash__ = object.__hash__  # as of `Kind`, and as often
+
 
 PARTS: Mapping[ColumnType, tuple[str, str]] = {
     Scalar.REGEX: ("regex", "options"),

@@ -43,6 +43,9 @@ class Kind(enum.Enum):
     UNDEFINED = "undefined"
     NULL = "null"
 
+    # Of the object and not of the name, which takes a call of Python: kinds are looked up for each value of a document.
+    __hash__ = object.__hash__
+
 
 NOTHING = frozenset({Kind.EMPTY_DOCUMENT, Kind.EMPTY_ARRAY, Kind.UNDEFINED, Kind.NULL})
 """Kinds from which no column can come."""

@@ -24,7 +24,10 @@ RESCUED = pa.map_(pa.string(), pa.string())
 
 def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str]) -> dict[str, Any]:
     """The last of two fields of one name stays; the earlier ones are kept by their name alone."""
-    result: dict[str, Any] = {}
+    result = dict(pairs)
+    if len(result) == len(pairs):
+        return result
+    result.clear()
     for key, value in pairs:
         if key in result:
             cast.rescue(repeated, wrappers.unescape_key(key), cast.ejson(_whole(result[key])))

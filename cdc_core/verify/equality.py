@@ -35,6 +35,9 @@ _MARK = "\0"
 """What no field's name holds: a tagged value is never taken for a document."""
 
 
+_PLAIN = frozenset({bool, int, str})
+
+
 @dataclass(frozen=True)
 class TableRow:
     """A table's row: the cells of the document's columns and of columns that no document has, and what was rescued."""
@@ -54,22 +57,22 @@ class Difference:
 
 def canonical(value: Any) -> Any:
     """A cell as JSON values that are the same where the cells are: of a table's row, and of an expected one."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            # JSON has neither NaN nor infinities, and NaN has to be equal to itself here.
-            return value if math.isfinite(value) else {_MARK: "NaN" if math.isnan(value) else repr(value)}
-        case bytes():
-            return {_MARK + "bytes": value.hex()}
-        case datetime.datetime() if value.tzinfo is not None:
-            return {_MARK + "time": (value - _EPOCH) // _MICROSECOND}
-        case decimal.Decimal():
-            return {_MARK + "decimal": format(value, "f")}
-        case Mapping():
-            return {name: canonical(item) for name, item in value.items() if item is not None}
-        case list() | tuple():
-            return [canonical(item) for item in value]
+    kind = type(value)
+    if kind in _PLAIN or value is None:
+        return value
+    if kind is dict:
+        return {name: canonical(item) for name, item in value.items() if item is not None}
+    if kind is list or kind is tuple:
+        return [canonical(item) for item in value]
+    if kind is float:
+        # JSON has neither NaN nor infinities, and NaN has to be equal to itself here.
+        return value if math.isfinite(value) else {_MARK: "NaN" if math.isnan(value) else repr(value)}
+    if kind is bytes:
+        return {_MARK + "bytes": value.hex()}
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return {_MARK + "time": (value - _EPOCH) // _MICROSECOND}
+    if kind is decimal.Decimal:
+        return {_MARK + "decimal": format(value, "f")}
     # No column of ours has such a type: another hand retyped it, and no document's value is equal to it.
     return {f"{_MARK}{type(value).__name__}": str(value)}
 
