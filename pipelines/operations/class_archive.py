@@ -32,7 +32,8 @@ _WRITING_SECONDS = 300.0
 def make() -> Path:
     """Make the archive, in place of one that is there: start a session, do what the layers do to a table, and end its JVM.
 
-    Raises `DecisionNeeded` where this user may not write into the environment or the JVM wrote no archive, and what `session` raises.
+    Raises `DecisionNeeded` where this user may not write into the environment or the JVM wrote no archive, `Temporary` where it was not
+    done in time, and what `session` raises.
     """
     archive = jvm.CLASS_ARCHIVE
     draft = archive.with_suffix(f".{os.getpid()}")
@@ -50,7 +51,10 @@ def make() -> Path:
     try:
         with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
             _use(spark, tables.TableRef.at(f"{folder}/table"))
-        sparks.stop(_WRITING_SECONDS)
+        if not sparks.stop(_WRITING_SECONDS):  # it writes at its end: a half of it would not do
+            raise errors.Temporary(
+                f"Java has not written it in {_WRITING_SECONDS:.0f} s; try again when the machine has less to do"
+            )
         if not draft.is_file():
             raise errors.DecisionNeeded(f"this Java wrote none (log: {jvm.log_file()})")
         table_files.sync(draft)  # a JVM ends at once that maps one of which a power failure left less

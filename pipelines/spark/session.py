@@ -170,16 +170,17 @@ def is_classic(spark: SparkSession) -> bool:
     return not is_remote() and hasattr(spark, "_jsparkSession")
 
 
-def stop(seconds: float = 10) -> None:
-    """Stops the session of this process and its JVM, which may take so long; nothing where there is none or a platform gave it."""
+def stop(seconds: float = 10) -> bool:
+    """Stops the session of this process and its JVM, which may take so long: whether it has ended; nothing where there is none or a
+    platform gave it."""
     spark = _active()
     if spark is None or is_given():
-        return
+        return False
     gateway = getattr(spark.sparkContext, "_gateway", None)
     spark.stop()
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:
-        return
+        return False
     from pyspark import SparkContext
 
     gateway.shutdown()
@@ -188,6 +189,7 @@ def stop(seconds: float = 10) -> None:
         process.wait(timeout=seconds)
     SparkContext._gateway = None
     SparkContext._jvm = None
+    return process.poll() is not None
 
 
 _CANCELLED = threading.Event()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_core import errors
 from pipelines.operations import class_archive
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -26,3 +27,19 @@ def test_what_killed_makers_left_is_removed(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(RuntimeError):
         class_archive.make()
     assert sorted(tmp_path.iterdir()) == sorted([jvm.CLASS_ARCHIVE, alive])
+
+
+def test_an_archive_that_is_not_written_yet_gets_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A JVM writes it at its end, which on a busy machine may take longer than it is waited for: half of it no JVM maps."""
+    monkeypatch.setattr(jvm, "CLASS_ARCHIVE", tmp_path / "spark-classes.jsa")
+
+    def stop(seconds: float) -> bool:
+        (tmp_path / f"spark-classes.{os.getpid()}").write_bytes(b"half")
+        return False
+
+    monkeypatch.setattr(sparks, "session", lambda *_, **__: None)
+    monkeypatch.setattr(class_archive, "_use", lambda *_: None)
+    monkeypatch.setattr(sparks, "stop", stop)
+    with pytest.raises(errors.Temporary, match="300 s"):
+        class_archive.make()
+    assert not [*tmp_path.iterdir()]
