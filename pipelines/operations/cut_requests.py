@@ -65,8 +65,6 @@ SERVING, ASKED, TAKEN, MADE, FAILED, WITHDRAWN = "serving", "asked", "taken", "m
 LOOK_SECONDS = 0.5
 TAKE_SECONDS = 60.0
 """How long a running pipeline may take to begin: it looks every `signal.poll.interval.ms`."""
-STALE_MS = 600_000
-"""Nobody waits any more for what was asked so long ago."""
 SAY_SECONDS = 43_200.0
 """How often a pipeline says that it serves: rows of ops get old, a pipeline need not."""
 
@@ -206,10 +204,13 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
 
 
 def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
-    """What is asked for and nobody has begun, or waits for no longer; oldest first."""
-    rows, since = _rows(spark, settings), clock.now_ms() - STALE_MS
+    """What is asked for and nobody has begun or withdrawn; oldest first.
+
+    However old it is, which two clocks would have to agree upon: of one who was killed while he waited a cut is made, and that is all.
+    """
+    rows = _rows(spark, settings)
     settled = {row["id"] for row in rows if row["state"] not in (ASKED, SERVING)}
-    return [row for row in rows if row["state"] == ASKED and row["id"] not in settled and row["at_ms"] > since]
+    return [row for row in rows if row["state"] == ASKED and row["id"] not in settled]
 
 
 def _answer(spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]) -> _Answer:

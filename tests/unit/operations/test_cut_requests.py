@@ -76,3 +76,13 @@ def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
         cut._note(SPARK, chosen, made)
         assert cut.read(SPARK, chosen) == [made]
         assert cut.read(SPARK, dataclasses.replace(chosen, name="other")) == []
+
+
+def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another machine it may be behind by more than anybody waits."""
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(cut_requests.clock, "now_ms", lambda: 1)
+            cut_requests._say(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
+        assert [each["id"] for each in cut_requests._open(SPARK, chosen)] == ["1"]
