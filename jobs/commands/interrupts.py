@@ -21,9 +21,14 @@ AGAIN_SECONDS = 0.5
 """A signal so soon after the first is the same request: `timeout` sends one to its command, and one to the group that it is in."""
 
 
+STOP_SECONDS = 45.0
+"""So long a stop waits for the end of what is being written, of which a store that hangs may keep the answer for hours: less than who
+started the command waits before it kills."""
+
+
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets; a second one interrupts at once."""
+    """An event that SIGTERM or Ctrl-C sets; a second one interrupts at once, and so does the end of `STOP_SECONDS`."""
     stop, asked = threading.Event(), 0.0
 
     def ask(number: int, frame: object) -> None:
@@ -31,13 +36,18 @@ def stopping() -> Iterator[threading.Event]:
         if not stop.is_set():
             asked = time.monotonic()
             stop.set()
+            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         elif time.monotonic() >= asked + AGAIN_SECONDS:
             # Other threads wait for the JVM, too: without it their calls fail, and the process can end.
             abandon()
             raise KeyboardInterrupt
 
-    with _handling(ask):
-        yield stop
+    with _handling(ask, signal.SIGALRM):
+        try:
+            yield stop
+        finally:
+            if asked:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def finished(spark: SparkSession, stop: threading.Event, run: Callable[[], Result]) -> Result:
@@ -68,13 +78,13 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _handling(ask: Callable[[int, object], None]) -> Iterator[None]:
-    """Handles SIGTERM and Ctrl-C in a block; in another thread than the main one the block is as it is without."""
+def _handling(ask: Callable[[int, object], None], *others: signal.Signals) -> Iterator[None]:
+    """Handles SIGTERM and Ctrl-C, and others, in a block; in another thread than the main one the block is as it is without."""
     # Python allows handlers of signals in the main thread only; tests and notebooks run commands in others.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, *others)}
     try:
         yield
     finally:

@@ -279,6 +279,18 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
     assert signal.getsignal(number) is before
 
 
+def test_a_stop_waits_for_no_commit_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not answer kept the process until somebody sent a second signal."""
+    abandoned: list[int] = []
+    monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
+    monkeypatch.setattr(interrupts, "STOP_SECONDS", interrupts.AGAIN_SECONDS + 0.1)
+    with interrupts.stopping() as stop, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5) and not abandoned
+        threading.Event().wait(5)
+    assert abandoned == [1] and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
 @pytest.mark.parametrize("is_stopped", (True, False))
 def test_a_capture_that_was_stopped_waits_for_no_read(
     is_stopped: bool, settings_file: Path, monkeypatch: pytest.MonkeyPatch
