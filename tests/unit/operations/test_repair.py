@@ -54,6 +54,21 @@ def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkey
     assert [type(each) for each in failures.found.values()] == [errors.TableOwned]
 
 
+def test_what_lies_beside_the_layers_is_not_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a lakehouse, or a link to one: its silver lost the missing files without going back, and lacked them where it was brought
+    back."""
+    with without_spark.running():
+        hop = Hop(tmp_path / "lake")
+        root = Path(hop.settings.lakehouse.root or "")
+        for place in (root / "copy" / "silver" / "shop" / "a", tmp_path / "other" / "silver" / "shop" / "a"):
+            without_spark.create(SPARK, tables.TableRef.at(str(place)), columns="`a` STRING")
+        (root / "link").symlink_to(tmp_path / "other")
+        looked: list[str] = []
+        monkeypatch.setattr(tables_repair, "_table", lambda spark, table, *_, **__: looked.append(table.path))
+        tables_repair.run(SPARK, hop.settings, failures=parallel.Failures())
+    assert looked == [hop.bronze.path]
+
+
 def test_schemas_go_all_together() -> None:
     """By an older schema than its table's a field would be taken for another: silver refuses a table without any."""
     files: Any = ["one", "another"]
