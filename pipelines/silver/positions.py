@@ -37,6 +37,8 @@ class Positions:
     settings: Settings
     failures: parallel.Failures
     take_over: bool = False
+    began_ms: int = 0
+    """Since when another's claim counts, whatever `take_over` says."""
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     unread: set[registry.Namespace] = field(default_factory=set)
     """Collections whose position could not be read so far."""
@@ -177,7 +179,12 @@ class Positions:
         is_of_this = self.log is not None and position.log == self.log
         if is_of_this and bronze_log.is_held(self.spark, self._bronze, position.bronze) is False:
             set_back.to_common_batch(
-                self.spark, self.table(namespace), self._bronze, newest=self.bronze, take_over=self.take_over
+                self.spark,
+                self.table(namespace),
+                self._bronze,
+                newest=self.bronze,
+                take_over=self.take_over,
+                since_ms=self.began_ms,
             )
             position = registry.silver_position(self.spark, self.table(namespace))
         if self._went_back(namespace, position) and not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):

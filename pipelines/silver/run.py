@@ -176,7 +176,7 @@ class _SilverRun:
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
-        self.positions = Positions(self.spark, self.settings, self.failures, self.take_over)
+        self.positions = Positions(self.spark, self.settings, self.failures, self.take_over, self.began_ms)
 
     def close(self) -> None:
         """Give the claims back. One that another run took over meanwhile is not given back: it is no longer this run's."""

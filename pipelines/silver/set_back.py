@@ -33,13 +33,14 @@ def to_common_batch(
     *,
     newest: registry.BronzeCommit | None,
     take_over: bool,
+    since_ms: int | None = None,
 ) -> None:
     """Put the table's position back, by a commit of its own; to the beginning where its history no longer reaches back so far.
 
     The rows stay: what comes again is compared with them by `sequence`. Their new `origin` makes gold write its table anew, for
     some of them may get the numbers of batches that gold has published. Raises as `Writer.claim`.
     """
-    writer = Writer.claim(spark, table, take_over=take_over)
+    writer = Writer.claim(spark, table, take_over=take_over, since_ms=since_ms)
     try:
         position = registry.silver_position(spark, table)
         shared = table_history.last_commit(spark, table, saying=lambda said: _is_shared(spark, bronze, said))

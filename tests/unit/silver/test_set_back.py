@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,3 +268,17 @@ def test_a_commit_older_than_bronzes_log_is_shared(hop: Hop) -> None:
         path.unlink()
     set_back.to_common_batch(SPARK, table, bronze_table, newest=None, take_over=False)
     assert position(hop, "u").to == 2
+
+
+def test_a_table_goes_back_under_nobody_who_claimed_it_since(hop: Hop) -> None:
+    """A take-over is of those who were there when the run began."""
+    bring_back(hop, "bronze")
+    service = hop.silver_run()
+    service.take_over = service.positions.take_over = True
+    time.sleep(0.002)  # the log counts milliseconds
+    rival = Writer.claim(SPARK, hop.silver_table)
+    service.run_round()
+    assert [*map(type, service.failures.found.values())] == [errors.TableOwned] and position(hop).to == 4
+    rival.release()
+    assert service.positions.reread(registry.Namespace(bronze_rows.DB, "t")) and position(hop).to == 2
+    service.close()
