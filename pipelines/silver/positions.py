@@ -84,9 +84,11 @@ class Positions:
     def reread(self, namespace: registry.Namespace) -> bool:
         """Read one collection's position and schema anew, after its error; whether they could be read."""
         try:
-            self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
             self._look_at_trims()  # by now: a service lives for longer than maintenance waits
             position = self._position(namespace)
+            known = self.known.get(namespace)
+            if known is None or (position.to, position.generation) != (known.to, known.generation):
+                self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
             # Another run may have rebuilt the table meanwhile: its schema is that of the generation that the table has now.
             found = _schemas_of(self.spark, self.layout, {namespace: position})
             self.known[namespace] = position

@@ -224,6 +224,32 @@ def test_a_collection_that_comes_later_is_looked_for_behind_what_was_searched(
     )
 
 
+def test_a_new_collection_that_failed_is_looked_for_behind_what_was_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first turn met a full disk, say: the next look was a query over all of bronze."""
+    claimed, full = silver._SilverRun._claimed, [errors.StorageExhausted("no space left")]
+
+    def claim(*given: Any) -> Writer:
+        if full:
+            raise full.pop()
+        return claimed(*given)
+
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        for key in range(5):
+            hop.append((key, bson.encode({"_id": key})))
+        hop.silver()
+        service = hop.silver_run()
+        service.run_round()
+        monkeypatch.setattr(local_log, "LOOKED_THROUGH", 3)
+        monkeypatch.setattr(silver._SilverRun, "_claimed", claim)
+        hop.append((1, bson.encode({"_id": 1})), collection="later")
+        assert service.run_round().events == 0 and refusals(service) == {"cases.later": errors.StorageExhausted}
+        assert service.run_round().events == 1
+        service.close()
+
+
 def refusals(layer: Any) -> dict[str, type[Exception]]:
     """The kind of error of each collection that a layer could not bring up to date."""
     return {name: type(error) for name, error in layer.failures.found.items()}
