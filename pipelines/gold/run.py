@@ -267,9 +267,8 @@ class _GoldRun:
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
         results += self.pool.each(self._histories(going, found.namespaces), self._guarded(self._versioned), stop=self.stop)
-        # A service in which every collection fails has to end with the error, and not to wait for news.
-        if known and all(str(each) in self.failures.found for each in found.namespaces):
-            self.failures.raised()
+        if known and only is None:
+            self.failures.end_where_all_failed(map(str, found.namespaces))
         self._switch(going)
         return [result for result in results if result is not None]
 

@@ -209,9 +209,7 @@ class _SilverRun:
             self.failures.passed(str(namespace))
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
         results = [result for result in self.pool.each(due, apply, stop=self.stop) if result is not None]
-        # As long as one collection goes on, so does the service; with none there is nothing to wait for.
-        if self.failures.found and all(str(namespace) in self.failures.found for namespace in positions.known):
-            self.failures.raised()
+        self.failures.end_where_all_failed(map(str, positions.known))
         # After the results: a collection that failed is not at `to`, and holds all of them back.
         positions.settle(to)
         events = sum(result.events for result in results)

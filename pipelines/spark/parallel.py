@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -109,6 +109,18 @@ class Failures:
             error, (errors.Temporary, errors.TableOwned)
         )
         return is_decided or (error is not None and name in self._waiting)
+
+    def end_where_all_failed(self, names: Iterable[str]) -> None:
+        """Raise what was noted where all of these have failed: there is nothing left to go on for.
+
+        Where some only wait for their next attempt, because what was wrong with them may be over, all have it in the next round before.
+        """
+        failed = [*names]
+        if not self.found or any(name not in self.found for name in failed):
+            return
+        if not any(name in self._waiting and _passes(self.found[name]) for name in failed):
+            self.raised()
+        self._until.clear()
 
     def raised(self) -> None:
         """Raise what was noted, as one error."""

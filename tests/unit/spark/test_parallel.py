@@ -17,6 +17,7 @@ from pipelines.delta import maintenance, table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
 from pipelines.gold import run as gold
+from pipelines.silver import run as silver
 from pipelines.spark import parallel
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -147,6 +148,54 @@ def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pyt
         assert len(read) == 1
     finally:
         made.close()
+
+
+def test_a_service_does_not_end_over_one_that_only_waits(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be well again, and is tried before the service ends because all have failed; with all of them it does end."""
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    begin, full = silver._SilverRun._collection, {"t"}
+
+    def begun(run: silver._SilverRun, spark: Any, work: Any) -> Any:
+        if work.namespace.collection in full:
+            raise errors.StorageExhausted("no space left")
+        return begin(run, spark, work)
+
+    monkeypatch.setattr(silver._SilverRun, "_collection", begun)
+    made = hop.silver_run()
+    try:
+        made.run_round()
+        made.run_round()
+        full = {"u"}
+        hop.append((2, bson.encode({"_id": 2})), collection="u")
+        assert made.run_round().events == 0 and sorted(made.failures.found) == ["cases.t", "cases.u"]
+        assert [each.namespace for each in made.run_round().collections] == ["cases.t"]
+        full = {"t", "u"}
+        hop.append((2, bson.encode({"_id": 2})))
+        with pytest.raises(errors.CollectionsFailed):
+            for _ in range(2):
+                made.run_round()
+    finally:
+        made.close()
+
+
+def test_all_that_failed_are_tried_together_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a round of its own, one of them would always wait: the service would go on for ever, without a pause."""
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    failures = parallel.Failures()
+
+    def round_of(*tried: str) -> None:
+        failures.begin_round()
+        for name in tried:
+            assert not failures.is_set_aside(name)
+            failures.note(name, errors.StorageExhausted("no space left"))
+        failures.end_where_all_failed(["a", "b"])
+
+    round_of("a")
+    round_of("a")
+    failures.note("b", errors.StorageExhausted("no space left"))
+    round_of("b")
+    with pytest.raises(errors.CollectionsFailed):
+        round_of("a", "b")
 
 
 def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
