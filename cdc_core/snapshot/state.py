@@ -296,15 +296,24 @@ def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
     Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. A
     snapshot that a signal started makes no collection incomplete that was whole before, unless it is reading it just
-    then.
+    then, nor any one that is dropped or gets another name (`ended`) behind its plan.
     """
     all_payloads = list(payloads)
+    planned: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    for number, each in enumerate(all_payloads):
+        if "ended" in each:
+            ended[each["ended"]] = number
+        elif "snapshot" in each:
+            planned.setdefault(each["snapshot"]["id"], number)
     whole: set[str] = set()
     partial: set[str] = set()
     for state in states(each for each in all_payloads if "snapshot" in each):
         missing = frozenset(state.missing)
         for name in state.planned:
-            if state.of(name).completed and name not in state.conditions:
+            if ended.get(name, -1) > planned[state.id]:
+                partial.discard(name)
+            elif state.of(name).completed and name not in state.conditions:
                 whole.add(name)
                 partial.discard(name)
             elif state.of(name).completed:

@@ -339,7 +339,7 @@ def gap_and_snapshot_heartbeats(
     Beside gaps there are the drops and renames that end them, as ``{"ended": "database.collection"}``.
     """
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
-    if any(row["payload"].startswith('{"gap"') for row in rows):
+    if any(row["payload"].startswith('{"gap"') or '"failed":' in row["payload"] for row in rows):
         rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, '{"operation":"drop"', '{"operation":"rename"')
     within = (row for row in sorted(rows, key=lambda row: int(row["offset"])) if to is None or row["batch"] <= to)
     return [{"ended": f"{row['db']}.{row['collection']}"} if row["db"] else json.loads(row["payload"]) for row in within]

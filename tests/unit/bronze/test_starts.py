@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cdc_core.snapshot.state import CollectionState, SnapshotState
 from pipelines.bronze import log as bronze_log
 from pipelines.capture.stream_opener import ExistingBronze
 from tests.harness import bronze_rows, without_spark
@@ -72,3 +73,16 @@ def test_a_restored_bronze_was_written_as_its_rows_say(tmp_path: Path) -> None:
         without_spark.write(folder, 4, [], "RESTORE", operationParameters={"version": 2})
         found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
         assert (found.is_other_stream, found.replica_set) == (True, "rs-narrow")
+
+
+def test_the_end_of_a_collection_whose_snapshot_failed_is_told(tmp_path: Path) -> None:
+    """Beside the heartbeats of snapshots: a cut calls it incomplete no longer."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        failed = SnapshotState("1", ("cases.t",)).advanced("cases.t", CollectionState(failed="why"))
+        for offset, payload in enumerate((failed.begun(), failed.progress("cases.t")), 1):
+            hop._batch, hop._offset = offset, offset
+            place = {"resume_token": f"t{offset}", "offset": offset, "batch": offset, "ts_ms": 5}
+            hop.commit([place | {"kind": "heartbeat", "payload": json.dumps(payload, separators=(",", ":"))}])
+        hop.drop()
+        assert bronze_log.gap_and_snapshot_heartbeats(SPARK, hop.bronze)[-1] == {"ended": "cases.t"}

@@ -138,6 +138,16 @@ def test_what_is_incomplete_is_told_whatever_the_reason() -> None:
     assert snapshot_state.incomplete(payloads) == ("db.a", "db.b")
 
 
+def test_nothing_is_missing_of_a_collection_that_ended() -> None:
+    """A snapshot that a signal started failed before it was dropped, and nothing tries it again; one that is planned since counts."""
+    failed = SnapshotState("1", ("db.a", "db.b"), kind=SnapshotKind.INCREMENTAL)
+    for name in failed.planned:
+        failed = failed.advanced(name, CollectionState(1, 1, failed="why"))
+    payloads = [failed.begun(), *map(failed.progress, failed.planned), {"ended": "db.a"}]
+    assert snapshot_state.incomplete(payloads) == ("db.b",)
+    assert snapshot_state.incomplete([*payloads, SnapshotState("2", ("db.a",)).begun()]) == ("db.a", "db.b")
+
+
 def test_what_is_missing_is_looked_for_once_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a collection, of which each look goes through all: a cut while a snapshot of 2,000 was read took 20 seconds."""
     looks: list[SnapshotState] = []
