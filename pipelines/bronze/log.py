@@ -461,9 +461,10 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
     payload = json.loads(newest[0]["payload"]) if newest else {}
     if payload.get("status", transactions.END) == transactions.END:
         return None
+    # Not by `transaction`, which those lack that were captured while `provide.transaction.metadata` was off.
+    own = f"`offset` > {newest[0]['offset']} AND concat(source.lsid, ':', source.txnNumber) = {literal(payload['id'])}"
     counted = spark.sql(
-        f"SELECT db, collection, count(*) AS events FROM {table} WHERE `offset` > {newest[0]['offset']} "
-        "AND transaction IS NOT NULL GROUP BY db, collection"
+        f"SELECT db, collection, count(*) AS events FROM {table} WHERE {own} GROUP BY db, collection"
     ).collect()
     return transactions.OpenTransaction(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from cdc_core import errors
@@ -225,3 +226,28 @@ def test_a_start_reads_from_files_what_spark_reads(
     check_both()
     restored(spark, log, batches=3)
     check_both()
+
+
+def test_all_events_of_an_open_transaction_are_counted(log: bronze.BronzeLog) -> None:
+    """Also those that were captured while `provide.transaction.metadata` was off: END told of fewer."""
+    begun, own, other = ({"lsid": '{"id": "it\'s 1"}', "txnNumber": number} for number in (6, 7, 8))
+    id_ = f"{own['lsid']}:7"
+    change = {"kind": "change", "db": "shop", "collection": "a"}
+    rows: list[dict[str, object]] = [
+        change | {"source": own},
+        {"kind": "transaction", "payload": json.dumps({"status": "BEGIN", "id": id_})},
+        change | {"source": own, "transaction": {"id": id_, "total_order": 1, "data_collection_order": 1}},
+        change | {"source": own},
+        change | {"source": own, "collection": "b"},
+        change | {"source": other},
+        change | {"source": begun},
+        change,
+    ]
+
+    def numbered(batch: int, first: int) -> pa.Table:
+        places = ({"resume_token": "82", "batch": batch, "offset": first + place} for place in range(len(rows)))
+        return pa.Table.from_pylist([{**place, **row} for place, row in zip(places, rows)], schema=columns.SCHEMA)
+
+    log.append(numbered)
+    found = bronze.open_transaction(log.spark, log.table)
+    assert found is not None and (found.id, found.counts) == (id_, {"shop.a": 2, "shop.b": 1})
