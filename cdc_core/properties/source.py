@@ -306,7 +306,8 @@ class Source:
         "field.exclude.list",
         values.NameList(),
         (),
-        "Fields taken out of every event, as database.collection.field.nested; * stands for any signs.",
+        "Fields taken out of every event, as database.collection.field.nested; * stands for any signs of the database's or "
+        "collection's name, and for one whole field of the path.",
     )
     field_renames: tuple[str, ...] = _property(
         "field.renames",

@@ -11,10 +11,12 @@ import pytest
 from cdc_core import errors
 from cdc_core.properties import source as properties
 from cdc_core.properties.source import PROPERTIES
+from cdc_core.schema import names as column_names
 from cdc_core.settings import debezium_import
 from cdc_core.settings import parse as settings
 from docs import render
 from jobs import command_line
+from pipelines.gold import history
 from pipelines.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +55,13 @@ def test_every_property_is_in_the_settings_document() -> None:
     lines = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert {each.name for each in PROPERTIES} <= set(lines)
     assert len(lines) == len(set(lines))
+
+
+def test_every_reserved_name_is_in_the_document_of_types() -> None:
+    """Each column name that no field of a document gets stands in docs/types.md."""
+    text = (ROOT / "docs" / "types.md").read_text(encoding="utf-8")
+    reserved = column_names.ENGINE | column_names.SPOKEN_FOR | history.RESERVED
+    assert [name for name in sorted(reserved) if f"`{name}`" not in text] == []
 
 
 CONNECTOR = json.loads(render.CONNECTOR.read_text(encoding="utf-8"))
