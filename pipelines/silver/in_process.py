@@ -130,7 +130,7 @@ def swept(collection: SilverCollection, sweep: reduce.Sweep, next_position: regi
     if live is None or not (collection.mode.removes_row and _is_able(collection) and _takes_rows(collection)):
         return False
     # What quarantine holds may spare a row.
-    if live.row_count() > survey.MAX_DRIVER_ROWS or delta.exists(collection.spark, collection.quarantine):
+    if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
         return False
     try:
         held = live.rows(live.files(), ("__key", "__sequence"))

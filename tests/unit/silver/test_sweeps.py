@@ -9,7 +9,7 @@ import bson
 import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.bronze import registry
+from pipelines.bronze import registry, survey
 from pipelines.delta import live_files, local_log
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -63,3 +63,13 @@ def test_a_collection_is_made_and_dropped_again_and_again(hop: Hop) -> None:
     hop.append(document(100))
     hop.run()
     assert keys(hop.silver_table) == keys(hop.gold_table) == ["100"]
+
+
+def test_a_large_collection_that_is_dropped_is_swept_without_a_query(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60,000 documents a MERGE took half a minute, here and in gold."""
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 1)
+    hop.append(*(document(number) for number in range(5)))
+    hop.run()
+    hop.drop()
+    hop.run()
+    assert keys(hop.silver_table) == keys(hop.gold_table) == []
