@@ -252,6 +252,32 @@ def test_what_is_expected_is_fast() -> None:
     assert plain(typed.rows.to_pylist()) == plain(expected.to_pylist())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        ":smile:",
+        '{"a" : 1}',
+        json.dumps({"b": json.dumps({"a": json.dumps({"c": ":"})})}),
+        '{\n  "a": 1\n}',
+        json.dumps("\U0001f600"),
+        '"\\\\":',
+    ],
+)
+def test_strings_that_look_like_keys_are_fast(text: str) -> None:
+    """Messages that begin with a colon, JSON in strings: their documents have as many fields as others. One that holds a field twice is
+    found among them."""
+    documents = [{"_id": number, "text": text, "in": {"texts": [text, ":"]}} for number in range(500)]
+    texts = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in documents]
+    texts[400] = texts[400][:-1] + ',"text":"twice"}'
+    texts[401] = texts[401].replace('"_id":', '"_id" :\n')
+    shape = Shape()
+    exact.observed(shape, texts[0], "", values=unwrap_options.FieldValues())
+    decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
+    typed = decoder.typed(pa.array(texts))
+    assert plain(typed.rows.to_pylist()) == plain(exact.rows(pa.array(texts), decoder.schema).to_pylist())
+    assert typed.exact == 1
+
+
 def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
     """Once it is seen that they are so, at any depth; a stranger among the keys is found all the same."""
     chance = random.Random(1)
