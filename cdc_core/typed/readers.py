@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import bisect
 import itertools
+import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,35 @@ class ColumnReader:
         findings.new.update(where(number)[0] for number, value in enumerate(values) if value is not None)
 
 
+def _string_of(value: dict[str, Any]) -> str | None:
+    key, text = next(iter(value.items()), ("", None))
+    return text if key in _STRINGS and len(value) == 1 and type(text) is str else None
+
+
+def _long_of(value: dict[str, Any]) -> int | None:
+    text = value.get("$numberLong")
+    number = int(text) if len(value) == 1 and type(text) is str and _DIGITS(text) else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
+def _date_of(value: dict[str, Any]) -> int | None:
+    """Microseconds since 1970."""
+    inner = value.get("$date")
+    milliseconds = _long_of(inner) if len(value) == 1 and type(inner) is dict else None
+    is_held = milliseconds is not None and cast.MIN_DATE_MS <= milliseconds <= cast.MAX_DATE_MS
+    return milliseconds * 1000 if milliseconds is not None and is_held else None
+
+
+_DIGITS = re.compile(r"-?[0-9]{1,19}").fullmatch
+_UNWRAPPED: dict[ColumnType, Callable[[dict[str, Any]], Any]] = {
+    Scalar.STRING: _string_of,
+    Scalar.TEXT: _string_of,
+    Scalar.BIGINT: _long_of,
+    Scalar.TIMESTAMP: _date_of,
+}
+"""What a column holds of a value in its wrapper, where others in the column have other wrappers; None where `cast` has to say it."""
+
+
 class ScalarReader(ColumnReader):
     """A scalar: plain, or in its wrapper; everything else value by value."""
 
@@ -245,11 +275,17 @@ class ScalarReader(ColumnReader):
 
     def _slow(self, values: list[Any], where: Where, findings: Findings) -> pa.Array:
         """The array, by the exact cast for each value that is not plainly what the column holds."""
-        is_held = self._is_held
-        held = [
-            value if value is None or is_held(value) else self._cast_alone(value, number, where, findings)
-            for number, value in enumerate(values)
-        ]
+        is_held, unwrapped = self._is_held, _UNWRAPPED.get(self.type)
+        held = []
+        for number, value in enumerate(values):
+            if value is not None and not is_held(value):
+                own = unwrapped(value) if unwrapped is not None and type(value) is dict else None
+                if own is None:
+                    value = self._cast_alone(value, number, where, findings)
+                else:
+                    findings.keys += 2 if self.type is Scalar.TIMESTAMP else 1
+                    value = own
+            held.append(value)
         return pa.array(held, self._arrow)
 
     def _is_held(self, value: Any) -> bool:

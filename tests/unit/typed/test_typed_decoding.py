@@ -238,6 +238,8 @@ def test_what_is_expected_is_fast() -> None:
             "n": {"$numberLong": "5"} if number % 2 else 7,
             "d": {"$numberDouble": "NaN"} if number % 2 else 2.5,
             "text": 'a ":" in {"json":"text"}',
+            "when": {"$date": {"$numberLong": str(number * 1000)}} if number % 4 else {"$numberLong": "5"},
+            "ref": {"$oid": "64b7f0000000000000000001"} if number % 3 else {"$numberDecimal": "1.50"},
         }
         for number in range(3000)
     ]  # fmt: skip
