@@ -288,9 +288,7 @@ def _bytes(texts: pa.Array) -> bytes:
     return bytes(memoryview(data)[offsets[texts.offset] : offsets[texts.offset + len(texts)]])
 
 
-_SURROGATE = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD]")
 _UNSURE = re.compile(r'\\\\":|"[ \t\r\n]+:')
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 def _odd(texts: pa.Array, given: list[str | None]) -> tuple[set[int], set[int]]:
@@ -299,13 +297,18 @@ def _odd(texts: pa.Array, given: list[str | None]) -> tuple[set[int], set[int]]:
     blob = _bytes(texts)  # a search for one byte is ten times as fast as for two
     has_spaces = (b" " in blob and b'" ' in blob) or any(sign in blob for sign in (b"\n", b"\t", b"\r"))
     has_escapes = b"\\" in blob
-    refused = _found(_SURROGATE, given) if has_escapes and b"\\u" in blob else set()
-    unsure = _found(_UNSURE, given) if has_spaces or (has_escapes and b'\\\\":' in blob) else set()
+    refused = _found(_may_hold_surrogates, given) if has_escapes and b"\\u" in blob else set()
+    unsure = _found(_UNSURE.search, given) if has_spaces or (has_escapes and b'\\\\":' in blob) else set()
     return refused, unsure
 
 
-def _found(pattern: re.Pattern[str], given: list[str | None]) -> set[int]:
-    return {number for number, text in enumerate(given) if text is not None and pattern.search(text)}
+def _found(is_so: Callable[[str], object], given: list[str | None]) -> set[int]:
+    return {number for number, text in enumerate(given) if text is not None and is_so(text)}
+
+
+def _may_hold_surrogates(text: str) -> bool:
+    bare = text.replace("\\\\", "")  # a backslash that is escaped itself escapes nothing
+    return "\\ud" in bare or "\\uD" in bare
 
 
 def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: set[int]) -> int:
@@ -325,7 +328,9 @@ def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: 
 def _count_fields(text: str | None) -> int:
     """How many fields a text of JSON has: outside its strings each colon follows the key of one."""
     assert text is not None
-    return _STRING.sub("", text).count(":")
+    # Without what is escaped, quotes are the borders of strings.
+    bare = text.replace("\\\\", "").replace('\\"', "")
+    return "".join(bare.split('"')[::2]).count(":")
 
 
 def _has_fields_once(text: str | None) -> bool:
