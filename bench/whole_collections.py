@@ -30,6 +30,10 @@ UPDATES: dict[str, Operation] = {
 }
 
 
+DROP = "drop"
+"""One event, and every row goes."""
+
+
 def operation_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterator[ground.Row]:
     """A row an operation, each as soon as it is there."""
     db = "bench_whole"
@@ -42,20 +46,20 @@ def operation_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterat
             each["_id"] for each in held.aggregate([{"$sample": {"size": documents * 6 // 10}}, {"$project": {"_id": 1}}])
         ]
         again = [*held.find({"_id": {"$in": gone}})]
-        last: dict[str, Operation] = {
-            "delete_many of 60 %": lambda held: held.delete_many({"_id": {"$in": gone}}),
-            "insert of the same": lambda held: held.insert_many(again, ordered=False),
-            "drop": lambda held: held.drop(),
-        }
+        operations: list[tuple[str, int, Operation]] = [
+            *((name, documents, operation) for name, operation in UPDATES.items()),
+            ("delete_many of 60 %", len(gone), lambda held: held.delete_many({"_id": {"$in": gone}})),
+            ("insert of the same", len(gone), lambda held: held.insert_many(again, ordered=False)),
+            (DROP, documents, lambda held: held.drop()),
+        ]
         with ground.lakehouse() as root:
             config = end_to_end.settings(root / "whole", uri, db)
             starts = end_to_end.measured(config, is_direct=True, starts=None).starts  # and the first load
             plain = 0.0
-            for name, operation in (UPDATES | last).items():
-                events = len(gone) if name in (*last,)[:2] else documents
+            for name, events, operation in operations:
                 before = client.admin.command("hello")["$clusterTime"]["clusterTime"]
                 operation(held)
-                raw = "" if name == "drop" else capture.raw_drain(uri, db, start=before, events=events)
+                raw = "" if name == DROP else capture.raw_drain(uri, db, start=before, events=events)
                 rates = end_to_end.measured(config, is_direct=True, starts=starts).rates(events)
                 plain = plain or rates[3]
                 yield (f"{shape}, {name}", events, raw, *rates[:4], f"{rates[3] / plain:.2f}")

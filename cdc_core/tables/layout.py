@@ -110,6 +110,9 @@ def unusable(root: str) -> str | None:
     return None
 
 
+FOLDERS = frozenset({"bronze", "silver", "gold", "quarantine", "ops"})
+"""Below the root of a lakehouse the tables lie in these."""
+
 SHADOW_FOLDERS = ("ops", "rebuild")
 """Below them lie the tables that a rebuild makes, for as long as it runs."""
 

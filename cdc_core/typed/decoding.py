@@ -141,9 +141,12 @@ class Decoder:
         try:
             fast = self._columns(structs, findings) if structs else None
             # One comparison for the whole slice; only where it fails, also with strings taken out, is each document looked at by itself.
-            if structs and _fields(texts, given, taken, unsure) != findings.keys:
-                if sum(_count_fields(given[number]) for number in taken) != findings.keys:
-                    findings.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
+            if (
+                structs
+                and _fields(texts, given, taken, unsure) != findings.keys
+                and sum(_count_fields(given[number]) for number in taken) != findings.keys
+            ):
+                findings.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
         except RecursionError:  # deeper than any BSON
             taken, findings, fast = [], Findings(), None
         hard = {number for number, text in enumerate(given) if text is not None}.difference(taken)

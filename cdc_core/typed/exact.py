@@ -24,10 +24,10 @@ RESCUED = pa.map_(pa.string(), pa.string())
 
 def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str]) -> dict[str, Any]:
     """The last of two fields of one name stays; the earlier ones are kept by their name alone."""
-    result = dict(pairs)
-    if len(result) == len(pairs):
-        return result
-    result.clear()
+    unique = dict(pairs)
+    if len(unique) == len(pairs):
+        return unique
+    result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
             cast.rescue(repeated, wrappers.unescape_key(key), cast.ejson(_whole(result[key])))

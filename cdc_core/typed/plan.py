@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cdc_core.properties.unwrap import FieldValues
 from cdc_core.schema import column_types
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pin, Pins
@@ -138,11 +139,11 @@ def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArra
     return typed.new, typed.refused
 
 
-def shape(texts: pa.Array, marks: pa.Array, schema: DocumentSchema) -> Shape:
-    """What these documents hold, each with its mark, as the schema's options lay it out."""
+def shape(texts: pa.Array, marks: pa.Array, values: FieldValues) -> Shape:
+    """What these documents hold, each with its mark, as the options lay it out."""
     found = Shape()
     for text, mark in zip(texts.to_pylist(), marks.to_pylist()):
-        exact.observed(found, text, mark, values=schema.naming.values)
+        exact.observed(found, text, mark, values=values)
     return found
 
 
@@ -155,17 +156,21 @@ def inference(
     Documents that the plan's schema holds already are not looked into, unless `everything` is; nor those after the first `most` of a
     partition.
     """
-    schema_json, pins = plan.schema.to_json(), dict(plan.pins)
+    schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
+    values = plan.schema.naming.values
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        own = Plan(DocumentSchema.from_json(schema_json), pins)
         sight, count = Inference(), 0
         for batch in batches:
             texts, marks, orders, *conditions = batch.columns
-            new, refused = (texts.is_valid(), decoding.refused(texts)) if everything else is_new(own, texts)
+            if everything:
+                new, refused = texts.is_valid(), decoding.refused(texts)
+            else:
+                typed = _decoder(schema_json, pins).typed(texts)
+                new, refused = typed.new, typed.refused
             count += new.true_count
             is_cut = most is not None and count > most
-            seen = Shape() if is_cut else shape(texts.filter(new), marks.filter(new), own.schema)
+            seen = Shape() if is_cut else shape(texts.filter(new), marks.filter(new), values)
             low = min((order for order in orders.to_pylist() if order is not None), default=None)
             also = tuple(condition.true_count for condition in conditions)
             sight = sight.with_other(Inference(seen, low, refused.true_count, also, is_cut))
@@ -176,12 +181,12 @@ def inference(
 
 def new_marks(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow` over texts and their marks: the marks of documents that the plan's schema does not hold."""
-    schema_json, pins = plan.schema.to_json(), dict(plan.pins)
+    schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        own = Plan(DocumentSchema.from_json(schema_json), pins)
         for batch in batches:
-            new, _ = is_new(own, batch.column(0))
-            yield pa.RecordBatch.from_arrays([batch.column(1).filter(new)], names=["mark"])
+            texts, marks, *_ = batch.columns
+            new = _decoder(schema_json, pins).typed(texts).new
+            yield pa.RecordBatch.from_arrays([marks.filter(new)], names=["mark"])
 
     return look

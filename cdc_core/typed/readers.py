@@ -165,26 +165,30 @@ def _string_of(value: dict[str, Any]) -> str | None:
 
 def _long_of(value: dict[str, Any]) -> int | None:
     text = value.get("$numberLong")
-    number = int(text) if len(value) == 1 and type(text) is str and _DIGITS(text) else None
-    return number if number is not None and -(2**63) <= number < 2**63 else None
+    if len(value) != 1 or type(text) is not str or not _DIGITS(text):
+        return None
+    number = int(text)
+    return number if -(2**63) <= number < 2**63 else None
 
 
 def _date_of(value: dict[str, Any]) -> int | None:
     """Microseconds since 1970."""
     inner = value.get("$date")
     milliseconds = _long_of(inner) if len(value) == 1 and type(inner) is dict else None
-    is_held = milliseconds is not None and cast.MIN_DATE_MS <= milliseconds <= cast.MAX_DATE_MS
-    return milliseconds * 1000 if milliseconds is not None and is_held else None
+    if milliseconds is None or not cast.MIN_DATE_MS <= milliseconds <= cast.MAX_DATE_MS:
+        return None
+    return milliseconds * 1000
 
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}").fullmatch
-_UNWRAPPED: dict[ColumnType, Callable[[dict[str, Any]], Any]] = {
-    Scalar.STRING: _string_of,
-    Scalar.TEXT: _string_of,
-    Scalar.BIGINT: _long_of,
-    Scalar.TIMESTAMP: _date_of,
+_UNWRAPPED: dict[ColumnType, tuple[Callable[[dict[str, Any]], Any], int]] = {
+    Scalar.STRING: (_string_of, 1),
+    Scalar.TEXT: (_string_of, 1),
+    Scalar.BIGINT: (_long_of, _KEYS[_Long]),
+    Scalar.TIMESTAMP: (_date_of, _KEYS[_DATE]),
 }
-"""What a column holds of a value in its wrapper, where others in the column have other wrappers; None where `cast` has to say it."""
+"""What a column holds of a value in its wrapper, where others in the column have other wrappers, and the wrapper's keys; None where `cast`
+has to say it."""
 
 
 class ScalarReader(ColumnReader):
@@ -275,7 +279,7 @@ class ScalarReader(ColumnReader):
 
     def _slow(self, values: list[Any], where: Where, findings: Findings) -> pa.Array:
         """The array, by the exact cast for each value that is not plainly what the column holds."""
-        is_held, unwrapped = self._is_held, _UNWRAPPED.get(self.type)
+        is_held, (unwrapped, keys) = self._is_held, _UNWRAPPED.get(self.type, (None, 0))
         held = []
         for number, value in enumerate(values):
             if value is not None and not is_held(value):
@@ -283,7 +287,7 @@ class ScalarReader(ColumnReader):
                 if own is None:
                     value = self._cast_alone(value, number, where, findings)
                 else:
-                    findings.keys += 2 if self.type is Scalar.TIMESTAMP else 1
+                    findings.keys += keys
                     value = own
             held.append(value)
         return pa.array(held, self._arrow)

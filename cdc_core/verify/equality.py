@@ -31,11 +31,9 @@ from cdc_core.typed import exact
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _NUMBERED = re.compile(r"#\d+$")
+_PLAIN = frozenset({bool, int, str})
 _MARK = "\0"
 """What no field's name holds: a tagged value is never taken for a document."""
-
-
-_PLAIN = frozenset({bool, int, str})
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def run(
     for folder in delta.tables_below(root):
         names = folder.relative_to(root).parts
         # Of a copy that lies beside the layers nobody would put the position back.
-        if not names or names[0] not in _LAYERS:
+        if not names or names[0] not in tables.FOLDERS:
             continue
         # A shadow is removed by the next rebuild; another pipeline's bronze has a position that only its own capture can mend.
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):
@@ -150,9 +150,6 @@ def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: 
         with suppress(errors.MedallionError):
             writer.release()
 
-
-_LAYERS = frozenset({"bronze", "silver", "gold", "quarantine", "ops"})
-"""The folders of a lakehouse."""
 
 _AGAIN = {
     "silver": "medallion silver applies all of bronze again",

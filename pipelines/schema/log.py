@@ -1,7 +1,8 @@
 """A batch of documents and its collection's schema: what the batch adds, how it is typed, and the record of
 both.
 
-`evolve` decodes the batch by the schema as it is, and looks into those documents alone that it does not hold. `append`
+`evolve` decodes the batch by the schema as it is, and looks into those documents alone that it does not hold, of very many into the
+first ones and into those that show more (`looks`). `append`
 and `latest` keep a collection's schema with its evolution in the table `ops/schemas`.
 """
 
@@ -83,7 +84,8 @@ def evolve(
     """The schema after the batch `df`, its changes, and the plan for `typed.documents` over the same rows
     (or fewer).
 
-    Reads `df` once; where there is no schema yet, the first documents are looked at before. `mark` is a column that sorts as
+    Reads `df` once; where there is no schema yet, the first documents are looked at before, and where very many show something new, all
+    once more after the first of these. `mark` is a column that sorts as
     the events do (`sequence`, `__sequence` or `offset` by default): where one path shows values of several kinds, the
     first one gives the column its type, so that the result depends on the documents and the current schema alone, and is
     the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BEGINNING = 1000
-"""So many documents give a collection without a schema its first one."""
+"""So many documents give a collection without a schema its first one; where more show something new, so many are looked into before the
+others."""
 
 
 class Documents(Protocol):
@@ -175,7 +176,7 @@ def _digest(text: str | None) -> int:
 
 def _shape(batch: pa.RecordBatch, plan: typed.Plan) -> Shape:
     batch = batch.filter(batch["text"].is_valid())
-    return typed.shape(batch["text"], _marks(batch), plan.schema)
+    return typed.shape(batch["text"], _marks(batch), plan.schema.naming.values)
 
 
 def _low(batch: pa.RecordBatch) -> str | None:
