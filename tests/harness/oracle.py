@@ -304,7 +304,7 @@ class Judgement:
         elif value.type == "object" and pa.types.is_struct(type_):
             self.fields(value, cell, type_, path, in_array=in_array)
         elif value.type == "object" and pa.types.is_map(type_):
-            self.entries(value, dict(cell), type_, path, in_array=in_array)
+            self.entries(value, dict(cell), type_, path)
         elif value.type == "array" and (pa.types.is_list(type_) or pa.types.is_large_list(type_)):
             self.elements(value, cell, type_, path)
         elif not (
@@ -334,9 +334,9 @@ class Judgement:
             if cell.get(column) is not None:
                 self.differ(_joined(path, column), f"{_shown(cell[column])} in gold, nothing in the source")
 
-    def entries(self, value: Value, cell: Mapping[str, Any], type_: pa.MapType, path: str, *, in_array: bool) -> None:
-        for name, inner in value.held:
-            self.value(inner, cell.get(name), type_.item_type, _joined(path, name), in_array=in_array)
+    def entries(self, value: Value, cell: Mapping[str, Any], type_: pa.MapType, path: str) -> None:
+        for name, inner in value.held:  # one type for all, as for an array's elements
+            self.value(inner, cell.get(name), type_.item_type, _joined(path, name), in_array=True)
         for name in cell.keys() - {name for name, _ in value.held}:
             self.differ(_joined(path, name), "an entry in gold, nothing in the source")
 
