@@ -67,13 +67,11 @@ def are_partial(events: pa.Table) -> pa.ChunkedArray:
     return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
 
 
-def are_whole(events: pa.Table, *, folds: bool) -> bool:
-    """Whether each event is a delete or has its whole document, or changes one where updates are folded, and nothing that would
-    send it to quarantine."""
+def are_readable(events: pa.Table) -> bool:
+    """Whether each event is a delete, changes a document or has a whole one, and has nothing that would send it to quarantine."""
     op, after = events["op"], events["after"]
     is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
-    if folds:
-        is_document = pc.or_kleene(is_document, are_partial(events))
+    is_document = pc.or_kleene(is_document, are_partial(events))
     conditions = (
         pc.is_valid(events["key"]),
         pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),

@@ -160,7 +160,7 @@ def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, 
     is_partial = collection_events.are_partial(events)
     if not fold.are_readable(events["updateDescription"].combine_chunks().filter(is_partial.combine_chunks())):
         return None
-    if not collection_events.are_whole(events, folds=True):
+    if not collection_events.are_readable(events):
         return None
     if reached.floor:  # behind a drop the key is another document
         events = events.filter(pc.greater_equal(events["sequence"], reached.floor))

@@ -76,31 +76,35 @@ def applied(
     if not (_is_plain(collection, counts) and _takes_rows(collection)):
         return False
     events = _events(collection, range_)
+    if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
+        return False
+    folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
     # Without a schema the documents' own give one, before any update has its say.
-    folds = collection.keeps_document and bool(collection.schema.schema.fields)
-    if events is None or events.num_rows != counts.events or not collection_events.are_whole(events, folds=folds):
+    if folds and not collection.schema.schema.fields:
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
     quarantined = _quarantined_keys(collection, before=range_.after)
     if quarantined is None or (quarantined and not quarantined.isdisjoint(events["key"].to_pylist())):
         return False
-    given, events = events, in_process_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
+    given, live = events, collection.writer.live
+    events = (
+        in_process_fold.folded(given, live, size_bytes=_many_bytes(collection)) if folds else in_process_fold.noted(given)
+    )
     if events is None:
         return False
     winners, keys, last_deletes = _winners(events)
-    live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live is None or live.is_many(upsert.KEY, keys):
         return False
-    begun = _begun(collection, events, given)
+    begun = _begun(collection, given, folds=folds)
     if begun is None:
         return False
     # Which records it, too: a schema must not depend on who looked.
     if not collection.schema.schema.fields and reduction.is_at_once(collection, counts):
         evolve.record(collection, begun, range_.to)
         begun = replace(begun, changes=())
-    evolutions, typed = _typed(collection, events, given, begun)
+    evolutions, typed = _typed(collection, events, given, begun, folds=folds)
     del given  # it holds the texts
     if typed is None:
         return False
@@ -241,10 +245,10 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     return winners, list(last), last_deletes
 
 
-def _begun(collection: SilverCollection, events: pa.Table, given: pa.Table) -> schemas.Evolution | None:
+def _begun(collection: SilverCollection, events: pa.Table, *, folds: bool) -> schemas.Evolution | None:
     """The schema to type the events' documents by; None where their first ones cannot give one."""
     current, pins = collection.schema.schema, collection.options.pins
-    if _has_partial(given):  # what became of these is looked at when the other documents were
+    if folds:  # what became of the updates is looked at when the other documents were
         return schemas.unchanged(current, pins)
     return schemas.start_here(
         events["after"].combine_chunks(),
@@ -256,13 +260,8 @@ def _begun(collection: SilverCollection, events: pa.Table, given: pa.Table) -> s
     )
 
 
-def _has_partial(given: pa.Table) -> bool:
-    is_any: bool = pc.any(collection_events.are_partial(given)).as_py()
-    return is_any
-
-
 def _typed(
-    collection: SilverCollection, events: pa.Table, given: pa.Table, begun: schemas.Evolution
+    collection: SilverCollection, events: pa.Table, given: pa.Table, begun: schemas.Evolution, *, folds: bool
 ) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
     cannot tell. `given` are the events before partial updates were folded."""
@@ -274,7 +273,7 @@ def _typed(
     if pc.any(typed.new).as_py():
         evolutions = []  # of all documents at once: what looks like columns in the first ones may be a map
         looks = [given.select(["after", "sequence"])]
-        if _has_partial(given):  # once more, as the steps do, at what became of the others
+        if folds:  # once more, as the steps do, at what became of the others
             looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
         for each in looks:
             evolution = schemas.evolve_here(
@@ -318,7 +317,11 @@ def _columns(
     columns |= {"__deleted": no} if has_marks else {}
     columns |= {name: events[name] for name in ("__incomplete", "__known")} | {"__rescued": typed.field("rescued")}
     columns |= {"__document": events["after"]} if collection.keeps_document else {}
-    columns |= {"__key": events["key"], "__sequence": events["sequence"], "__batch": pa.array([number] * count, pa.int64())}
+    columns |= {
+        "__key": events["key"],
+        "__sequence": events["__sequence"],
+        "__batch": pa.array([number] * count, pa.int64()),
+    }
     return pa.table(columns)
 
 

@@ -1,6 +1,7 @@
 """Partial updates of a batch that this process applies itself: folded onto the documents that it finds in the table's files.
 
 The same as `partial_updates`, which does it in SQL for any events; here only for events that are newer than all that the table has seen.
+Where whole documents are not kept, an update only marks a document of the same batch.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class _Base(NamedTuple):
 def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> pa.Table | None:
     """The events with one document, at the last of them, in the place of each key's partial updates.
 
-    With `__incomplete` and `__known`, which their rows will say. The events are in their order. None where some cannot be folded
-    here: an update or a stored document that cannot be read or is not known, or documents of more than `size_bytes`, or in too
-    large files.
+    With `__incomplete`, `__known` and `__sequence`, which their rows will say. The events are in their order. None where some cannot
+    be folded here: an update or a stored document that cannot be read or is not known, or documents of more than `size_bytes`, or in
+    too large files.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
@@ -70,6 +71,28 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         if stored is None or pending is None:
             return None
         return _with_documents(events, is_partial, pending, stored[_DOCUMENT].combine_chunks())
+
+
+def noted(events: pa.Table) -> pa.Table | None:
+    """The events without partial updates, which mark the document that they came after; with the columns of `folded`.
+
+    None where an update comes after no document of these events: the row that it marks is in the table.
+    """
+    is_partial = collection_events.are_partial(events).combine_chunks()
+    if not is_partial.true_count:
+        return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
+    ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
+    seen: dict[int, str] = {}
+    for decisive, updates in _histories(events, is_partial).values():
+        if decisive is None or ops[decisive] == bronze.Op.DELETE.value:
+            return None
+        seen[decisive] = sequences[updates[-1]]
+    whole = pc.indices_nonzero(pc.invert(is_partial))
+    places, kept = whole.to_pylist(), events.take(whole)
+    is_incomplete = pa.array([place in seen for place in places], pa.bool_())
+    last = pa.array([seen.get(place, sequences[place]) for place in places], pa.string())
+    known = pc.if_else(is_incomplete, kept["sequence"].combine_chunks(), None)
+    return _marked(kept, is_incomplete, known).set_column(kept.num_columns + 2, "__sequence", last)
 
 
 def _stored(live: live_files.LiveFiles, keys: Sequence[str], size_bytes: int) -> pa.Table | None:
@@ -198,4 +221,5 @@ def _offsets(counts: Sequence[int]) -> pa.Array:
 
 
 def _marked(events: pa.Table, is_incomplete: pa.BooleanArray, known: pa.StringArray) -> pa.Table:
-    return events.append_column("__incomplete", is_incomplete).append_column("__known", known)
+    marked = events.append_column("__incomplete", is_incomplete).append_column("__known", known)
+    return marked.append_column("__sequence", events["sequence"])

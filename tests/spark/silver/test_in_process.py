@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.properties.unwrap import UnwrapOptions
+from cdc_core.properties.unwrap import DeleteMode, UnwrapOptions
+from cdc_core.silver import reduce
 from pipelines.bronze import collection_events
 from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
@@ -19,7 +20,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import log as schemas
 from pipelines.schema import looks
-from pipelines.silver import in_process
+from pipelines.silver import in_process, in_process_fold
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, killed_at, pipeline, rows_by_spark
 
@@ -152,6 +153,31 @@ def test_both_ways_give_the_same(
     # Types that are widened, and deletes whose rows stay, are for Spark.
     assert by_process["silver"] >= (3 if name == "marked" else count - 1)
     assert by_process["gold"] >= 3
+
+
+def test_updates_without_documents_mark_what_sql_marks(spark: SparkSession) -> None:
+    """Any documents, updates without them and deletes of a key: the row that is written is that of the reduced rows."""
+    draws = random.Random(1)
+    drawn = {f"{key:03}": "cu" + "".join(draws.choices("cud", [2, 4, 1], k=draws.randrange(5))) for key in range(300)}
+    drawn = {key: ops for key, ops in drawn.items() if not ops.rstrip("u").endswith("d") or ops.endswith("d")}
+    rows = [
+        {"key": key, "op": op, "sequence": f"{at:024x}", "offset": at, "after": f'{{"n":{at}}}' if op == "c" else None}
+        for at, (key, op) in enumerate(
+            (key, op) for place in range(6) for key, ops in drawn.items() for op in ops[place : place + 1]
+        )
+    ]
+    events = pa.Table.from_pylist(rows)
+    noted = in_process_fold.noted(events)
+    assert noted is not None
+    winners, _, _ = in_process._winners(noted)
+    columns = ["__sequence", "__known", "__incomplete", "after"]
+    found = noted.take(winners)
+    ours = {row.pop("key"): row for row in found.select(["key", *columns]).to_pylist()}
+    df = spark.createDataFrame(events.to_pandas())
+    reduced = reduce.decided(reduce.latest(df), mode=DeleteMode.TOMBSTONE)
+    kept = reduced.where(f"`__action` = '{reduce.Action.DOCUMENT.value}'").select("__key", *columns).toArrow().to_pylist()
+    assert ours == {row.pop("__key"): row for row in kept}
+    assert {row["__incomplete"] for row in kept} == {True, False} and len(kept) < len(drawn)
 
 
 @pytest.fixture(scope="module")

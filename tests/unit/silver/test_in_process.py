@@ -524,6 +524,21 @@ def test_the_bound_counts_a_collections_own_events(
             hop.silver()
 
 
+def test_updates_whose_documents_are_gone_need_no_query(hop: Hop) -> None:
+    """A capture that was behind looks up what is deleted by then: a mass of updates and deletes."""
+    lost = {"updatedFields": '{"n":2}'}
+    hop.append((1, document(1, n=1)), (1, lost), (0, lost), (2, lost), (2, None), (0, document(0, n=3)))
+    hop.run()
+    rows = oracle.read(hop.silver_table.path or "").select(["__key", "n", "__incomplete", "__known"]).to_pylist()
+    found = {row.pop("__key"): row for row in rows}
+    assert "2" not in found
+    assert (found["0"]["n"], found["0"]["__incomplete"], found["0"]["__known"]) == (3, False, None)
+    assert (found["1"]["n"], found["1"]["__incomplete"]) == (1, True) and found["1"]["__known"]
+    hop.append((17, lost))  # what it marks is in the table
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+
+
 def test_a_batch_of_deletes_alone_adds_no_file(hop: Hop) -> None:
     hop.append(*((key, None) for key in (0, 1, 2, 17)))
     hop.run()
