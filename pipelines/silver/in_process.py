@@ -87,15 +87,18 @@ def applied(
     quarantined = _quarantined_keys(collection, before=range_.after)
     if quarantined is None or (quarantined and not quarantined.isdisjoint(events["key"].to_pylist())):
         return False
-    given, live = events, collection.writer.live
-    events = (
-        in_process_fold.folded(given, live, size_bytes=_many_bytes(collection)) if folds else in_process_fold.noted(given)
-    )
-    if events is None:
+    given, live, size_bytes = events, collection.writer.live, _many_bytes(collection)
+    folded = in_process_fold.folded(given, live, size_bytes=size_bytes) if folds else in_process_fold.noted(given)
+    if live is None or folded is None:
         return False
+    events = folded.events
     winners, keys, last_deletes = _winners(events)
+    keys += folded.marks
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
-    if live is None or live.is_many(upsert.KEY, keys):
+    if live.is_many(upsert.KEY, keys):
+        return False
+    marked = in_process_fold.marked(live, folded.marks, range_.to, size_bytes=size_bytes)
+    if marked is None:
         return False
     begun = _begun(collection, given, folds=folds)
     if begun is None:
@@ -122,7 +125,7 @@ def applied(
         evolve.record(collection, evolution, range_.to)  # before the table holds it
     if last_deletes and collection.mode.removes_row:
         deletes.remember_rows(collection, last_deletes, range_.to)
-    return _committed(collection, rows, columns, keys, next_position)
+    return _committed(collection, (rows, marked), columns, keys, next_position)
 
 
 def swept(collection: SilverCollection, sweep: reduce.Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
@@ -153,7 +156,7 @@ def swept(collection: SilverCollection, sweep: reduce.Sweep, next_position: regi
 
 def _committed(
     collection: SilverCollection,
-    rows: pa.Table,
+    parts: Sequence[pa.Table],
     columns: StructType,
     keys: Sequence[str],
     next_position: registry.SilverPosition,
@@ -165,12 +168,12 @@ def _committed(
     try:
         if not live.at(writer.version):
             return False
-        conformed = table_schema.conformed(rows, live.schema)
+        conformed = [table_schema.conformed(rows, live.schema) for rows in parts]
     except table_schema.NotReadable:
         return False
     version = writer.replace_arrow(
-        [conformed] if conformed.num_rows else [],
-        schema=conformed.schema,
+        conformed,
+        schema=conformed[0].schema,
         keys=keys,
         to=next_position.to,
         extra=next_position.extra,

@@ -1,13 +1,14 @@
 """Partial updates of a batch that this process applies itself: folded onto the documents that it finds in the table's files.
 
 The same as `partial_updates`, which does it in SQL for any events; here only for events that are newer than all that the table has seen.
-Where whole documents are not kept, an update only marks a document of the same batch.
+Where whole documents are not kept, an update only marks the document of the same batch, or the table's row, as incomplete.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -51,12 +52,19 @@ class _Base(NamedTuple):
     is_doubtful: bool = False
 
 
-def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> pa.Table | None:
+class WholeEvents(NamedTuple):
+    """Events without partial updates, with what their rows will say in `__incomplete`, `__known` and `__sequence`; and by key the last
+    update of those that only mark a row of the table."""
+
+    events: pa.Table
+    marks: Mapping[str, str] = MappingProxyType({})
+
+
+def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> WholeEvents | None:
     """The events with one document, at the last of them, in the place of each key's partial updates.
 
-    With `__incomplete`, `__known` and `__sequence`, which their rows will say. The events are in their order. None where some cannot
-    be folded here: an update or a stored document that cannot be read or is not known, or documents of more than `size_bytes`, or in
-    too large files.
+    The events are in their order. None where some cannot be folded here: an update or a stored document that cannot be read or is not
+    known, or documents of more than `size_bytes`, or in too large files.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
@@ -73,31 +81,56 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         return _with_documents(events, is_partial, pending, stored[_DOCUMENT].combine_chunks())
 
 
-def noted(events: pa.Table) -> pa.Table | None:
-    """The events without partial updates, which mark the document that they came after; with the columns of `folded`.
-
-    None where an update comes after no document of these events: the row that it marks is in the table.
+def noted(events: pa.Table) -> WholeEvents | None:
+    """The events without partial updates, each of which marks the document that it came after; where that is none of these events, the
+    table's row (`marked`). None where one came after a delete.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     seen: dict[int, str] = {}
-    for decisive, updates in _histories(events, is_partial).values():
-        if decisive is None or ops[decisive] == bronze.Op.DELETE.value:
+    marks: dict[str, str] = {}
+    for key, (decisive, updates) in _histories(events, is_partial).items():
+        if decisive is None:
+            marks[key] = sequences[updates[-1]]
+        elif ops[decisive] == bronze.Op.DELETE.value:
             return None
-        seen[decisive] = sequences[updates[-1]]
+        else:
+            seen[decisive] = sequences[updates[-1]]
     whole = pc.indices_nonzero(pc.invert(is_partial))
     places, kept = whole.to_pylist(), events.take(whole)
     is_incomplete = pa.array([place in seen for place in places], pa.bool_())
     last = pa.array([seen.get(place, sequences[place]) for place in places], pa.string())
     known = pc.if_else(is_incomplete, kept["sequence"].combine_chunks(), None)
-    return _marked(kept, is_incomplete, known).set_column(kept.num_columns + 2, "__sequence", last)
+    return _marked(kept, is_incomplete, known, last)._replace(marks=marks)
+
+
+def marked(live: live_files.LiveFiles, marks: Mapping[str, str], number: int, *, size_bytes: int) -> pa.Table | None:
+    """The table's rows of these keys, as updates without their documents leave them: incomplete, at the last update's sequence, with
+    `__batch` `number`. None where one has no row, or they are too large for this process, or cannot be read here."""
+    rows = _rows(live, list(marks), live.schema.names, size_bytes) if marks else live.schema.empty_table()
+    if rows is None or rows.num_rows != len(marks):
+        return None
+    values = {
+        "__known": pc.coalesce(rows["__known"], rows["__sequence"]),
+        "__incomplete": [True] * rows.num_rows,
+        "__batch": [number] * rows.num_rows,
+        "__sequence": [marks[key] for key in rows[upsert.KEY].to_pylist()],
+    }
+    for name, column in values.items():
+        field = rows.schema.field(name)
+        given = column if isinstance(column, pa.ChunkedArray) else pa.array(column, field.type)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, given)
+    return rows
 
 
 def _stored(live: live_files.LiveFiles, keys: Sequence[str], size_bytes: int) -> pa.Table | None:
     """What the table holds of the keys; None where that is too much for this process, or cannot be read here."""
-    columns = [name for name in _STORED if name in live.schema.names]
+    return _rows(live, keys, [name for name in _STORED if name in live.schema.names], size_bytes)
+
+
+def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table | None:
     read_bytes = READ_BYTES + UPDATE_READ_BYTES * len(keys)
     try:
         places = live.places(upsert.KEY, keys)
@@ -171,7 +204,7 @@ def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
 
 def _with_documents(
     events: pa.Table, is_partial: pa.BooleanArray, pending: Sequence[_Pending], stored: pa.StringArray
-) -> pa.Table:
+) -> WholeEvents:
     """The events, with the documents that are made where the last update of each was."""
     results = pa.Table.from_batches(list(fold.fold_batches(_parts(events, pending, stored))))
     is_doubtful = pa.array([each.base.is_doubtful for each in pending], pa.bool_())
@@ -220,6 +253,8 @@ def _offsets(counts: Sequence[int]) -> pa.Array:
     return pa.array(itertools.accumulate(counts, initial=0), pa.int32())
 
 
-def _marked(events: pa.Table, is_incomplete: pa.BooleanArray, known: pa.StringArray) -> pa.Table:
+def _marked(
+    events: pa.Table, is_incomplete: pa.BooleanArray, known: pa.StringArray, last: pa.StringArray | None = None
+) -> WholeEvents:
     marked = events.append_column("__incomplete", is_incomplete).append_column("__known", known)
-    return marked.append_column("__sequence", events["sequence"])
+    return WholeEvents(marked.append_column("__sequence", events["sequence"] if last is None else last))

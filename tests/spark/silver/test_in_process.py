@@ -158,7 +158,10 @@ def test_both_ways_give_the_same(
 def test_updates_without_documents_mark_what_sql_marks(spark: SparkSession) -> None:
     """Any documents, updates without them and deletes of a key: the row that is written is that of the reduced rows."""
     draws = random.Random(1)
-    drawn = {f"{key:03}": "cu" + "".join(draws.choices("cud", [2, 4, 1], k=draws.randrange(5))) for key in range(300)}
+    drawn = {
+        f"{key:03}": draws.choice("cu") + "".join(draws.choices("cud", [2, 4, 1], k=draws.randrange(5)))
+        for key in range(300)
+    }
     drawn = {key: ops for key, ops in drawn.items() if not ops.rstrip("u").endswith("d") or ops.endswith("d")}
     rows = [
         {"key": key, "op": op, "sequence": f"{at:024x}", "offset": at, "after": f'{{"n":{at}}}' if op == "c" else None}
@@ -169,15 +172,20 @@ def test_updates_without_documents_mark_what_sql_marks(spark: SparkSession) -> N
     events = pa.Table.from_pylist(rows)
     noted = in_process_fold.noted(events)
     assert noted is not None
-    winners, _, _ = in_process._winners(noted)
+    winners, _, _ = in_process._winners(noted.events)
     columns = ["__sequence", "__known", "__incomplete", "after"]
-    found = noted.take(winners)
+    found = noted.events.take(winners)
     ours = {row.pop("key"): row for row in found.select(["key", *columns]).to_pylist()}
     df = spark.createDataFrame(events.to_pandas())
     reduced = reduce.decided(reduce.latest(df), mode=DeleteMode.TOMBSTONE)
-    kept = reduced.where(f"`__action` = '{reduce.Action.DOCUMENT.value}'").select("__key", *columns).toArrow().to_pylist()
-    assert ours == {row.pop("__key"): row for row in kept}
-    assert {row["__incomplete"] for row in kept} == {True, False} and len(kept) < len(drawn)
+    expected = {row["__key"]: row for row in reduced.select("__key", "__action", *columns).toArrow().to_pylist()}
+    documents = {key: row for key, row in expected.items() if row["__action"] == reduce.Action.DOCUMENT.value}
+    assert ours == {key: {name: row[name] for name in columns} for key, row in documents.items()}
+    marking = {key: row for key, row in expected.items() if row["__action"] == reduce.Action.MARK.value}
+    assert noted.marks == {key: row["__sequence"] for key, row in marking.items()}
+    assert {row["__incomplete"] for row in documents.values()} == {True, False} and len(marking) + len(documents) < len(
+        drawn
+    )
 
 
 @pytest.fixture(scope="module")

@@ -534,7 +534,17 @@ def test_updates_whose_documents_are_gone_need_no_query(hop: Hop) -> None:
     assert "2" not in found
     assert (found["0"]["n"], found["0"]["__incomplete"], found["0"]["__known"]) == (3, False, None)
     assert (found["1"]["n"], found["1"]["__incomplete"]) == (1, True) and found["1"]["__known"]
-    hop.append((17, lost))  # what it marks is in the table
+    before = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+    hop.append((3, lost), (1, {"updatedFields": "{}"}), (0, document(0, n=5)))
+    hop.run()
+    after = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+    assert after.keys() == before.keys()
+    assert (after["1"]["__known"], after["3"]["__known"]) == (before["1"]["__known"], before["3"]["__sequence"])
+    assert [after[key]["__incomplete"] for key in ("0", "1", "3")] == [False, True, True]
+    told = {name: before["3"][name] for name in ("__known", "__incomplete", "__batch", "__sequence")}
+    assert after["3"] | told == before["3"]
+    assert before["0"]["__sequence"] < after["3"]["__sequence"] < after["1"]["__sequence"] < after["0"]["__sequence"]
+    hop.append((99, lost))  # nothing is known of it
     with pytest.raises(NeedsSpark):
         hop.silver()
 
