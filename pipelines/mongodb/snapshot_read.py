@@ -53,6 +53,8 @@ def boundary(
 
     No document is read for it.
     """
+    if lo is not None and lo[4] == _MAX_KEY:  # nothing stands behind it, and the server refuses to look
+        return None
     command = {
         "find": collection.name,
         # Not by `$expr`, for which the server fetches every document that it passes. That an open end leaves out MaxKey may
@@ -80,6 +82,10 @@ def _within(
     ends = bounds.ends() if collection.is_clustered else {}
     conditions = [part for part in ({} if ends else bounds.condition(), dict(condition or {})) if part]
     return {"filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0], **ends}
+
+
+_MAX_KEY = 0x7F
+"""BSON's type of the `_id` that is above all others."""
 
 
 def hi_as_lo(hi: bytes) -> bytes:

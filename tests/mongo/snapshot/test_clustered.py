@@ -40,6 +40,13 @@ def test_the_ends_of_ranges_are_found_in_the_index_alone(mongo: Any, database: A
     ]
 
 
+def test_nothing_is_looked_for_behind_the_greatest_id(mongo: Any, database: Any) -> None:
+    """The first range ends at a document whose `_id` is MaxKey: the server refuses to look for one behind that."""
+    database.plain.insert_many([{"_id": each} for each in (1, "a", bson.MaxKey())])
+    (collection,) = catalog.collections(mongo, [database.name])
+    assert [len(chunk) for chunk in chunks(mongo, collection, 2)] == [2, 1]
+
+
 def made(database: Any, ids: list[Any], **options: Any) -> catalog.SourceCollection:
     clustered = {"key": {"_id": 1}, "unique": True}
     database.command({"create": "a", "clusteredIndex": clustered, **options})
