@@ -141,13 +141,13 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
         return False
 
 
-def delete_claimed(writer: Writer, where: str) -> int:
-    """Remove the rows as one fenced commit that says what the last one said; how many."""
+def delete_claimed(writer: Writer, where: str, among: str | None = None) -> int:
+    """Remove the rows as one fenced commit that says what the last one said (`StatementCommits.remove`); how many."""
     with table_errors.translating(writer.table):
         count = int(writer.spark.sql(f"SELECT count(*) AS n FROM {writer.table} WHERE {where}").collect()[0].n)
     if count:
         to, extra = writer.last_metadata()
-        writer.remove(where, to=to, extra=extra)
+        writer.remove(where, among=among, to=to, extra=extra)
     return count
 
 

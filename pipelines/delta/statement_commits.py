@@ -109,11 +109,16 @@ class StatementCommits(fenced_commits.FencedCommits):
             )
         return self._replaced(source, statement, lambda: (to, extra))
 
-    def remove(self, where: str, *, to: object, extra: Mapping[str, object] | None = None) -> int:
-        """Remove the rows that the SQL condition holds for, as one fenced commit; the new version."""
+    def remove(self, where: str, *, among: str | None = None, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Remove the rows that the SQL condition holds for, as one fenced commit; the new version.
+
+        Delta replaces rows by conditions of columns and literals alone: one with a function needs such a condition `among` which rows
+        its rows are, and the others of these are written again.
+        """
         self.refuse_unanswered()
-        nothing = self._rows().limit(0)
-        return self._written(lambda: (nothing, F.expr(where)), lambda: (to, extra))
+        rows = self._rows()
+        left = rows.limit(0) if among is None else rows.where(among).where(f"NOT coalesce({where}, false)")
+        return self._written(lambda: (left, F.expr(among or where)), lambda: (to, extra))
 
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""

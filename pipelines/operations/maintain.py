@@ -387,9 +387,9 @@ class _MaintenanceRun:
         with claimed() as writer:
             writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
         count = 0
-        for portion in _portions(self.spark, table, events):
+        for batches in _days(self.spark, table, events):
             with claimed() as writer:
-                count += maintenance.delete_claimed(writer, portion)
+                count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)
         with claimed() as writer:
             others = maintenance.delete_claimed(writer, idle)
             writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
@@ -457,10 +457,12 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
         writer.release()
 
 
-def _portions(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
-    """What is left of bronze's events, a day's at a time: a capture waits for each, and files are skipped by their batches."""
+def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
+    """The batches of bronze that hold what is left of some events, a day's at a time, as SQL: a capture waits for each, and files are
+    skipped by their batches."""
     while (first := _of_all(spark, table, "min(ts_ms)", events)) is not None:
-        yield f"{events} AND batch <= {_of_all(spark, table, 'max(batch)', f'{events} AND ts_ms < {first + DAY_MS}')}"
+        day = f"{events} AND ts_ms < {first + DAY_MS}"
+        yield f"batch >= {_of_all(spark, table, 'min(batch)', day)} AND batch <= {_of_all(spark, table, 'max(batch)', day)}"
 
 
 def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> int | None:

@@ -31,7 +31,7 @@ from tests.harness import bronze_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.journey  # minutes on a slow machine
+journey = pytest.mark.journey  # minutes on a slow machine
 
 DAY = 86_400
 
@@ -87,6 +87,34 @@ def rows(spark: SparkSession, table: Any) -> list[Any]:
     return sorted(map(str, spark.table(str(table)).toArrow().to_pylist()))
 
 
+def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
+    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day's at a time, and whatever lies between them is as it was."""
+    chosen = settings(lakehouse, maintenance={"bronze.retention.days": 1})
+    table = delta.layout(chosen.lakehouse).bronze("shop")
+    log = bronze_rows.Log(spark, table)
+    names = ("it's", "a.b", "kept")
+    for number in range(1, 5):
+        log.append({name: [{"op": "c", "key": f"k{number}", "at": number, "after": {"_id": number}}] for name in names})
+        log.idle("transaction")
+    applied = {registry.Namespace(bronze_rows.DB, "it's"): 5, registry.Namespace(bronze_rows.DB, "a.b"): 3}
+    monkeypatch.setattr(maintain._MaintenanceRun, "_trimmed", lambda *given: applied)
+    monkeypatch.setattr(maintain, "IDLE_ROWS", "false")
+    monkeypatch.setattr(maintain, "DAY_MS", 1)  # each batch is a day
+    before = rows(spark, table)
+    now_ms = int(time.time() * 1000) + 2 * DAY * 1000
+    words = maintain._ResultLines()
+    maintain._MaintenanceRun(spark, chosen, beside_writers=False, now_ms=now_ms)._trim(table, words)
+    gone = spark.createDataFrame([(each.collection, to) for each, to in applied.items()], "collection STRING, to BIGINT")
+    left = spark.table(str(table))
+    assert left.join(gone, "collection").where("batch < to").count() == 0
+    assert words.done == ["3 events older than 1 days removed"]
+    assert len(rows(spark, table)) == len(before) - 3 and set(rows(spark, table)) <= set(before)
+    assert delta.properties(spark, table)["delta.appendOnly"] == "true"
+
+
+@journey
 def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehouse: Path) -> None:
     """Many files become few, old facts go, bronze is trimmed as far as all have applied it; rows and positions stay, and a
     rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him. With more
@@ -155,6 +183,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert delta.properties(spark, layout.bronze("shop"))[bronze.TRIMMED] == trimmed
 
 
+@journey
 def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:
     """What came meanwhile went from bronze: asked for again it waits for a snapshot, which ends what is not there any more.
     While the capture is alive nothing goes, and there is no gap."""
@@ -185,6 +214,7 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
     assert [row["_id"] for row in versions.where("`__until` IS NULL").collect()] == [2]
 
 
+@journey
 def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSession, tmp_path: Path) -> None:
     """`medallion run` always holds bronze: what is too old goes under the capture's own claim, a day's at a time."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
@@ -211,6 +241,7 @@ def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSes
     assert isinstance(failures.found[table.label], errors.Temporary)
 
 
+@journey
 def test_a_capture_that_comes_during_a_compaction_is_not_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +263,7 @@ def test_a_capture_that_comes_during_a_compaction_is_not_refused(
     assert came and found.after.files == 1
 
 
+@journey
 def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, tmp_path: Path) -> None:
     """Silver counts the batches of the bronze before it, and has more of them."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1, "deletes.retention.days": 1})
@@ -250,6 +282,7 @@ def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, 
     assert spark.table(str(delta.layout(chosen.lakehouse).deletes(bronze_rows.DB, "things"))).count() == 4
 
 
+@journey
 def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
     """What a compaction commits says no position: that of a collection without events for weeks stays in the log."""
     chosen = settings(tmp_path)
@@ -271,6 +304,7 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
     assert [to for to, generation in before if generation] == [3, 3]
 
 
+@journey
 def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession, tmp_path: Path) -> None:
     """Bronze is not trimmed, for which silver is asked; the others are compacted, and the error says what to do."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
@@ -291,6 +325,7 @@ def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession
     assert delta.size(spark, layout.silver(bronze_rows.DB, "things")).files == 1
 
 
+@journey
 def test_what_was_compacted_once_is_not_written_anew(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
