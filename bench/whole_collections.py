@@ -30,6 +30,12 @@ UPDATES: dict[str, Operation] = {
 }
 
 
+def update_and_delete(held: Collection[dict[str, Any]], ids: Sequence[Any]) -> None:
+    """By the time that a capture looks the updates up their documents are gone."""
+    held.update_many({"_id": {"$in": ids}}, {"$inc": {"revision": 1}})
+    held.delete_many({"_id": {"$in": ids}})
+
+
 DROP = "drop"
 """One event, and every row goes."""
 
@@ -50,6 +56,7 @@ def operation_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterat
             *((name, documents, operation) for name, operation in UPDATES.items()),
             ("delete_many of 60 %", len(gone), lambda held: held.delete_many({"_id": {"$in": gone}})),
             ("insert of the same", len(gone), lambda held: held.insert_many(again, ordered=False)),
+            ("$inc of 60 %, then deleted", 2 * len(gone), lambda held: update_and_delete(held, gone)),
             (DROP, documents, lambda held: held.drop()),
         ]
         with ground.lakehouse() as root:
