@@ -351,8 +351,9 @@ class _MaintenanceRun:
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
         own = self._trimmed(registry.read(self.spark, self.settings).namespaces, words)
-        # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
-        has_idle = _has_rows(self.spark, table, idle)
+        has_idle = _has_rows(
+            self.spark, table, idle
+        )  # first: the claim would refuse a capture, and each property is a commit
         if not (has_idle or _has_rows(self.spark, table, _old_events(own, before))):
             return
         try:
@@ -458,11 +459,12 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
 
 
 def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
-    """The batches of bronze that hold what is left of some events, a day's at a time, as SQL: a capture waits for each, and files are
-    skipped by their batches."""
+    """The batches of bronze that hold what is left of some events, as SQL, a day's at a time, because a capture waits for each."""
     while (first := _of_all(spark, table, "min(ts_ms)", events)) is not None:
-        day = f"{events} AND ts_ms < {first + DAY_MS}"
-        yield f"batch >= {_of_all(spark, table, 'min(batch)', day)} AND batch <= {_of_all(spark, table, 'max(batch)', day)}"
+        low, high = (
+            _of_all(spark, table, f"{of}(batch)", f"{events} AND ts_ms < {first + DAY_MS}") for of in ("min", "max")
+        )
+        yield f"batch >= {low} AND batch <= {high}"
 
 
 def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> int | None:

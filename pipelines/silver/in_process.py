@@ -1,8 +1,8 @@
 """A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
 
 What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read,
-newer than anything in the table, partial updates of such (`pipelines.silver.in_process_fold`), and deletes that take rows away. Any
-other batch goes through the steps.
+newer than anything in the table, partial updates of such (`pipelines.silver.in_process_fold`), and deletes. Any other batch goes
+through the steps.
 """
 
 from __future__ import annotations
@@ -87,17 +87,23 @@ def applied(
     quarantined = _quarantined_keys(collection, before=range_.after)
     if quarantined is None or (quarantined and not quarantined.isdisjoint(events["key"].to_pylist())):
         return False
-    given, live, size_bytes = events, collection.writer.live, _many_bytes(collection)
-    folded = in_process_fold.folded(given, live, size_bytes=size_bytes) if folds else in_process_fold.noted(given)
-    if live is None or folded is None:
+    shows_deleted, live, size_bytes = collection.shows_deleted(counts), collection.writer.live, _many_bytes(collection)
+    given = _with_deleted(events) if shows_deleted else events
+    whole = (
+        in_process_fold.folded(given, live, size_bytes=size_bytes)
+        if folds
+        else in_process_fold.noted(given, shows_deleted=shows_deleted)
+    )
+    if live is None or whole is None:
         return False
-    events = folded.events
+    events = whole.events
     winners, keys, last_deletes = _winners(events)
-    keys += folded.marks
+    keys += whole.marks
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live.is_many(upsert.KEY, keys):
         return False
-    marked = in_process_fold.marked(live, folded.marks, range_.to, size_bytes=size_bytes)
+    added = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
+    marked = in_process_fold.marked(live, whole, range_.to, added=added, size_bytes=size_bytes)
     if marked is None:
         return False
     begun = _begun(collection, given, folds=folds)
@@ -115,8 +121,8 @@ def applied(
     if not collection.keeps_document and "after" not in _added_bronze_columns(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     if len(winners) < events.num_rows:  # documents are dear to copy
-        places = pa.array(winners, pa.int64())  # a list of none would have no type
-        events, typed = events.take(places), typed.take(places)
+        events = events.take(pa.array(winners, pa.int64()))  # a list of none would have no type
+        typed = typed.take(events["__place"].combine_chunks())
     rows = _columns(collection, schema, events, typed, range_.to)
     columns = _table_columns(collection, rows)
     if columns is None:
@@ -184,7 +190,8 @@ def _committed(
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
-    return counts.events <= collection.max_local_events and not collection.shows_deleted(counts) and _is_able(collection)
+    is_folded_and_shown = collection.keeps_document and collection.shows_deleted(counts)
+    return counts.events <= collection.max_local_events and not is_folded_and_shown and _is_able(collection)
 
 
 def _is_able(collection: SilverCollection) -> bool:
@@ -235,16 +242,24 @@ def _added_bronze_columns(collection: SilverCollection) -> list[str]:
     return [each.path[0] for each in collection.added(collection.schema.schema) if each.path]
 
 
+def _with_deleted(events: pa.Table) -> pa.Table:
+    """The events with what is known of deleted documents in `after`, as `evolve.looked_at` has them."""
+    key = pc.binary_join_element_wise('{"_id":', events["key"], "}", "")
+    told = pc.coalesce(events["before"], events["documentKey"], key)
+    after = pc.if_else(pc.equal(events["op"], bronze.Op.DELETE.value), told, events["after"])
+    return events.set_column(events.column_names.index("after"), "after", after)
+
+
 def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
-    """Of events in their order: the last one of each key that is a document, all keys, and each key's last delete."""
+    """Of events in their order: the last one of each key that has a row, all keys, and each key's last delete."""
     last: dict[str, int] = {}
     last_deletes: dict[str, str] = {}
-    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
+    keys, ops, sequences, places = (events[name].to_pylist() for name in ("key", "op", "sequence", "__place"))
     for number, (key, op, sequence) in enumerate(zip(keys, ops, sequences)):
         last[key] = number
         if op == bronze.Op.DELETE.value:
             last_deletes[key] = sequence
-    winners = sorted(number for number in last.values() if ops[number] != bronze.Op.DELETE.value)
+    winners = sorted(number for number in last.values() if places[number] is not None)
     return winners, list(last), last_deletes
 
 
@@ -313,11 +328,10 @@ def _columns(
     count, document = events.num_rows, typed.field("document")
     columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
     columns |= {added.name: collection_events.value(events, added.path or ()) for added in collection.added(schema)}
-    no = pa.array([False] * count, pa.bool_())
     # Of a setting that was taken back the column stays, and says that no document is deleted.
     live = collection.writer.live
     has_marks = collection.mode.adds_deleted or (live is not None and "__deleted" in live.schema.names)
-    columns |= {"__deleted": no} if has_marks else {}
+    columns |= {"__deleted": events["__deleted"]} if has_marks else {}
     columns |= {name: events[name] for name in ("__incomplete", "__known")} | {"__rescued": typed.field("rescued")}
     columns |= {"__document": events["after"]} if collection.keeps_document else {}
     columns |= {

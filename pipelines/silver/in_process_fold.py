@@ -52,12 +52,22 @@ class _Base(NamedTuple):
     is_doubtful: bool = False
 
 
+class Mark(NamedTuple):
+    """The last event of a key of whose document these events know nothing: an update, or the delete at a place among the events."""
+
+    sequence: str
+    delete: int | None = None
+
+
 class WholeEvents(NamedTuple):
-    """Events without partial updates, with what their rows will say in `__incomplete`, `__known` and `__sequence`; and by key the last
-    update of those that only mark a row of the table."""
+    """Events without partial updates, and by key what only marks a row of the table.
+
+    With what their rows will say in `__incomplete`, `__known`, `__sequence` and `__deleted`; `__place` is that of the event whose
+    document the row shows, null where there will be none.
+    """
 
     events: pa.Table
-    marks: Mapping[str, str] = MappingProxyType({})
+    marks: Mapping[str, Mark] = MappingProxyType({})
 
 
 def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> WholeEvents | None:
@@ -81,47 +91,101 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         return _with_documents(events, is_partial, pending, stored[_DOCUMENT].combine_chunks())
 
 
-def noted(events: pa.Table) -> WholeEvents | None:
+def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | None:
     """The events without partial updates, each of which marks the document that it came after; where that is none of these events, the
     table's row (`marked`). None where one came after a delete.
+
+    With `shows_deleted` a delete's row shows its pre-image, else the last document of these events; where there is neither it marks the
+    table's row, too.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
-    if not is_partial.true_count:
+    if not (is_partial.true_count or shows_deleted):
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
-    seen: dict[int, str] = {}
-    marks: dict[str, str] = {}
-    for key, (decisive, updates) in _histories(events, is_partial).items():
-        if decisive is None:
-            marks[key] = sequences[updates[-1]]
-        elif ops[decisive] == bronze.Op.DELETE.value:
-            return None
-        else:
-            seen[decisive] = sequences[updates[-1]]
+    has_before = events["before"].is_valid().to_pylist() if shows_deleted else ()
     whole = pc.indices_nonzero(pc.invert(is_partial))
-    places, kept = whole.to_pylist(), events.take(whole)
-    is_incomplete = pa.array([place in seen for place in places], pa.bool_())
-    last = pa.array([seen.get(place, sequences[place]) for place in places], pa.string())
-    known = pc.if_else(is_incomplete, kept["sequence"].combine_chunks(), None)
-    return _marked(kept, is_incomplete, known, last)._replace(marks=marks)
+    places = {number: place for place, number in enumerate(whole.to_pylist())}
+    known: dict[int, str] = {}
+    last: dict[int, str] = {}
+    shown: dict[int, int] = {}
+    marks: dict[str, Mark] = {}
+    for key, history in _lives(events, is_partial).items():
+        decisive, document, update = history
+        if decisive is None:
+            assert update is not None
+            marks[key] = Mark(sequences[update])
+        elif ops[decisive] != bronze.Op.DELETE.value:
+            if update is not None:
+                known[places[decisive]], last[places[decisive]] = sequences[decisive], sequences[update]
+        elif update is not None:
+            return None
+        elif shows_deleted and has_before[decisive]:
+            shown[places[decisive]] = places[decisive]
+        elif shows_deleted and document is not None:
+            shown[places[decisive]], known[places[decisive]] = places[document], sequences[document]
+        elif shows_deleted:
+            marks[key] = Mark(sequences[decisive], places[decisive])
+    kept = events.take(whole)
+    rows = range(kept.num_rows)
+    return _marked(
+        kept,
+        pa.array([place in last for place in rows], pa.bool_()),
+        pa.array(map(known.get, rows), pa.string()),
+        last=pa.array([last.get(place, sequences[number]) for number, place in places.items()], pa.string()),
+        shown=shown,
+    )._replace(marks=marks)
 
 
-def marked(live: live_files.LiveFiles, marks: Mapping[str, str], number: int, *, size_bytes: int) -> pa.Table | None:
-    """The table's rows of these keys, as updates without their documents leave them: incomplete, at the last update's sequence, with
-    `__batch` `number`. None where one has no row, or they are too large for this process, or cannot be read here."""
-    rows = _rows(live, list(marks), live.schema.names, size_bytes) if marks else live.schema.empty_table()
+def _lives(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, list[int | None]]:
+    """Of each key the places of its last document or delete, of its last document, and of the last update behind the first of these."""
+    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
+    found: dict[str, list[int | None]] = {}
+    for number, (key, op, is_update) in enumerate(zip(keys, ops, is_partial.to_pylist())):
+        life = found.setdefault(key, [None, None, None])
+        if not is_update:
+            life[0], life[2] = number, None
+            life[1] = life[1] if op == bronze.Op.DELETE.value else number
+        elif life[0] is None or sequences[number] > sequences[life[0]]:
+            life[2] = number
+    return found
+
+
+def marked(
+    live: live_files.LiveFiles, whole: WholeEvents, number: int, *, added: Mapping[str, Sequence[str]], size_bytes: int
+) -> pa.Table | None:
+    """The table's rows of the marks, as events without documents leave them: incomplete or deleted, at the last event's sequence, with
+    `__batch` `number`, and of a delete the columns `added`, by name and path. None where one has no row, or they are too large for this
+    process, or cannot be read here."""
+    marks = whole.marks
+    if not marks:
+        return live.schema.empty_table()
+    rows = _rows(live, list(marks), live.schema.names, size_bytes)
     if rows is None or rows.num_rows != len(marks):
         return None
+    given = [marks[key] for key in rows[upsert.KEY].to_pylist()]
+    is_delete = pa.array([mark.delete is not None for mark in given], pa.bool_())
     values = {
         "__known": pc.coalesce(rows["__known"], rows["__sequence"]),
-        "__incomplete": [True] * rows.num_rows,
-        "__batch": [number] * rows.num_rows,
-        "__sequence": [marks[key] for key in rows[upsert.KEY].to_pylist()],
+        "__incomplete": pc.invert(is_delete),
+        "__batch": pa.array([number] * rows.num_rows, pa.int64()),
+        "__sequence": pa.array([mark.sequence for mark in given], pa.string()),
     }
+    if is_delete.true_count:
+        deletes = whole.events.take(pa.array([mark.delete for mark in given], pa.int64()))
+        said = {name: collection_events.value(deletes, path) for name, path in added.items()}
+        said["__deleted"] = pa.array([True] * rows.num_rows, pa.bool_())
+        if not said.keys() <= set(rows.column_names):
+            return None
+        try:
+            said_rows = table_schema.conformed(pa.table(said), pa.schema([rows.schema.field(name) for name in said]))
+        except table_schema.NotReadable:
+            return None
+        values |= {name: pc.if_else(is_delete, said_rows[name], rows[name]) for name in said}
+    # An event that came again changes nothing.
+    is_newer = pc.greater(values["__sequence"], rows["__sequence"])
     for name, column in values.items():
-        field = rows.schema.field(name)
-        given = column if isinstance(column, pa.ChunkedArray) else pa.array(column, field.type)
-        rows = rows.set_column(rows.schema.get_field_index(name), field, given)
+        column = pc.if_else(is_newer, column, rows[name])
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
     return rows
 
 
@@ -254,7 +318,21 @@ def _offsets(counts: Sequence[int]) -> pa.Array:
 
 
 def _marked(
-    events: pa.Table, is_incomplete: pa.BooleanArray, known: pa.StringArray, last: pa.StringArray | None = None
+    events: pa.Table,
+    is_incomplete: pa.BooleanArray,
+    known: pa.StringArray,
+    *,
+    last: pa.StringArray | None = None,
+    shown: Mapping[int, int] = MappingProxyType({}),
 ) -> WholeEvents:
-    marked = events.append_column("__incomplete", is_incomplete).append_column("__known", known)
-    return WholeEvents(marked.append_column("__sequence", events["sequence"] if last is None else last))
+    is_delete, rows = pc.equal(events["op"], bronze.Op.DELETE.value).to_pylist(), range(events.num_rows)
+    values = {
+        "__incomplete": is_incomplete,
+        "__known": known,
+        "__sequence": events["sequence"] if last is None else last,
+        "__deleted": pa.array([place in shown for place in rows], pa.bool_()),
+        "__place": pa.array([shown.get(place) if is_delete[place] else place for place in rows], pa.int64()),
+    }
+    for name, column in values.items():
+        events = events.append_column(name, column)
+    return WholeEvents(events)

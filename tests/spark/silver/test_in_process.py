@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "flat": {"flatten.struct": True, "array.encoding": "document"},
     "kept": {"delete.tombstone.handling.mode": "tombstone"},
     "marked": {"delete.tombstone.handling.mode": "rewrite"},
+    "shown": {"delete.tombstone.handling.mode": "rewrite", "add.fields": "op,source.ts_ms,ts_ms,nothing.there"},
 }
 
 
@@ -65,8 +66,10 @@ def changes(draws: random.Random, batches: int, *, has_partial: bool = False) ->
                 events.append({"op": "r", "key": len(events), "at": 10, "after": {**after, "_id": len(events)}})
             elif has_partial and op == "u":
                 events.append({"op": op, "key": key, "at": at, **change(draws, kinds)})
+            elif op == "d":
+                events.append({"op": op, "key": key, "at": at, **({"before": after} if draws.random() < 0.3 else {})})
             else:
-                events.append({"op": op, "key": key, "at": at, **({} if op == "d" else {"after": after})})
+                events.append({"op": op, "key": key, "at": at, "after": after})
         # A whole document that comes again is written again, or not, by the way that it takes: `__batch` tells.
         again = [event for event in events[-1:] if "update" in event]
         yield events
@@ -150,42 +153,62 @@ def test_both_ways_give_the_same(
         for hop in ways
     ]
     assert schemas[0] == schemas[1]
-    # Types that are widened, deletes whose rows stay, and updates of what is not known are for Spark.
-    assert by_process["silver"] >= (3 if name in ("marked", "kept") else count - 1)
+    # Types that are widened, and updates and deletes of what is not known are for Spark.
+    assert by_process["silver"] >= (3 if name in ("marked", "kept", "shown") else count - 1)
     assert by_process["gold"] >= 3
 
 
-def test_updates_without_documents_mark_what_sql_marks(spark: SparkSession) -> None:
+@pytest.mark.parametrize("mode", [DeleteMode.TOMBSTONE, DeleteMode.REWRITE])
+def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode: DeleteMode) -> None:
     """Any documents, updates without them and deletes of a key: the row that is written is that of the reduced rows."""
     draws = random.Random(1)
     drawn = {
-        f"{key:03}": draws.choice("cu") + "".join(draws.choices("cud", [2, 4, 1], k=draws.randrange(5)))
+        f"{key:03}": draws.choice("cu") + "".join(draws.choices("cudb", [3, 4, 1, 1], k=draws.randrange(5)))
         for key in range(300)
     }
-    drawn = {key: ops for key, ops in drawn.items() if not ops.rstrip("u").endswith("d") or ops.endswith("d")}
-    rows = [
-        {"key": key, "op": op, "sequence": f"{at:024x}", "offset": at, "after": f'{{"n":{at}}}' if op == "c" else None}
-        for at, (key, op) in enumerate(
-            (key, op) for place in range(6) for key, ops in drawn.items() for op in ops[place : place + 1]
-        )
-    ]
-    events = pa.Table.from_pylist(rows)
-    noted = in_process_fold.noted(events)
+    # An update that comes after a delete is SQL's.
+    drawn = {key: ops for key, ops in drawn.items() if ops.rstrip("u") == ops or ops.rstrip("u")[-1:] not in ("d", "b")}
+    events = pa.Table.from_pylist(
+        [
+            {
+                "key": key,
+                "op": "d" if op == "b" else op,
+                "sequence": f"{at:024x}",
+                "offset": at,
+                "after": f'{{"n":{at}}}' if op == "c" else None,
+                "before": f'{{"b":{at}}}' if op == "b" else None,
+                "documentKey": f'{{"_id":"{key}"}}',
+            }
+            for at, (key, op) in enumerate(
+                (key, op) for place in range(6) for key, ops in drawn.items() for op in ops[place : place + 1]
+            )
+        ]
+    )
+    shows = mode.marks_deleted
+    noted = in_process_fold.noted(in_process._with_deleted(events) if shows else events, shows_deleted=shows)
     assert noted is not None
     winners, _, _ = in_process._winners(noted.events)
-    columns = ["__sequence", "__known", "__incomplete", "after"]
-    found = noted.events.take(winners)
-    ours = {row.pop("key"): row for row in found.select(["key", *columns]).to_pylist()}
-    df = spark.createDataFrame(events.to_pandas())
-    reduced = reduce.decided(reduce.latest(df), mode=DeleteMode.TOMBSTONE)
-    expected = {row["__key"]: row for row in reduced.select("__key", "__action", *columns).toArrow().to_pylist()}
-    documents = {key: row for key, row in expected.items() if row["__action"] == reduce.Action.DOCUMENT.value}
-    assert ours == {key: {name: row[name] for name in columns} for key, row in documents.items()}
-    marking = {key: row for key, row in expected.items() if row["__action"] == reduce.Action.MARK.value}
-    assert noted.marks == {key: row["__sequence"] for key, row in marking.items()}
-    assert {row["__incomplete"] for row in documents.values()} == {True, False} and len(marking) + len(documents) < len(
-        drawn
-    )
+    columns = ["__sequence", "__known", "__incomplete", "__deleted"]
+    found = noted.events.take(pa.array(winners))
+    texts = noted.events["after"].take(found["__place"]).to_pylist()
+    ours = {row.pop("key"): row | {"after": text} for row, text in zip(found.select(["key", *columns]).to_pylist(), texts)}
+    types = "key STRING, op STRING, sequence STRING, offset BIGINT, after STRING, before STRING, documentKey STRING"
+    df = spark.createDataFrame([tuple(row.values()) for row in events.to_pylist()], types)
+    reduced = reduce.decided(reduce.latest(df, columns=("op", "before", "documentKey"), keeps_last=shows), mode=mode)
+    expected = {
+        row.pop("__key"): row for row in reduced.select("__key", "__action", *columns, "after").toArrow().to_pylist()
+    }
+    documents, marks = {}, {}
+    for key, row in expected.items():
+        action, is_bare = row.pop("__action"), row["__deleted"] and row["__known"] == ""
+        if action == reduce.Action.MARK.value or (action == reduce.Action.DOCUMENT.value and is_bare):
+            marks[key] = (row["__sequence"], row["__deleted"])
+        elif action == reduce.Action.DOCUMENT.value:
+            documents[key] = row
+    assert ours == documents
+    assert {key: (mark.sequence, mark.delete is not None) for key, mark in noted.marks.items()} == marks
+    assert {row["__incomplete"] for row in documents.values()} == {True, False} and len(marks) > 20
+    assert (len(marks) + len(documents) == len(drawn)) == shows
 
 
 @pytest.fixture(scope="module")
