@@ -253,7 +253,7 @@ class _MaintenanceRun:
 
     def _compacted(self, table: _Table, words: _ResultLines) -> None:
         """Where there is anything to compact: several files, or rows that are hidden in one."""
-        purges = _has_vectors(self.spark, table.ref)
+        purges = definition.is_on(delta.properties(self.spark, table.ref), definition.DELETION_VECTORS)
         if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
             return
         try:
@@ -480,10 +480,6 @@ def _old_events(last: Mapping[registry.Namespace, int], before: int) -> str:
     batches = ", ".join(f"{names.literal(str(each))}, {batch}" for each, batch in last.items())
     own = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
     return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {own}"
-
-
-def _has_vectors(spark: SparkSession, table: TableRef) -> bool:
-    return definition.is_on(delta.properties(spark, table), definition.DELETION_VECTORS)
 
 
 def _has_rows(spark: SparkSession, table: TableRef, where: str) -> bool:
