@@ -549,6 +549,29 @@ def test_updates_whose_documents_are_gone_need_no_query(hop: Hop) -> None:
         hop.silver()
 
 
+def test_deletes_that_leave_their_rows_need_no_query(tmp_path: Path) -> None:
+    """As Debezium's mode `rewrite` says: the document as it is known, deleted."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+        hop.append((1, document(1, n=1)), (2, document(2, n=1)), (3, document(3, n=1)))
+        hop.run()
+        before = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+        hop.append((1, None), (2, document(2, n=2)), (2, None), (3, document(3, n=2)))
+        hop.run()
+        after = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+        told = ("n", "__deleted", "__incomplete")
+        assert {key: tuple(row[name] for name in told) for key, row in after.items()} == {
+            "1": (1, True, False),
+            "2": (2, True, False),
+            "3": (2, False, False),
+        }
+        assert after["1"]["__known"] == before["1"]["__sequence"] < after["1"]["__sequence"] < after["2"]["__known"]
+        assert oracle.read(hop.gold_table.path or "")["n"].to_pylist() == [2]
+        hop.append((99, None))  # nothing is known of it
+        with pytest.raises(NeedsSpark):
+            hop.silver()
+
+
 def test_a_batch_of_deletes_alone_adds_no_file(hop: Hop) -> None:
     hop.append(*((key, None) for key in (0, 1, 2, 17)))
     hop.run()
