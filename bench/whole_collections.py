@@ -3,7 +3,7 @@
     python -m bench.whole_collections [--documents 100000] [--shape nested] [--seed N]
 
 What a migration does: a field gets another number, a new field, a field gets another name, another type, a field goes; then most
-documents are deleted and inserted again, and the collection is dropped. The baselines, in the same run: the raw drain (pymongo's change
+documents are deleted and inserted again, updated and deleted before a capture looks them up, and the collection is dropped. The baselines, in the same run: the raw drain (pymongo's change
 stream over raw BSON), and the first operation, which shows no schema anything new: each row ends with its share of that one's rate. Rates
 are without the start of Python and Spark. Each row is said as soon as it is there.
 """

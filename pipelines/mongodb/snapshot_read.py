@@ -46,6 +46,10 @@ class IdRange:
         return {name: RawBSONDocument(_renamed(end, b"_id")) for name, end in given.items() if end is not None}
 
 
+_MAX_KEY = 0x7F
+"""BSON's type of the `_id` that is above all others."""
+
+
 def boundary(
     connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
 ) -> bytes | None:
@@ -82,10 +86,6 @@ def _within(
     ends = bounds.ends() if collection.is_clustered else {}
     conditions = [part for part in ({} if ends else bounds.condition(), dict(condition or {})) if part]
     return {"filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0], **ends}
-
-
-_MAX_KEY = 0x7F
-"""BSON's type of the `_id` that is above all others."""
 
 
 def hi_as_lo(hi: bytes) -> bytes:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.sql import names
@@ -461,15 +461,13 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
 def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
     """The batches of bronze that hold what is left of some events, as SQL, a day's at a time, because a capture waits for each."""
     while (first := _of_all(spark, table, "min(ts_ms)", events)) is not None:
-        low, high = (
-            _of_all(spark, table, f"{of}(batch)", f"{events} AND ts_ms < {first + DAY_MS}") for of in ("min", "max")
-        )
+        day = f"{events} AND ts_ms < {first + DAY_MS}"
+        low, high = _of_all(spark, table, "array(min(batch), max(batch))", day)
         yield f"batch >= {low} AND batch <= {high}"
 
 
-def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> int | None:
-    found: int | None = spark.sql(f"SELECT {what} AS found FROM {table} WHERE {where}").collect()[0].found
-    return found
+def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> Any:
+    return spark.sql(f"SELECT {what} AS found FROM {table} WHERE {where}").collect()[0].found
 
 
 def _old_events(last: Mapping[registry.Namespace, int], before: int) -> str:

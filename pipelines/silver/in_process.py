@@ -98,7 +98,7 @@ def applied(
         return False
     events = whole.events
     winners, keys, last_deletes = _winners(events)
-    keys += whole.marks
+    keys = list(dict.fromkeys((*keys, *whole.marks)))  # a delete that marks a row is among the events, too
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live.is_many(upsert.KEY, keys):
         return False
@@ -190,8 +190,9 @@ def _committed(
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
-    is_folded_and_shown = collection.keeps_document and collection.shows_deleted(counts)
-    return counts.events <= collection.max_local_events and not is_folded_and_shown and _is_able(collection)
+    # What a kept document becomes when it is deleted and its row stays is SQL's to say.
+    keeps_deleted = collection.keeps_document and collection.shows_deleted(counts)
+    return counts.events <= collection.max_local_events and not keeps_deleted and _is_able(collection)
 
 
 def _is_able(collection: SilverCollection) -> bool:

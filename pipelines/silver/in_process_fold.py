@@ -34,9 +34,10 @@ _STORED = (upsert.KEY, "__sequence", "__known", "__deleted", "__incomplete", _DO
 
 
 class _History(NamedTuple):
-    """A key's updates, as places among the events, and the document or delete that they come after."""
+    """A key's updates, as places among the events, the document or delete that they come after, and the last document."""
 
     decisive: int | None
+    document: int | None
     updates: list[int]
 
 
@@ -83,7 +84,7 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
     if live is None or _DOCUMENT not in live.schema.names or not fold.are_readable(descriptions.filter(is_partial)):
         return None
     with without_collector():
-        histories = _histories(events, is_partial)
+        histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
         stored = _stored(live, [key for key, history in histories.items() if history.decisive is None], size_bytes)
         pending = None if stored is None else _pending(events, histories, stored)
         if stored is None or pending is None:
@@ -109,15 +110,13 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
     last: dict[int, str] = {}
     shown: dict[int, int] = {}
     marks: dict[str, Mark] = {}
-    for key, history in _lives(events, is_partial).items():
-        decisive, document, update = history
+    for key, (decisive, document, updates) in _histories(events, is_partial).items():
         if decisive is None:
-            assert update is not None
-            marks[key] = Mark(sequences[update])
+            marks[key] = Mark(sequences[updates[-1]])
         elif ops[decisive] != bronze.Op.DELETE.value:
-            if update is not None:
-                known[places[decisive]], last[places[decisive]] = sequences[decisive], sequences[update]
-        elif update is not None:
+            if updates:
+                known[places[decisive]], last[places[decisive]] = sequences[decisive], sequences[updates[-1]]
+        elif updates:
             return None
         elif shows_deleted and has_before[decisive]:
             shown[places[decisive]] = places[decisive]
@@ -132,22 +131,8 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
         pa.array([place in last for place in rows], pa.bool_()),
         pa.array(map(known.get, rows), pa.string()),
         last=pa.array([last.get(place, sequences[number]) for number, place in places.items()], pa.string()),
-        shown=shown,
+        shown=pa.array(map(shown.get, rows), pa.int64()),
     )._replace(marks=marks)
-
-
-def _lives(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, list[int | None]]:
-    """Of each key the places of its last document or delete, of its last document, and of the last update behind the first of these."""
-    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
-    found: dict[str, list[int | None]] = {}
-    for number, (key, op, is_update) in enumerate(zip(keys, ops, is_partial.to_pylist())):
-        life = found.setdefault(key, [None, None, None])
-        if not is_update:
-            life[0], life[2] = number, None
-            life[1] = life[1] if op == bronze.Op.DELETE.value else number
-        elif life[0] is None or sequences[number] > sequences[life[0]]:
-            life[2] = number
-    return found
 
 
 def marked(
@@ -204,17 +189,20 @@ def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str
 
 
 def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:
-    """Of each key the updates after its last document or delete, where there are any."""
-    keys, sequences = events["key"].to_pylist(), events["sequence"].to_pylist()
+    """Of each key the updates after its last document or delete."""
+    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
     found: dict[str, _History] = {}
-    for number, (key, is_update) in enumerate(zip(keys, is_partial.to_pylist())):
+    for number, (key, op, is_update) in enumerate(zip(keys, ops, is_partial.to_pylist())):
+        history = found.get(key, _NO_HISTORY)
         if not is_update:
-            found[key] = _History(number, [])
-            continue
-        history = found.setdefault(key, _History(None, []))
-        if history.decisive is None or sequences[number] > sequences[history.decisive]:
-            history.updates.append(number)
-    return {key: history for key, history in found.items() if history.updates}
+            document = history.document if op == bronze.Op.DELETE.value else number
+            found[key] = _History(number, document, [])
+        elif history.decisive is None or sequences[number] > sequences[history.decisive]:
+            found.setdefault(key, _History(None, None, [])).updates.append(number)
+    return found
+
+
+_NO_HISTORY = _History(None, None, [])
 
 
 class _Pending(NamedTuple):
@@ -229,7 +217,7 @@ def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Tab
     held = _stored_bases(stored)
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     found = []
-    for key, (decisive, given) in histories.items():
+    for key, (decisive, _, given) in histories.items():
         if decisive is None:
             base = held.get(key, _NOTHING)
         elif ops[decisive] == bronze.Op.DELETE.value:
@@ -323,15 +311,17 @@ def _marked(
     known: pa.StringArray,
     *,
     last: pa.StringArray | None = None,
-    shown: Mapping[int, int] = MappingProxyType({}),
+    shown: pa.Int64Array | None = None,
 ) -> WholeEvents:
-    is_delete, rows = pc.equal(events["op"], bronze.Op.DELETE.value).to_pylist(), range(events.num_rows)
+    """`shown` are the places of the documents that the rows of deletes show; none shows one by default."""
+    is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
+    shown = pa.nulls(events.num_rows, pa.int64()) if shown is None else shown
     values = {
         "__incomplete": is_incomplete,
         "__known": known,
         "__sequence": events["sequence"] if last is None else last,
-        "__deleted": pa.array([place in shown for place in rows], pa.bool_()),
-        "__place": pa.array([shown.get(place) if is_delete[place] else place for place in rows], pa.int64()),
+        "__deleted": shown.is_valid(),
+        "__place": pc.if_else(is_delete, shown, _places(range(events.num_rows))),
     }
     for name, column in values.items():
         events = events.append_column(name, column)

@@ -31,8 +31,6 @@ from tests.harness import bronze_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-journey = pytest.mark.journey  # minutes on a slow machine
-
 DAY = 86_400
 
 
@@ -114,7 +112,7 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     assert delta.properties(spark, table)["delta.appendOnly"] == "true"
 
 
-@journey
+@pytest.mark.journey
 def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehouse: Path) -> None:
     """Many files become few, old facts go, bronze is trimmed as far as all have applied it; rows and positions stay, and a
     rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him. With more
@@ -183,7 +181,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert delta.properties(spark, layout.bronze("shop"))[bronze.TRIMMED] == trimmed
 
 
-@journey
+@pytest.mark.journey
 def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:
     """What came meanwhile went from bronze: asked for again it waits for a snapshot, which ends what is not there any more.
     While the capture is alive nothing goes, and there is no gap."""
@@ -214,7 +212,7 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
     assert [row["_id"] for row in versions.where("`__until` IS NULL").collect()] == [2]
 
 
-@journey
+@pytest.mark.journey
 def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSession, tmp_path: Path) -> None:
     """`medallion run` always holds bronze: what is too old goes under the capture's own claim, a day's at a time."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
@@ -241,7 +239,7 @@ def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSes
     assert isinstance(failures.found[table.label], errors.Temporary)
 
 
-@journey
+@pytest.mark.journey
 def test_a_capture_that_comes_during_a_compaction_is_not_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +261,7 @@ def test_a_capture_that_comes_during_a_compaction_is_not_refused(
     assert came and found.after.files == 1
 
 
-@journey
+@pytest.mark.journey
 def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, tmp_path: Path) -> None:
     """Silver counts the batches of the bronze before it, and has more of them."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1, "deletes.retention.days": 1})
@@ -282,7 +280,7 @@ def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, 
     assert spark.table(str(delta.layout(chosen.lakehouse).deletes(bronze_rows.DB, "things"))).count() == 4
 
 
-@journey
+@pytest.mark.journey
 def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
     """What a compaction commits says no position: that of a collection without events for weeks stays in the log."""
     chosen = settings(tmp_path)
@@ -304,7 +302,7 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
     assert [to for to, generation in before if generation] == [3, 3]
 
 
-@journey
+@pytest.mark.journey
 def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession, tmp_path: Path) -> None:
     """Bronze is not trimmed, for which silver is asked; the others are compacted, and the error says what to do."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
@@ -325,7 +323,7 @@ def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession
     assert delta.size(spark, layout.silver(bronze_rows.DB, "things")).files == 1
 
 
-@journey
+@pytest.mark.journey
 def test_what_was_compacted_once_is_not_written_anew(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
