@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import prometheus_client
@@ -64,11 +64,12 @@ class StreamingMetrics:
     position: tuple[int, int] | None = None
     lags: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LAGS))
     closed_disconnects: int = 0
-    closed_elections: int = 0
+    closed_elections: frozenset[Any] = frozenset()
 
     def opened(self, stream: change_stream.ChangeStream) -> None:
         """Another stream, after a restart of the capture: what the last one counted stays counted."""
-        self.closed_disconnects, self.closed_elections = self.disconnects, self.elections
+        self.closed_disconnects = self.disconnects
+        self.closed_elections |= self.stream.elections if self.stream else frozenset()
         self.stream = stream
 
     def polled(self, events: int, *, at: float) -> None:
@@ -94,7 +95,9 @@ class StreamingMetrics:
 
     @property
     def elections(self) -> int:
-        return self.closed_elections + (self.stream.elections if self.stream else 0)
+        """Those after the one that the first stream met; one that made the capture start over is known to the next stream alone."""
+        known = self.closed_elections | (self.stream.elections if self.stream else frozenset())
+        return max(0, len(known) - 1)
 
 
 @dataclass

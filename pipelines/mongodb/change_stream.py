@@ -153,8 +153,7 @@ class ChangeStream:
         self._behind: str | None = None  # the token that the server was given, until an event comes
         self._foreign: str | None = None  # the token of an invalidate that is another namespace's than this stream's
         self._careful = 0  # bytes that are still to be read one event at a time
-        self._election: Any = None
-        self.elections = 0
+        self.elections: frozenset[Any] = frozenset()  # the identifiers of those that the driver's monitor has met
         self.attempts = 0
         self._outage = Outage()
 
@@ -179,12 +178,6 @@ class ChangeStream:
             self.begins = self.begins or token["_data"]
             self._move_to(token["_data"])
         return self.token
-
-    def _count_election(self) -> None:
-        """Count an election where the identifier of the newest one, which the driver's monitor keeps, has changed."""
-        election = self.connection.topology_description.max_election_id
-        self.elections += int(None not in (self._election, election) and election != self._election)
-        self._election = election or self._election
 
     def next(self) -> EventBatch:
         """The next batch, empty after `max_await_ms` without an event; reopened after a resumable error.
@@ -274,7 +267,8 @@ class ChangeStream:
             batch_size=1 if self._careful else None,
         )
         self._careful = max(0, self._careful - size) if events else 0
-        self._count_election()
+        if election := self.connection.topology_description.max_election_id:
+            self.elections |= {election}
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
         self._behind = None if events else self._behind

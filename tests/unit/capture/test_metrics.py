@@ -79,16 +79,18 @@ def test_the_stream_counts_by_the_batch_and_the_commit() -> None:
 
 
 def test_a_restart_of_the_capture_keeps_the_counts() -> None:
-    """Another stream goes on counting where the last one was."""
+    """Another stream goes on counting where the last one was, and an election between two streams is one."""
 
     class Stream:
-        def __init__(self, reconnects: int) -> None:
-            self.reconnects, self.elections, self.is_open = reconnects, 1, False
+        def __init__(self, reconnects: int, *elections: str) -> None:
+            self.reconnects, self.elections, self.is_open = reconnects, frozenset(elections), False
 
     found = metrics.StreamingMetrics()
-    for reconnects in (2, 3):
-        found.opened(Stream(reconnects))  # type: ignore[arg-type]
-    assert (found.disconnects, found.elections) == (5, 2)
+    assert (found.disconnects, found.elections) == (0, 0)
+    for stream, elections in ((Stream(2, "first"), 0), (Stream(3, "second", "third"), 2), (Stream(0, "third"), 2)):
+        found.opened(stream)  # type: ignore[arg-type]
+        assert found.elections == elections
+    assert found.disconnects == 5
 
 
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
