@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.bronze import raw_event, source_block
+from cdc_core.bronze import document_column, raw_event, source_block
 from cdc_core.extended_json import bson_to_json
 from cdc_core.stream import cursor_pipeline, resume_token, transactions
 from cdc_core.stream import fields as field_filters
@@ -53,12 +53,14 @@ class EventRows:
     """Rows in the making: events are added, then they are numbered and become a table.
 
     `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
-    `filtered` those that `includes` left out. `then` is what is to be done when the rows are committed,
+    `filtered` those that `includes` left out; `lossy` is known when they are a table. `then` is what is to be done when the rows are committed,
     `taken` the names of `field.renames` that documents had already.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, columns: document_column.DocumentColumns | None = None) -> None:
         self.name = name
+        self._columns = columns or document_column.DocumentColumns()
+        self._after: pa.ChunkedArray | None = None
         self.bytes = 0
         self.lossy = 0
         self.skipped = 0
@@ -74,7 +76,7 @@ class EventRows:
         self._document_keys: list[bytes | None] = []
         self._sequences: list[str | None] = []
         self._befores: list[bytes | None] = []
-        self._afters: list[bytes | None] = []
+        self._afters: list[bytes | raw_event.FullDocument | None] = []
         self._descriptions: list[dict[str, Any] | None] = []
         self._has_descriptions = False
         self._payloads: list[bytes | None] = []
@@ -143,7 +145,9 @@ class EventRows:
         rows; `moves` orders what they do on two shards; events of `skipped` operation types get no row. Control events are what is not about a document, and
         inserts into the collection that `is_signal_collection` names: the capture has to act on them.
         """
-        event, is_exact = raw_event.decoded(raw)
+        event, proven, is_exact, document = raw_event.envelope(
+            raw, is_used=lambda event: _uses_document(event, fields, is_signal_collection)
+        )
         if cursor_pipeline.GUARD in event:
             raw_event.check_unchanged(event, raw)
             for name in cursor_pipeline.made_up(event):
@@ -155,7 +159,7 @@ class EventRows:
             if includes is None or _is_about(event, includes):
                 self._add_schema_change(event, operation, len(raw))
             return event
-        text = raw_event.EventText(raw, is_exact)
+        text = raw_event.EventText(proven, is_exact)
         document_key = event["documentKey"]
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
@@ -195,11 +199,11 @@ class EventRows:
         )
         lossless = raw_event.original(raw, fields=changed) if text.lossy else None
         sequence = resume_token.sequence_of(token)
-        lsid, txn_number = raw_event.lsid(event, raw if is_exact else None), event.get("txnNumber")
+        lsid, txn_number = raw_event.lsid(event, proven if is_exact else None), event.get("txnNumber")
         transaction = None if moves is None else transactions.identifier(lsid, txn_number)
         if moves is not None and transaction is not None:
-            document = transactions.document(namespace, key)
-            sequence = moves.sequence(transactions.ShardWrite(transaction, document, document_key_text, op, sequence))
+            written = transactions.document(namespace, key)
+            sequence = moves.sequence(transactions.ShardWrite(transaction, written, document_key_text, op, sequence))
         wall_time = event.get("wallTime")
         # From here on nothing fails: an event has all its columns or none.
         block = None
@@ -216,7 +220,7 @@ class EventRows:
         self._document_keys.append(document_key_text)
         self._sequences.append(sequence)
         self._befores.append(before_text)
-        self._afters.append(after_text)
+        self._afters.append(document or after_text)
         self._descriptions.append(description_row)
         self._has_descriptions = self._has_descriptions or description_row is not None
         self._payloads.append(lossless)
@@ -229,7 +233,7 @@ class EventRows:
         self.lossy += text.lossy
         # Estimated from what is there anyway: an exact size would have to be computed for each event.
         self.bytes += len(after_text or b"") + len(before_text or b"") + len(lossless or b"") + ROW_BYTES
-        self.bytes += len(key) + len(document_key_text) + len(token)
+        self.bytes += len(key) + len(document_key_text) + len(token) + (0 if document is None else len(raw))
         if description_row is not None:
             self.bytes += len(description_row["updatedFields"] or b"") + 100 * len(description_row["removedFields"] or ())
         return event if is_control else None
@@ -273,6 +277,7 @@ class EventRows:
     def table(self, *, batch: int, first_offset: int, ts_ms: int) -> pa.Table:
         """The rows as a table of `bronze.SCHEMA`, numbered from `first_offset` on within one batch."""
         rows = len(self)
+        after = self._after_column()  # before the payloads: it may add to them
         return bronze.table(
             rows,
             resume_token=pa.array(self._tokens, pa.string()),
@@ -286,7 +291,7 @@ class EventRows:
             documentKey=pa.array(self._document_keys, pa.string()),
             sequence=pa.array(self._sequences, pa.string()),
             before=pa.array(self._befores, pa.string()),
-            after=pa.array(self._afters, pa.string()),
+            after=after,
             updateDescription=self._description_column(),
             source=self._source_column(),
             transaction=pa.array(self._transactions, bronze.TRANSACTION) if self._has_transactions else None,
@@ -364,6 +369,17 @@ class EventRows:
         self._other(token, bronze.RowKind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
         self.skipped += 1
 
+    def _after_column(self) -> pa.ChunkedArray:
+        # Once: a commit that came second is tried again.
+        if self._after is None or len(self._after) != len(self):
+            self._after, lossy = self._columns.texts(self._afters, list(zip(self._dbs, self._collections, strict=True)))
+            for place in lossy:
+                document = self._afters[place]
+                assert isinstance(document, raw_event.FullDocument)
+                self._payloads[place] = raw_event.original(document.event, fields=None)
+            self.lossy += len(lossy)
+        return self._after
+
     def _description_column(self) -> pa.Array | None:
         if not self._has_descriptions:
             return None
@@ -386,6 +402,18 @@ class EventRows:
             txn_numbers=pa.array(self._txn_numbers, pa.int64()),
             wall_times=pa.array(self._wall_times, pa.int64()),
         )
+
+
+def _uses_document(
+    event: Mapping[str, Any], fields: FieldsOf | None, is_signal_collection: Callable[[str, str], bool] | None
+) -> bool:
+    """Whether more is done with the document behind an event than to write it."""
+    namespace = event["ns"]["db"], event["ns"]["coll"]
+    return (
+        cursor_pipeline.GUARD in event
+        or (fields is not None and fields(*namespace) is not None)
+        or (event["operationType"] == "insert" and is_signal_collection is not None and is_signal_collection(*namespace))
+    )
 
 
 def _is_about(event: Mapping[str, Any], includes: Callable[[str, str], bool]) -> bool:

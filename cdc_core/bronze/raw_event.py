@@ -1,14 +1,16 @@
 """One change-stream document as it came from the server: decoded, and its documents as bronze's texts.
 
-Where decoding lost nothing the texts are made of the decoded values, which is quicker; else of the bytes themselves.
+Where decoding lost nothing the texts are made of the decoded values, which is quicker; else of the bytes themselves. The document as it is
+behind an event stays bytes where it can: many of a collection are written at once (`batch_encoder`).
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
 from bson import decode
@@ -158,6 +160,49 @@ class EventText:
         encoded = bson_to_json.encode(part(self._raw, path))
         self.lossy += encoded.lossy
         return encoded.text
+
+
+class FullDocument(NamedTuple):
+    """Where the document behind an event lies in the event's bytes."""
+
+    event: bytes
+    start: int
+    end: int
+
+    @property
+    def raw(self) -> bytes:
+        return self.event[self.start : self.end]
+
+
+class Envelope(NamedTuple):
+    """A decoded event, the bytes that it was decoded from, whether it is all of them, and its document if it is not among them."""
+
+    event: dict[str, Any]
+    raw: bytes
+    is_exact: bool
+    document: FullDocument | None = None
+
+
+# As every server of today writes an event outside of a transaction. Matched from the first byte on: a user's data cannot look like it.
+_before_document = re.compile(
+    rb".{4}\x03_id\0.{4}\x02_data\0.{4}[0-9A-F]+\0\0\x02operationType\0.{4}(?:insert|update|replace)\0"
+    rb"\x11clusterTime\0.{8}(?:\x09wallTime\0.{8})?(\x03fullDocument\0)",
+    re.DOTALL,
+).match
+
+
+def envelope(raw: bytes, *, is_used: Callable[[Mapping[str, Any]], bool]) -> Envelope:
+    """The event without the document behind it, where that can stay bytes; else all of it, as where the document `is_used`."""
+    before = _before_document(raw)
+    if before is not None:
+        at, start = before.start(1), before.end()
+        end = start + int.from_bytes(raw[start : start + 4], "little")
+        rest = (len(raw) - (end - at)).to_bytes(4, "little") + raw[4:at] + raw[end:]
+        event, is_exact = decoded(rest) if end < len(raw) else ({}, False)
+        if is_exact and not is_used(event):
+            return Envelope(event, rest, True, FullDocument(raw, start, end))
+    event, is_exact = decoded(raw)
+    return Envelope(event, raw, is_exact)
 
 
 def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze import document_column
 from cdc_core.bronze import event_rows as events
 from cdc_core.signals import signal as signals
 from cdc_core.stream import transactions
@@ -31,11 +32,12 @@ class Encoder:
     tracker: transactions.TransactionTracker | None = None
     moves: transactions.ShardMoves | None = None
     rows: events.EventRows = field(init=False)
+    _columns: document_column.DocumentColumns = field(default_factory=document_column.DocumentColumns)
     _incomplete: set[str] = field(default_factory=set)
     """Collections of which an event was skipped, and that was noted since a snapshot could last be planned."""
 
     def __post_init__(self) -> None:
-        self.rows = events.EventRows(self.name)
+        self.rows = events.EventRows(self.name, self._columns)
 
     def add(self, event: bytes) -> Mapping[str, Any] | None:
         """Add an event's rows; the event where it is a control event (`control`): more than a change of a document."""
@@ -89,7 +91,7 @@ class Encoder:
 
     def take(self) -> events.EventRows:
         """The rows, to be committed; the next event begins new ones."""
-        rows, self.rows = self.rows, events.EventRows(self.name)
+        rows, self.rows = self.rows, events.EventRows(self.name, self._columns)
         if rows.then:
             self._incomplete.clear()
         return rows

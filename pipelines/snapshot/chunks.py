@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json, query
+from cdc_core.extended_json import batch_encoder, query
 from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
@@ -95,38 +95,43 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
 
 @dataclass
 class _EncodedRows:
-    """The rows of a chunk that are still to be sent; `size` and `lossy` are of all that were added."""
+    """The rows of a chunk that are still to be sent; `size`, in bytes of BSON, and `lossy` are of all that were added."""
 
     fields: field_filters.FieldRules | None
     keys: list[str] = field(default_factory=list)
-    texts: list[bytes | None] = field(default_factory=list)
-    originals: list[bytes | None] = field(default_factory=list)
+    documents: list[bytes] = field(default_factory=list)
+    gone: int = 0
     size: int = 0
     sent: int = 0
     lossy: int = 0
+    _encoder: batch_encoder.BatchEncoder = field(default_factory=batch_encoder.BatchEncoder)
 
     def add(self, key: str, raw: bytes) -> None:
-        """Add a document, as the stream's events are written."""
-        encoded = bson_to_json.encode(raw)
-        text = encoded.text if self.fields is None else raw_event.filtered(encoded.text, fields=self.fields, taken=set())
+        """Add a document."""
         self.keys.append(key)
-        self.texts.append(text)
-        # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
-        self.originals.append(raw_event.original(raw, fields=self.fields) if encoded.lossy else None)
-        self.lossy += encoded.lossy
-        self.size += len(text)
+        self.documents.append(raw)
+        self.size += len(raw)
 
     def add_gone(self, keys: Collection[str]) -> None:
-        """Add keys of a repair that the source does not hold: a row without a document is their delete."""
+        """Add keys of a repair that the source does not hold, the last ones: a row without a document is their delete."""
         self.keys += keys
-        self.texts += [None] * len(keys)
-        self.originals += [None] * len(keys)
+        self.gone += len(keys)
 
-    def take(self) -> bytes:
-        """The rows, packed; those that are added next are another piece."""
-        piece = _packed(self.keys, self.texts, self.originals)
-        self.keys, self.texts, self.originals, self.sent = [], [], [], self.size
-        return piece
+    def take(self) -> Iterator[bytes]:
+        """The rows as the stream's events are written, packed in pieces; those that are added next are other pieces."""
+        texts, lossy = self._encoder.encode(self.documents)
+        originals: list[bytes | None] = [None] * len(self.keys)
+        # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
+        for place in lossy:
+            originals[place] = raw_event.original(self.documents[place], fields=self.fields)
+        if self.fields is not None:
+            changed = (raw_event.filtered(text.as_buffer().to_pybytes(), fields=self.fields, taken=set()) for text in texts)
+            texts = pa.chunked_array([pa.array(changed, pa.string())])
+        after = pa.chunked_array([*texts.chunks, pa.nulls(self.gone, pa.string())], pa.string())
+        rows = pa.table([pa.array(self.keys, pa.string()), after, pa.array(originals, pa.string())], schema=ROWS)
+        self.lossy += len(lossy)
+        self.keys, self.documents, self.gone, self.sent = [], [], 0, self.size
+        yield from _packed(rows)
 
 
 def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
@@ -156,8 +161,8 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             # What is left in `missing` at the end has no document.
             missing.pop(key, None)
             rows.add(key, raw)
-            if rows.size - rows.sent > PIECE_BYTES:
-                yield None, rows.take()
+            if rows.size - rows.sent > batch_encoder.GROUP_BYTES:
+                yield from ((None, piece) for piece in rows.take())
     assert at is not None
     # Others of the repair's documents are in another chunk: what is missing from this one may be there.
     if cut is not None:
@@ -169,6 +174,8 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         existing = {canonical_keys.canonical_raw(raw) for raw in held}
         missing = {key: None for key in missing if key not in existing}
     rows.add_gone(missing)
+    *pieces, last = rows.take()
+    yield from ((None, piece) for piece in pieces)
     meta = {
         "outcome": "read",
         "at": [at.time, at.inc],
@@ -176,7 +183,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         "lossy": rows.lossy,
         "cut": None if cut is None else cut.hex(),
     }
-    yield meta, rows.take()
+    yield meta, last
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
@@ -187,12 +194,14 @@ def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
     return None if spec.condition is None else query.loads(spec.condition)
 
 
-def _packed(found_keys: list[str], texts: Sequence[bytes | None], originals: list[bytes | None]) -> bytes:
-    rows = pa.record_batch([pa.array(each, pa.string()) for each in (found_keys, texts, originals)], schema=ROWS)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, ROWS) as writer:
-        writer.write_batch(rows)
-    return sink.getvalue().to_pybytes()
+def _packed(rows: pa.Table) -> Iterator[bytes]:
+    """The rows in pieces that a JVM takes at once, each as an Arrow stream; one without rows where there are none."""
+    each = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
+    for at in range(0, max(1, rows.num_rows), each):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, ROWS) as writer:
+            writer.write_table(rows.slice(at, each))
+        yield sink.getvalue().to_pybytes()
 
 
 def chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:

@@ -294,7 +294,12 @@ def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
         ("cdc_core/typed", (("exact", "lessons"), ("readers",), ("document_readers",), ("decoding",), ("plan",))),
         (
             "cdc_core/extended_json",
-            (("wrappers", "raw_bson", "query"), ("dialects", "bson_to_json", "json_to_bson"), ("keys",)),
+            (
+                ("wrappers", "raw_bson", "query", "field_order", "text_columns"),
+                ("dialects", "bson_to_json", "json_to_bson"),
+                ("keys", "batch_walk"),
+                ("batch_encoder",),
+            ),
         ),
         ("cdc_core/settings", (("section_reader",), ("source_section",), ("parse",), ("debezium_import",))),
     ],

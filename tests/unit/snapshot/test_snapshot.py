@@ -195,7 +195,7 @@ def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, mon
     frame = SimpleNamespace(toArrow=lambda: asked.append("an executor") or unreachable)  # type: ignore[func-returns-value]
     spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
     meta = {"outcome": "read", "at": [1, 1], "bytes": 0, "lossy": 0, "cut": None}
-    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, chunks._packed([], [], []))]))
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, next(chunks._packed(chunks.ROWS.empty_table())))]))
     reader = replace(taking.reader, spark=spark)
     for _ in range(2):
         assert reader.read(COLLECTION, snapshot_read.IdRange(), condition=None).at == (1, 1)

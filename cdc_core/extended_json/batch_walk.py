@@ -1,0 +1,405 @@
+"""One walk over the fields of many BSON documents, which writes them as type-exact Extended JSON.
+
+A document is written here only if all of its bytes are accounted for: each name where it is expected, each value of a kind that is
+known here, each length and each closing zero as it must be, text that is UTF-8. What is not so makes it an odd one.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from bson.decimal128 import Decimal128
+
+from cdc_core.extended_json import bson_to_json, text_columns
+from cdc_core.extended_json.field_order import FieldOrder
+from cdc_core.extended_json.text_columns import Part, Places
+from cdc_core.extended_json.wrappers import escape_key
+
+VALUES_PER_STEP = 100
+"""A step, one kind of values in one field, costs as much as so many values that are written document by document."""
+
+VALUE_BYTES = 16
+"""About what a value takes in BSON with its name."""
+
+PASSES = 3
+SAMPLE = 8
+"""So many documents are learned from at once, and so often."""
+
+MAX_DEPTH = 30
+MAX_NAME = 64
+MAX_ARRAY_BYTES = 16 * 1024
+"""Deeper documents, longer names and larger arrays are odd."""
+
+_PAD = 256
+"""Zeros behind the last document: nothing is read beyond them, whatever a length says."""
+
+Path: TypeAlias = tuple[bytes | None, ...]
+"""The names that lead to a document; None is any element of an array."""
+
+
+class Unlike(Exception):
+    """The documents have too little in common."""
+
+
+_FIXED = {0x01: 8, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16}
+_COUNTED = {0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5}
+"""The kinds whose value begins with its length, and what comes to that."""
+
+_SIZE = np.full(256, -1, np.int64)
+_SIZE[list(_FIXED)] = list(_FIXED.values())
+_MORE = np.full(256, -1, np.int64)
+_MORE[list(_COUNTED)] = list(_COUNTED.values())
+
+_HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
+_BOOLEANS = pa.array(["false", "true"])
+_QUOTE, _SPACE, _BACKSLASH, _COMMA = b'" \\,'
+_OBJECT_ID_LENGTH = 24
+
+
+class BatchWalk:
+    """One group of documents on the way to their texts.
+
+    Each method gets places in the bytes of all documents, `limit`, before which what is read must end, and `row`, the document that it
+    belongs to. `is_odd` says which documents are to be written alone; what stands in the texts of these is of no account.
+    """
+
+    def __init__(self, documents: Sequence[bytes], orders: dict[Path, FieldOrder]) -> None:
+        self._orders = orders
+        self._bytes = np.frombuffer(b"".join((*documents, bytes(_PAD))), np.uint8)
+        self._int32s, self._int64s = self._view("<i4"), self._view("<i8")
+        self._uint64s, self._doubles = self._view("<u8"), self._view("<f8")
+        sizes = np.fromiter(map(len, documents), np.int64, len(documents))
+        ends = np.cumsum(sizes)
+        self._steps = int(ends[-1]) // (VALUE_BYTES * VALUES_PER_STEP)
+        self.is_odd = np.zeros(len(documents), bool)
+        row = np.arange(len(documents))
+        parts, end = self._documents((), ends - sizes, ends, row)
+        self._mark(row, end != ends)
+        self.texts = text_columns.joined(parts, len(documents))
+
+    def _view(self, kind: str) -> npt.NDArray[Any]:
+        """The values of a kind that begin at each byte."""
+        width = np.dtype(kind).itemsize
+        first = self._bytes[:width].view(kind)
+        return np.lib.stride_tricks.as_strided(first, shape=(len(self._bytes) - width + 1,), strides=(1,))
+
+    def _mark(self, row: Places, is_odd: npt.NDArray[np.bool_]) -> bool:
+        """Whether something is odd; its documents are to be written alone."""
+        if not is_odd.any():
+            return False
+        self.is_odd[row[is_odd]] = True
+        return True
+
+    def _step(self) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise Unlike
+
+    def _documents(self, path: Path, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
+        end = at + self._int32s[at]
+        is_odd = (end < at + 5) | (end > limit)
+        if self._mark(row, is_odd):
+            at, end = np.where(is_odd, 0, at), np.where(is_odd, 5, end)
+        self._mark(row, self._bytes[end - 1] != 0)
+        # Of one that is odd nothing is read: it ends where it begins.
+        parts = self._fields(path, np.where(is_odd, end - 1, at + 4), end - 1, row)
+        return parts, np.where(is_odd, limit, end)
+
+    def _fields(self, path: Path, at: Places, last: Places, row: Places) -> list[Part]:
+        order = self._orders.setdefault(path, FieldOrder())
+        if not order.names:
+            order.learn(self._names(at, last))
+        parts, is_stuck = self._pass(order, path, at, last, row)
+        text: pa.StringArray | None = None
+        left = np.arange(len(at))
+        for _ in range(PASSES - 1):
+            if not is_stuck.any():
+                break
+            # What the order lacked is learned of them, and they alone are read again.
+            left = left[is_stuck]
+            if not order.learn(self._names(at[left], last[left])):
+                self.is_odd[row[left]] = True
+                break
+            text = text_columns.joined(parts, len(at)) if text is None else text
+            again, is_stuck = self._pass(order, path, at[left], last[left], row[left])
+            mask = np.zeros(len(at), bool)
+            mask[left] = True
+            text = pc.replace_with_mask(text, pa.array(mask), text_columns.joined(again, len(left)))
+        else:
+            self.is_odd[row[left[is_stuck]]] = True
+        return parts if text is None else [text]
+
+    def _pass(
+        self, order: FieldOrder, path: Path, at: Places, last: Places, row: Places
+    ) -> tuple[list[Part], npt.NDArray[np.bool_]]:
+        """The texts by one walk over the order, and which documents it did not come to the end of."""
+        if len(path) > MAX_DEPTH:
+            raise Unlike
+        parts: list[Part] = []
+        is_first_certain = False
+        for name in order.names:
+            self._step()
+            has = self._has(name, at, last)
+            before = f",{orjson.dumps(escape_key(name.decode())).decode()}:"
+            if has.all():
+                value, at = self._values((*path, name), self._bytes[at], at + len(name) + 2, last, row)
+                parts += [before, *value]
+                is_first_certain = is_first_certain or len(parts) == len(value) + 1
+            elif has.any():
+                held = np.flatnonzero(has)
+                begin = at[held]
+                value, end = self._values((*path, name), self._bytes[begin], begin + len(name) + 2, last[held], row[held])
+                at = at.copy()
+                at[held] = end
+                parts.append(text_columns.spread(text_columns.joined([before, *value], len(held)), held, len(at)))
+        return text_columns.closed(parts, is_first_certain, len(at)), at != last
+
+    def _has(self, name: bytes, at: Places, last: Places) -> npt.NDArray[np.bool_]:
+        """Whether the name, with its zero, stands behind the byte at each place."""
+        has: npt.NDArray[np.bool_] = at < last
+        wanted = name + b"\0"
+        for begin in range(0, len(wanted), 8):
+            word = wanted[begin : begin + 8]
+            mask = np.uint64((1 << 8 * len(word)) - 1)
+            has &= self._uint64s[at + (1 + begin)] & mask == np.uint64(int.from_bytes(word, "little"))
+        return has
+
+    def _names(self, at: Places, last: Places) -> list[tuple[bytes, ...]]:
+        """The names of some of the documents' fields, as far as they are read here."""
+        places = np.unique(np.linspace(0, len(at) - 1, SAMPLE).astype(np.int64))
+        return [tuple(self._names_of(int(at[place]), int(last[place]))) for place in places]
+
+    def _names_of(self, at: int, last: int) -> Iterator[bytes]:
+        whole = self._bytes
+        while at < last:
+            name = whole[at + 1 : at + MAX_NAME + 2].tobytes().partition(b"\0")[0]
+            if len(name) > MAX_NAME or not is_text(name):
+                return
+            yield name
+            kind, begin = int(whole[at]), at + len(name) + 2
+            size = _FIXED.get(kind, -1)
+            if size < 0:
+                if kind not in _COUNTED or begin > last:
+                    return
+                size = int(self._int32s[begin]) + _COUNTED[kind]
+            if size < 0:
+                return
+            at = begin + size
+
+    def _values(
+        self, path: Path, kinds: npt.NDArray[np.uint8], at: Places, limit: Places, row: Places
+    ) -> tuple[list[Part], Places]:
+        """The texts of values, and where each ends."""
+        if (kinds == kinds[0]).all():
+            return self._values_of(int(kinds[0]), path, at, limit, row)
+        texts, places, ends = [], [], np.empty(len(at), np.int64)
+        for kind in np.unique(kinds):
+            held = np.flatnonzero(kinds == kind)
+            parts, ends[held] = self._values_of(int(kind), path, at[held], limit[held], row[held])
+            texts.append(text_columns.joined(parts, len(held)))
+            places.append(held)
+        return [text_columns.merged(texts, places)], ends
+
+    def _values_of(self, kind: int, path: Path, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
+        self._step()
+        match kind:
+            case 0x02:
+                return self._strings(at, limit, row)
+            case 0x03:
+                return self._documents(path, at, limit, row)
+            case 0x04:
+                return self._arrays(path, at, limit, row)
+            case 0x05:
+                return self._binaries(at, limit, row)
+        size = _FIXED.get(kind)
+        if size is None:
+            self.is_odd[row] = True
+            return [""], limit
+        end = at + size
+        is_odd = end > limit
+        if self._mark(row, is_odd):
+            at, end = np.where(is_odd, 0, at), np.where(is_odd, limit, end)
+        return self._fixed(kind, at, row), end
+
+    def _fixed(self, kind: int, at: Places, row: Places) -> list[Part]:
+        """The texts of values of a kind that all have one size."""
+        match kind:
+            case 0x01:
+                return [self._double_texts(at, row)]
+            case 0x07:
+                digits = _HEX[self._bytes[at[:, None] + np.arange(12)]].view(np.uint8)
+                return ['{"$oid":"', text_columns.strings(digits, np.arange(len(at) + 1) * _OBJECT_ID_LENGTH), '"}']
+            case 0x08:
+                bytes_ = self._bytes[at]
+                self._mark(row, bytes_ > 1)
+                return [_BOOLEANS.take(pa.array(bytes_ & 1))]
+            case 0x09:
+                return ['{"$date":{"$numberLong":"', text_columns.digits(self._int64s[at]), '"}}']
+            case 0x0A:
+                return ["null"]
+            case 0x10:
+                return [text_columns.digits(self._int32s[at])]
+            case 0x11:
+                # The increment stands in the lower half, the seconds in the upper one.
+                both = self._uint64s[at]
+                seconds, increment = both >> np.uint64(32), both & np.uint64(0xFFFFFFFF)
+                return ['{"$timestamp":{"t":', text_columns.digits(seconds), ',"i":', text_columns.digits(increment), "}}"]
+            case 0x12:
+                return ['{"$numberLong":"', text_columns.digits(self._int64s[at]), '"}']
+            case _:
+                return ['{"$numberDecimal":"', self._decimal_texts(at), '"}']
+
+    def _double_texts(self, at: Places, row: Places) -> pa.StringArray:
+        values = self._doubles[at]
+        is_odd = ~np.isfinite(values)
+        if self._mark(row, is_odd):
+            values = np.where(is_odd, 0.0, values)
+        # As orjson writes a float of Python: the shortest text that is this double, with a point or an exponent.
+        text = np.frombuffer(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)[1:-1]
+        is_comma = text == _COMMA
+        ends = np.append(np.flatnonzero(is_comma), len(text))
+        return text_columns.strings(text[~is_comma], np.append(0, ends - np.arange(len(at))))
+
+    def _decimal_texts(self, at: Places) -> pa.StringArray:
+        low, high = self._uint64s[at], self._uint64s[at + 8]
+        exponents = (high >> np.uint64(49) & np.uint64(0x3FFF)).astype(np.int64) - 6176
+        # A coefficient of one word, digits behind the point as money has them, and no zero with a sign: Arrow writes those.
+        is_plain = (high & np.uint64((1 << 49) - 1) == 0) & (low < np.uint64(1 << 63)) & (low > 0)
+        is_plain &= (exponents <= 0) & (exponents > -7) & (high >> np.uint64(61) & np.uint64(3) != 3)
+        exponents[~is_plain] = 1
+        texts, places = [], []
+        for exponent in np.unique(exponents):
+            held = np.flatnonzero(exponents == exponent)
+            if exponent > 0:
+                raw = self._bytes[at[held, None] + np.arange(16)]
+                alone = [bson_to_json.decimal_text(Decimal128.from_bid(each.tobytes())) for each in raw]
+                texts.append(pa.array(alone, pa.string()))
+            else:
+                words = np.empty((len(held), 2), np.int64)
+                coefficients = low[held].astype(np.int64)
+                words[:, 0] = np.where(high[held] >> np.uint64(63) == 1, -coefficients, coefficients)
+                words[:, 1] = words[:, 0] >> 63
+                kind = pa.decimal128(38, int(-exponent))
+                decimals = pa.Decimal128Array.from_buffers(kind, len(held), [None, pa.py_buffer(words)])
+                texts.append(decimals.cast(pa.string()))
+            places.append(held)
+        return text_columns.merged(texts, places)
+
+    def _strings(self, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
+        size = self._int32s[at].astype(np.int64)
+        end = at + 4 + size
+        is_odd = (size < 1) | (end > limit)
+        if self._mark(row, is_odd):
+            at, size, end = np.where(is_odd, 0, at), np.where(is_odd, 1, size), np.where(is_odd, limit, end)
+        # With the byte before the text and the zero behind it, which quotes take the places of.
+        text, offsets = self._cut(at + 3, size + 1)
+        first, last = offsets[:-1], offsets[1:] - 1
+        self._mark(row, text[last] != 0)
+        text[first] = text[last] = _SPACE
+        is_escaped = (text < _SPACE) | (text == _QUOTE) | (text == _BACKSLASH)
+        # A space on either side: no text is whole only with that of another document.
+        if (text > 0x7F).any() and not is_text(text.tobytes()):
+            for place, (begin, stop) in enumerate(zip(first, last, strict=True)):
+                if not is_text(text[begin:stop].tobytes()):
+                    self.is_odd[row[place]] = True
+                    text[begin:stop] = _SPACE
+        text[first] = text[last] = _QUOTE
+        texts = text_columns.strings(text, offsets)
+        if is_escaped.any():
+            held = np.unique(np.searchsorted(offsets, np.flatnonzero(is_escaped), side="right") - 1)
+            mask = np.zeros(len(at), bool)
+            mask[held] = True
+            escaped = [orjson.dumps(text[first[place] + 1 : last[place]].tobytes().decode()) for place in held]
+            texts = pc.replace_with_mask(texts, pa.array(mask), pa.array(escaped, pa.string()))
+        return [texts], end
+
+    def _binaries(self, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
+        size = self._int32s[at].astype(np.int64)
+        end = at + 5 + size
+        # Subtype 2 holds its length once more.
+        is_odd = (size < 0) | (end > limit) | (self._bytes[at + 4] == 2)
+        if self._mark(row, is_odd):
+            at, size, end = np.where(is_odd, 0, at), np.where(is_odd, 0, size), np.where(is_odd, limit, end)
+        whole = self._bytes
+        texts = [
+            f'{base64.b64encode(whole[begin + 5 : begin + 5 + length].tobytes()).decode()}","subType":"{whole[begin + 4]:02x}'
+            for begin, length in zip(at.tolist(), size.tolist(), strict=True)
+        ]
+        return ['{"$binary":{"base64":"', pa.array(texts, pa.string()), '"}}'], end
+
+    def _cut(self, begin: Places, size: Places) -> tuple[npt.NDArray[np.uint8], Places]:
+        """Stretches of the bytes, one behind the other, and their offsets in these."""
+        offsets = np.zeros(len(begin) + 1, np.int64)
+        np.cumsum(size, out=offsets[1:])
+        places = np.repeat((begin - offsets[:-1]).astype(np.int32), size)
+        places += np.arange(offsets[-1], dtype=np.int32)
+        return self._bytes[places], offsets
+
+    def _arrays(self, path: Path, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
+        end = at + self._int32s[at]
+        is_odd = (end < at + 5) | (end > limit) | (end > at + MAX_ARRAY_BYTES)
+        if self._mark(row, is_odd):
+            at, end = np.where(is_odd, 0, at), np.where(is_odd, 5, end)
+        self._mark(row, self._bytes[end - 1] != 0)
+        items = self._items(np.where(is_odd, end - 1, at + 4), end - 1, row)
+        end = np.where(is_odd, limit, end)
+        if not len(items.at):
+            return ["[]"], end
+        owner = items.owner
+        parts, _ = self._values((*path, None), items.kinds, items.at, items.end, row[owner])
+        offsets = np.zeros(len(at) + 1, np.int32)
+        np.cumsum(np.bincount(owner, minlength=len(at)), out=offsets[1:])
+        lists = pa.ListArray.from_arrays(pa.array(offsets), text_columns.joined(parts, len(owner)))
+        return ["[", pc.binary_join(lists, ","), "]"], end
+
+    def _items(self, at: Places, last: Places, row: Places) -> _Items:
+        """The elements of arrays, those of one array behind each other."""
+        found: list[_Items] = []
+        owner = np.flatnonzero(at < last)
+        at, last = at[owner], last[owner]
+        number = 0
+        while len(owner):
+            self._step()
+            name = str(number).encode()
+            kinds, begin = self._bytes[at], at + len(name) + 2
+            size, more = _SIZE[kinds], _MORE[kinds]
+            end = begin + np.where(size < 0, self._int32s[begin] + more, size)
+            is_whole = self._has(name, at, last) & ((size >= 0) | (more >= 0)) & (end >= begin) & (end <= last)
+            if self._mark(row[owner], ~is_whole):
+                owner, kinds, begin = owner[is_whole], kinds[is_whole], begin[is_whole]
+                end, last = end[is_whole], last[is_whole]
+            found.append(_Items(owner, kinds, begin, end))
+            goes_on = end < last
+            owner, at, last = owner[goes_on], end[goes_on], last[goes_on]
+            number += 1
+        owners = np.concatenate([each.owner for each in found] or [owner])
+        order = np.argsort(owners, kind="stable")
+
+        def ordered(name: str) -> npt.NDArray[Any]:
+            return np.concatenate([getattr(each, name) for each in found] or [owner])[order]
+
+        return _Items(owners[order], ordered("kinds"), ordered("at"), ordered("end"))
+
+
+class _Items(NamedTuple):
+    """Elements of arrays: the array each belongs to, its kind, and from where to where its value goes."""
+
+    owner: Places
+    kinds: npt.NDArray[np.uint8]
+    at: Places
+    end: Places
+
+
+def is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""Events whose documents stay bytes until the commit become the rows that they become when each is decoded as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import bson
+import pytest
+from bson.timestamp import Timestamp
+
+from cdc_core.bronze import document_column, event_rows, raw_event
+from cdc_core.stream import cursor_pipeline
+from cdc_core.stream import fields as field_filters
+
+TOKEN = "8265F0C0FF{:08X}2B022C0100296E5A1004"
+
+
+def event(number: int, op: str = "insert", *, collection: str = "orders", **more: Any) -> dict[str, Any]:
+    """An event as a server writes it."""
+    document = {"_id": number, "text": f"number {number}", "list": [{"a": number}]}
+    made = {
+        "_id": {"_data": TOKEN.format(number)},
+        "operationType": op,
+        "clusterTime": Timestamp(1_700_000_000, number + 1),
+        "wallTime": bson.DatetimeMS(1_700_000_000_000),
+        "fullDocument": document,
+        "ns": {"db": "shop", "coll": collection},
+        "documentKey": {"_id": number},
+    }
+    if op == "update":
+        made["updateDescription"] = {"updatedFields": {"text": "x"}, "removedFields": [], "truncatedArrays": []}
+    return {**made, **more}
+
+
+def rows(events: list[bytes], **given: Any) -> tuple[list[dict[str, Any]], int, list[Any]]:
+    """The rows, how many of them are lossy, and the control events."""
+    made = event_rows.EventRows("shop")
+    control = [found for each in events if (found := made.add(each, **given)) is not None]
+    table = made.table(batch=1, first_offset=0, ts_ms=5)
+    assert made.table(batch=1, first_offset=0, ts_ms=5) == table, "a commit that came second is tried again"
+    return table.to_pylist(), made.lossy, control
+
+
+NOT_TEXT = bson.encode(event(5)).replace(b"number 5", b"number \xff")
+LOOKS_LIKE = b"\x03fullDocument\0" + bson.encode({"a": 1})
+EVENTS = {
+    "ordinary": [event(number, op) for number, op in enumerate(("insert", "update", "replace") * 60)],
+    "many collections": [event(number, collection=f"c{number % 3}") for number in range(10)],
+    "a delete, no document, one before": [
+        {key: value for key, value in event(1, "delete").items() if key != "fullDocument"},
+        event(2, "update", fullDocument=None),
+        event(3, fullDocumentBeforeChange={"_id": 3, "was": 1}),
+    ],
+    "in a transaction": [event(1, lsid={"id": bson.Binary(b"x" * 16, 4)}, txnNumber=bson.Int64(4))],
+    "in another order": [{"fullDocument": {"_id": 1}, **event(1)}],
+    "what only looks like a document": [
+        {key: value for key, value in event(1, "delete", documentKey={"_id": LOOKS_LIKE}).items() if key != "fullDocument"},
+        event(2, "update", updateDescription={"updatedFields": {"a": LOOKS_LIKE}, "removedFields": []}),
+    ],
+    "nothing": [],
+}
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The rows of events each of which is decoded as a whole."""
+
+    def envelope(raw: bytes, *, is_used: object) -> raw_event.Envelope:
+        return raw_event.Envelope(raw_event.decoded(raw)[0], raw, raw_event.decoded(raw)[1])
+
+    def made(events: list[bytes], **given: Any) -> tuple[list[dict[str, Any]], int, list[Any]]:
+        with monkeypatch.context() as patched:
+            patched.setattr(raw_event, "envelope", envelope)
+            return rows(events, **given)
+
+    return made
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_rows_are_those_of_whole_events(name: str, whole: Any) -> None:
+    """Of any operation, in any order of an event's fields."""
+    events = [bson.encode(each) for each in EVENTS[name]]
+    assert rows(events) == whole(events)
+
+
+def test_what_is_not_text_keeps_its_bytes(whole: Any) -> None:
+    """Among others, and more than once: the payload of the row has the event as it came."""
+    events = [NOT_TEXT if number % 50 == 5 else bson.encode(event(number)) for number in range(150)]
+    found = rows(events)
+    assert found == whole(events)
+    assert found[1] == 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"is_signal_collection": lambda db, name: name == "orders"},
+        {"fields": lambda db, name: field_filters.FieldRules(excluded=(("text",),)) if name == "orders" else None},
+    ],
+    ids=["signals", "fields"],
+)
+def test_a_document_that_is_looked_into_is_decoded(given: dict[str, Any], whole: Any) -> None:
+    """A signal, or one whose fields are taken out or renamed; beside it others that are not."""
+    events = [bson.encode(event(number, collection=name)) for number, name in enumerate(("orders", "others") * 3)]
+    assert rows(events, **given) == whole(events, **given)
+
+
+def test_a_pipelines_copy_is_compared(whole: Any) -> None:
+    """Where stages of `cursor.pipeline` may change an event, it is compared with its copy as it came."""
+    made = event(1)
+    given = [
+        bson.encode(
+            {**made, cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED if name in made}}
+        )
+    ]
+    assert rows(given) == whole(given)
+
+
+def test_what_was_learned_of_a_collection_is_forgotten_after_many_others() -> None:
+    """A source of very many collections does not fill the memory."""
+    columns = document_column.DocumentColumns()
+    for number in itertools.islice(itertools.count(), 2 * document_column.MAX_COLLECTIONS):
+        raw = bson.encode({"_id": number})
+        (text,) = columns.texts([raw_event.FullDocument(raw, 0, len(raw))], [("shop", f"c{number}")]).texts
+        assert text.as_py() == f'{{"_id":{number}}}'
+    assert len(columns._encoders) == document_column.MAX_COLLECTIONS
