@@ -311,7 +311,9 @@ def _why_not(error: Exception) -> errors.MedallionError:
             f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
         )
     said = error.strerror if isinstance(error, OSError) else "no output"
-    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), said)
+    # Not the end of a trace, of which only its first words say something.
+    lines = (line.strip() for line in reversed(output.splitlines()))
+    last = next((line for line in lines if line and not line.startswith(("at ", "... "))), said)
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
 
 

@@ -199,6 +199,15 @@ def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, 
     assert isinstance(told, errors.DecisionNeeded) and os.strerror(errno.EAGAIN) in str(told)
 
 
+def test_of_a_trace_its_words_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And not its last line, which says how many there are more."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trace = 'Exception in thread "main" X: Too many open files\n\tat a.B.c(B.java:1)\nCaused by: Y: no more\n\t... 34 more\n'
+    jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
+    jvm.log_file().write_text(trace)
+    assert str(jvm._why_not(EOFError())) == f"Spark did not start: Caused by: Y: no more (log: {jvm.log_file()})"
+
+
 def test_a_jvm_starts_also_where_the_working_directory_was_removed(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
