@@ -408,11 +408,11 @@ def _uses_document(
     event: Mapping[str, Any], fields: FieldsOf | None, is_signal_collection: Callable[[str, str], bool] | None
 ) -> bool:
     """Whether more is done with the document behind an event than to write it."""
+    if cursor_pipeline.GUARD in event:  # stages may have taken anything away
+        return True
     namespace = event["ns"]["db"], event["ns"]["coll"]
-    return (
-        cursor_pipeline.GUARD in event
-        or (fields is not None and fields(*namespace) is not None)
-        or (event["operationType"] == "insert" and is_signal_collection is not None and is_signal_collection(*namespace))
+    return (fields is not None and fields(*namespace) is not None) or (
+        event["operationType"] == "insert" and is_signal_collection is not None and is_signal_collection(*namespace)
     )
 
 

@@ -9,6 +9,7 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
+from cdc_core import errors
 from cdc_core.bronze import document_column, event_rows, raw_event
 from cdc_core.stream import cursor_pipeline
 from cdc_core.stream import fields as field_filters
@@ -107,14 +108,14 @@ def test_a_document_that_is_looked_into_is_decoded(given: dict[str, Any], whole:
 
 
 def test_a_pipelines_copy_is_compared(whole: Any) -> None:
-    """Where stages of `cursor.pipeline` may change an event, it is compared with its copy as it came."""
+    """Where stages of `cursor.pipeline` may change an event, it is compared with its copy as it came, also without its namespace."""
     made = event(1)
-    given = [
-        bson.encode(
-            {**made, cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED if name in made}}
-        )
-    ]
+    copy = {cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED}}
+    given = [bson.encode({**made, **copy})]
     assert rows(given) == whole(given)
+    del made["ns"]
+    with pytest.raises(errors.SettingsError, match="ns"):
+        rows([bson.encode({**made, **copy})])
 
 
 def test_what_was_learned_of_a_collection_is_forgotten_after_many_others() -> None:
