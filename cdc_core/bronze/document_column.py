@@ -38,6 +38,9 @@ class DocumentColumns:
             index[places] = sum(map(len, texts)) + np.arange(len(places))
             texts += found.texts.chunks
             lossy += [places[each] for each in found.lossy]
+        # Most commits are of one collection: what was written is the column, and its gigabytes are not copied.
+        if [*waiting.values()] == [[*range(len(documents))]]:
+            return DocumentTexts(pa.chunked_array(texts[1:], pa.string()), lossy)
         column = pa.chunked_array(texts, pa.string())
         return DocumentTexts(column.take(pa.array(index)) if waiting else column, lossy)
 
