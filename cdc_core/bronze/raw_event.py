@@ -183,10 +183,11 @@ class Envelope(NamedTuple):
     document: FullDocument | None = None
 
 
-# As every server of today writes an event outside of a transaction. Matched from the first byte on: a user's data cannot look like it.
+# As servers write an event. Matched from the first byte on, element by element: a user's data cannot look like it.
 _before_document = re.compile(
-    rb".{4}\x03_id\0.{4}\x02_data\0.{4}[0-9A-F]+\0\0\x02operationType\0.{4}(?:insert|update|replace)\0"
-    rb"\x11clusterTime\0.{8}(?:\x09wallTime\0.{8})?(\x03fullDocument\0)",
+    rb".{4}(?:\x03_id\0.{4}\x02_data\0.{4}[0-9A-F]+\0\0|\x02operationType\0.{4}(?:insert|update|replace)\0"
+    rb"|\x11clusterTime\0.{8}|\x05collectionUUID\0\x10\0\0\0\x04.{16}|\x09wallTime\0.{8}|\x12txnNumber\0.{8}"
+    rb"|\x03lsid\0.{4}\x05id\0\x10\0\0\0\x04.{16}\x05uid\0\x20\0\0\0\0.{32}\0)*(\x03fullDocument\0)",
     re.DOTALL,
 ).match
 

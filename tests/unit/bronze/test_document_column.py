@@ -17,6 +17,9 @@ from cdc_core.stream import fields as field_filters
 TOKEN = "8265F0C0FF{:08X}2B022C0100296E5A1004"
 
 
+UUID = bson.Binary(b"x" * 16, 4)
+
+
 def event(number: int, op: str = "insert", *, collection: str = "orders", **more: Any) -> dict[str, Any]:
     """An event as a server writes it."""
     document = {"_id": number, "text": f"number {number}", "list": [{"a": number}]}
@@ -24,6 +27,7 @@ def event(number: int, op: str = "insert", *, collection: str = "orders", **more
         "_id": {"_data": TOKEN.format(number)},
         "operationType": op,
         "clusterTime": Timestamp(1_700_000_000, number + 1),
+        "collectionUUID": UUID,
         "wallTime": bson.DatetimeMS(1_700_000_000_000),
         "fullDocument": document,
         "ns": {"db": "shop", "coll": collection},
@@ -53,7 +57,7 @@ EVENTS = {
         event(2, "update", fullDocument=None),
         event(3, fullDocumentBeforeChange={"_id": 3, "was": 1}),
     ],
-    "in a transaction": [event(1, lsid={"id": bson.Binary(b"x" * 16, 4)}, txnNumber=bson.Int64(4))],
+    "in a transaction": [{"txnNumber": bson.Int64(4), "lsid": {"id": UUID, "uid": b"x" * 32}, **event(1)}],
     "in another order": [{"fullDocument": {"_id": 1}, **event(1)}],
     "what only looks like a document": [
         {key: value for key, value in event(1, "delete", documentKey={"_id": LOOKS_LIKE}).items() if key != "fullDocument"},
@@ -83,6 +87,15 @@ def test_rows_are_those_of_whole_events(name: str, whole: Any) -> None:
     """Of any operation, in any order of an event's fields."""
     events = [bson.encode(each) for each in EVENTS[name]]
     assert rows(events) == whole(events)
+
+
+@pytest.mark.parametrize(
+    ("name", "stay"), [("ordinary", 180), ("in a transaction", 1), ("what only looks like a document", 1)]
+)
+def test_documents_stay_bytes(name: str, stay: int) -> None:
+    """Where an event begins as servers let them begin."""
+    found = [raw_event.envelope(bson.encode(each), is_used=lambda event: False).document for each in EVENTS[name]]
+    assert sum(each is not None for each in found) == stay
 
 
 def test_what_is_not_text_keeps_its_bytes(whole: Any) -> None:
