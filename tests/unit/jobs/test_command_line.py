@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import click
 import pytest
@@ -162,7 +162,7 @@ def test_a_source_that_nobody_serves_is_told_before_spark_starts(
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr(sparks, "session", never)
-    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"
+    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=500"  # long enough for the driver to have been refused there
     file = tmp_path / "shop.yml"
     file.write_text(
         f"name: shop\nlakehouse: {{root: {tmp_path}}}\n"
@@ -264,14 +264,17 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
     """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once; the two that
     `timeout` sends are one."""
     abandoned: list[int] = []
+    now = 100.0
     monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: now))
     before = signal.getsignal(number)
     with interrupts.stopping() as stop:
         os.kill(os.getpid(), number)
         assert stop.wait(5)
+        now += interrupts.AGAIN_SECONDS / 2
         os.kill(os.getpid(), number)
-        time.sleep(interrupts.AGAIN_SECONDS)
         assert not abandoned
+        now += interrupts.AGAIN_SECONDS / 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             time.sleep(5)
