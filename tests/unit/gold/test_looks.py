@@ -52,7 +52,7 @@ def up_to_date(hop: Hop) -> set[str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60  # gold looks again after twenty times what a look took
     while not (held := condition()) and time.monotonic() < end:
         time.sleep(0.02)
     return held

@@ -94,8 +94,10 @@ def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: R
     running.queue.pause(True)
     running.gate.set()
     running.until(lambda: running.queue.is_idle)
+    running.gate.clear()
     running.plan(SnapshotState("late", ("db.late",), kind=SnapshotKind.INCREMENTAL), REPLACED)
     assert not running.queue.is_idle
+    running.gate.set()
     running.until(lambda: running.queue.is_idle)
     assert running.read == ["replaced:db.report"]
     running.queue.pause(False)
