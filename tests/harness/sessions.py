@@ -44,6 +44,12 @@ def compiled(spark: SparkSession) -> Iterator[None]:
                 conf.set(name, value)
 
 
+def jobs(spark: SparkSession, group: str | None = None) -> set[int]:
+    """The numbers of all jobs that were begun in a group, or in none: the tracker alone hears of them a moment later."""
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    return set(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
+
+
 _KEPT: dict[tuple[SparkSession, str | None], list[SparkSession]] = {}
 _making = threading.Lock()
 

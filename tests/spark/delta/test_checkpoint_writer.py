@@ -15,6 +15,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import checkpoint, checkpoint_writer, direct_log, local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from tests.harness import sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,15 +85,16 @@ def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -
 def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tenth of Delta's interval; Delta goes on from them, and none of its own is written over."""
     monkeypatch.setattr(checkpoint_writer, "LEAST_INTERVAL", 20)
+    monkeypatch.setattr(direct_log, "LISTING_SECONDS", 600)  # this log is a short one, however slow the machine is
     table = tables.TableRef.at(str(tmp_path / "table"))
     delta.create(spark, table, columns="n BIGINT")
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '30')").collect()
     writer = Writer.claim(spark, table)
-    tracker, before = spark.sparkContext.statusTracker(), writer.version
+    before = writer.version
     spark.sparkContext.setJobGroup(str(tmp_path), "appends")
     while writer.version < 29:
         writer.append_arrow(pa.table({"n": [writer.version]}), to=writer.version)
-    assert list(tracker.getJobIdsForGroup(str(tmp_path))) == []
+    assert not sessions.jobs(spark, str(tmp_path))
     logs = tmp_path / "table" / "_delta_log"
     made = [int(each.name[:20]) for each in sorted(logs.glob("*.checkpoint.parquet"))]
     assert made == [3 * each for each in range(1, 10)] and checkpoint.noted(logs) == 27

@@ -17,6 +17,7 @@ from cdc_core import errors
 from pipelines.delta import store_exclusion
 from pipelines.spark import log_store, stores
 from pipelines.spark import session as sparks
+from tests.harness import processes
 
 
 def _store(spark: SparkSession, name: str) -> Any:
@@ -95,7 +96,9 @@ def test_a_long_log_is_listed_in_order_and_little_of_it_is_held(spark: SparkSess
 
     before = _used_bytes(spark)
     whole = listed(0)
-    assert whole.hasNext() and _used_bytes(spark) - before < 16 * 2**20
+    assert whole.hasNext()
+    # What other threads of the JVM hold just now they let go of.
+    processes.until(lambda: _used_bytes(spark) - before < 16 * 2**20, seconds=20, what="little is held")
     assert named(whole) == names
     assert named(listed(59_990)) == names[-10:]
     assert not listed(60_000).hasNext()

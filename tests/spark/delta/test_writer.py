@@ -17,6 +17,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import abandoned, direct_log, live_files, log_actions, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from tests.harness import sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,19 +105,18 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
 
 def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tables.TableRef) -> None:
     """Those of the next claim neither, which is another command's: Delta would look for all files, to name them in a checksum."""
-    tracker = spark.sparkContext.statusTracker()
     first = Writer.claim(spark, table)
     first.append_arrow(rows(1), to=1)
     assert first.live is not None and first.live.at(first.version)
     spark.range(1).collect()
-    before = max(tracker.getJobIdsForGroup())
+    before = max(sessions.jobs(spark))
     assert first.define(T.StructType([*first.live.spark_schema(), T.StructField("new", T.StringType())]))
     first.append_arrow(rows(2), to=2)
     first.release()
     second = Writer.claim(spark, table)
     second.append_arrow(rows(3), to=3)
     second.release()
-    assert max(tracker.getJobIdsForGroup()) == before
+    assert max(sessions.jobs(spark)) == before
     assert sorted(row.n for row in spark.table(str(table)).where("new IS NULL").collect()) == [1, 2, 3]
 
 
