@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+
+from pymongo.errors import OperationFailure
 
 from cdc_core.settings import parse as settings
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureResult
 from pipelines.delta import tables as delta
+from pipelines.snapshot import snapshot
 from pipelines.spark import session as sparks
 from tests.harness import oracle, sessions
 
@@ -81,17 +86,55 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
         if self.error is not None:
             raise self.error
+        assert not self.is_alive, "the capture does not end"
 
 
-def until(predicate: Callable[[], bool], seconds: float = 60) -> None:
+PATIENCE = 180.0
+"""Seconds for what is sure to come: a capture waits ten before it starts over, and a busy machine makes much of the rest."""
+
+
+def until(predicate: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
 
+
+@contextlib.contextmanager
+def held_snapshots(documents: int) -> Iterator[None]:
+    """No snapshot goes on behind more documents than these before its run ends, however late that is asked to: the main thread, which
+    asks, may come to it when all is read."""
+    commit = snapshot.Snapshot._commit
+
+    def held(taking: snapshot.Snapshot, *given: Any) -> None:
+        commit(taking, *given)
+        if taking.state.documents > documents:
+            taking.stopped.wait(PATIENCE)
+
+    with mock.patch.object(snapshot.Snapshot, "_commit", held):
+        yield
+
+
+def step_down(client: Any, seconds: int) -> None:
+    """An election. A server that was too busy to step down within the seconds that it was to last is asked again."""
+
+    def has_stepped_down() -> bool:
+        try:
+            client.admin.command({"replSetStepDown": seconds, "force": True})
+        except OperationFailure as error:
+            if error.code not in NOT_IN_TIME:
+                raise
+            return False
+        return True
+
+    until(has_stepped_down)
+
+
+NOT_IN_TIME = (24, 262)
+"""The codes of a step-down that found its time over, or did not get its lock in it."""
 
 QUICK = {"signal.poll.interval.ms": 200, "commit.interval.ms": 200}
 

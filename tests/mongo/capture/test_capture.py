@@ -32,7 +32,17 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import status
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
-from tests.harness.captures import Running, check_numbers, once, pipeline, rows, table, until
+from tests.harness.captures import (
+    Running,
+    check_numbers,
+    held_snapshots,
+    once,
+    pipeline,
+    rows,
+    step_down,
+    table,
+    until,
+)
 from tests.harness.layers import table_rows
 
 
@@ -102,7 +112,8 @@ def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, l
         if progress.snapshot is not None and progress.snapshot.documents > 100:
             stop.set()
 
-    first = capture.run(spark, found, stop=stop, progress=stop_early)
+    with held_snapshots(100):
+        first = capture.run(spark, found, stop=stop, progress=stop_early)
     assert 0 < first.snapshot_documents < 800
     once(spark, found)
     landed = [row for row in rows(spark, found) if row.kind == "snapshot"]
@@ -275,7 +286,7 @@ def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -
     with Running(spark, found):
         until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         client.shop.orders.insert_one({"_id": 0})
-        client.admin.command({"replSetStepDown": 2, "force": True})
+        step_down(client, 2)
         for number in range(1, 50):
             client.shop.orders.insert_one({"_id": number})
         time.sleep(2)

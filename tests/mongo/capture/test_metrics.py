@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
-from tests.harness.captures import Running, once, pipeline, until
+from tests.harness.captures import Running, held_snapshots, once, pipeline, step_down, until
 
 FAILING = {"failCommands": ["getMore"], "closeConnection": True, "appName": mongodb.APP_NAME}
 Values = dict[tuple[str, ...], float]
@@ -45,7 +44,7 @@ def fetched(port: int) -> Values:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-    except urllib.error.URLError:
+    except OSError:
         return {}
     return {
         (
@@ -121,8 +120,7 @@ def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
     with Running(spark, pipeline(server.uri, lakehouse, "shop", **given)):
         until(lambda: fetched(port).get(("Connected", "streaming")) == 1)
         until(lambda: "the oplog will hold the position" in caplog.text)
-        with contextlib.suppress(Exception):
-            client.admin.command({"replSetStepDown": 1, "force": True})
+        step_down(client, 1)
         until(lambda: fetched(port).get(("NumberOfPrimaryElections", "streaming")) == 1)
         # The election may have cut the stream's connection too, and that may be counted a moment later.
         before = fetched(port)["NumberOfDisconnects", "streaming"]
@@ -146,7 +144,8 @@ def test_a_snapshot_is_counted_while_it_runs(
             seen.append(fetched(port))
             stop.set()
 
-    capture.run(spark, found, stop=stop, progress=look)
+    with held_snapshots(100):
+        capture.run(spark, found, stop=stop, progress=look)
     assert seen[0]["SnapshotRunning", "snapshot"] == seen[0]["RemainingTableCount", "snapshot"] == 1
     assert seen[0]["SnapshotCompleted", "snapshot"] == 0
     assert 100 < seen[0]["RowsScanned", "snapshot", f"{database.name}.orders"] < 1000
