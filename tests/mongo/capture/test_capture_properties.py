@@ -208,7 +208,11 @@ def test_how_long_the_server_waits_for_an_event(database: Any, mongo: Any) -> No
     assert sources.stream_options(source({}), mongo).max_await_ms == 1000
     stream = change_stream.ChangeStream(mongo, options, change_stream.StreamStart())
     stream.open()
-    began = time.monotonic()
-    assert stream.next().events == []
-    assert time.monotonic() - began < 0.9
+
+    def waited() -> float:
+        began = time.monotonic()
+        assert stream.next().events == []
+        return time.monotonic() - began
+
+    assert any(waited() < 0.9 for _ in range(10))  # whatever else the machine does, not each time
     stream.close()

@@ -60,8 +60,9 @@ def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
         direct = stack.enter_context(contextlib.closing(mongodb.client(f"mongodb://{second}/?directConnection=true")))
         read = direct.shop.get_collection("ring", read_preference=ReadPreference.SECONDARY_PREFERRED)
         until(lambda: direct.admin.command("hello").get("secondary") and read.find_one({"_id": 1}))
-        direct.admin.command("configureFailPoint", "rsSyncApplyStop", mode="alwaysOn")
-        time.sleep(1)  # what is being applied just now
+        entered = direct.admin.command("configureFailPoint", "rsSyncApplyStop", mode="alwaysOn")["count"]
+        # What it waits for just now it would still apply.
+        direct.admin.command("waitForFailPoint", "rsSyncApplyStop", timesEntered=entered + 1, maxTimeMS=1000 * WAIT)
         first.shop.ring.update_one({"_id": 1}, {"$set": {"v": "new"}})
         first.shop.ring.insert_one({"_id": 2, "v": "new"})
         assert read.find_one({"_id": 1}) == {"_id": 1, "v": "old"}

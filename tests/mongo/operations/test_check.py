@@ -39,7 +39,6 @@ def checked(tmp_path: Path) -> Checked:
             "lakehouse": {"root": str(tmp_path / "lakehouse")},
             "source": {
                 "mongodb.connection.string": uri,
-                "mongodb.server.selection.timeout.ms": "2000",
                 **{name.replace("_", "."): value for name, value in source.items()},
             },
         }
@@ -128,7 +127,7 @@ def test_an_unreachable_server_is_temporary(checked: Checked) -> None:
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    found = checked(f"mongodb://127.0.0.1:{port}/")
+    found = checked(f"mongodb://127.0.0.1:{port}/", mongodb_server_selection_timeout_ms="1000")
     (finding,) = _wrong(found)
     with pytest.raises(errors.SourceUnreachable) as raised:
         check.refuse([finding])
