@@ -351,9 +351,8 @@ class _MaintenanceRun:
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
         own = self._trimmed(registry.read(self.spark, self.settings).namespaces, words)
-        has_idle = _has_rows(
-            self.spark, table, idle
-        )  # first: the claim would refuse a capture, and each property is a commit
+        # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
+        has_idle = _has_rows(self.spark, table, idle)
         if not (has_idle or _has_rows(self.spark, table, _old_events(own, before))):
             return
         try:
@@ -387,13 +386,16 @@ class _MaintenanceRun:
         said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
         with claimed() as writer:
             writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
-        count = 0
-        for batches in _days(self.spark, table, events):
+        count = others = 0
+        try:
+            for batches in _days(self.spark, table, events):
+                with claimed() as writer:
+                    count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)
             with claimed() as writer:
-                count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)
-        with claimed() as writer:
-            others = maintenance.delete_claimed(writer, idle)
-            writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+                others = maintenance.delete_claimed(writer, idle)
+        finally:  # whatever fails; of one that was killed the capture's next start does it
+            with claimed() as writer:
+                writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         days = self.settings.maintenance.bronze_retention_days
         _note_removed(words, count, f"events older than {days} days")
         _note_removed(words, others, f"rows of no document older than {days} days")

@@ -88,7 +88,7 @@ def rows(spark: SparkSession, table: Any) -> list[Any]:
 def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A day's at a time, and whatever lies between them is as it was."""
+    """A day's at a time, and whatever lies between them is as it was. Where one fails, nothing else may go from bronze, either."""
     chosen = settings(lakehouse, maintenance={"bronze.retention.days": 1})
     table = delta.layout(chosen.lakehouse).bronze("shop")
     log = bronze_rows.Log(spark, table)
@@ -100,16 +100,28 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     monkeypatch.setattr(maintain._MaintenanceRun, "_trimmed", lambda *given: applied)
     monkeypatch.setattr(maintain, "IDLE_ROWS", "false")
     monkeypatch.setattr(maintain, "DAY_MS", 1)  # each batch is a day
+    spark.sql(f"UPDATE {table} SET ts_ms = batch")
     before = rows(spark, table)
     now_ms = int(time.time() * 1000) + 2 * DAY * 1000
-    words = maintain._ResultLines()
-    maintain._MaintenanceRun(spark, chosen, beside_writers=False, now_ms=now_ms)._trim(table, words)
+    words, deleted, days = maintain._ResultLines(), maintenance.delete_claimed, []
+    run = maintain._MaintenanceRun(spark, chosen, beside_writers=False, now_ms=now_ms)
+
+    def second_refused(writer: Writer, where: str, among: str | None = None) -> int:
+        days.append(among)
+        if len(days) == 2:
+            raise errors.CommitConflict("refused")
+        return deleted(writer, where, among)
+
+    monkeypatch.setattr(maintenance, "delete_claimed", second_refused)
+    for _ in range(2):
+        run._trim(table, words)
+        assert delta.properties(spark, table)["delta.appendOnly"] == "true"
     gone = spark.createDataFrame([(each.collection, to) for each, to in applied.items()], "collection STRING, to BIGINT")
     left = spark.table(str(table))
     assert left.join(gone, "collection").where("batch < to").count() == 0
-    assert words.done == ["3 events older than 1 days removed"]
+    assert days == ["batch >= 1 AND batch <= 1", *["batch >= 3 AND batch <= 3"] * 2, None]
+    assert words.done == ["1 events older than 1 days removed"]
     assert len(rows(spark, table)) == len(before) - 3 and set(rows(spark, table)) <= set(before)
-    assert delta.properties(spark, table)["delta.appendOnly"] == "true"
 
 
 @pytest.mark.journey
