@@ -293,6 +293,7 @@ def _made(
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), rows["after"].combine_chunks()
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
+    rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may ask for it, too
     found = _typed(kept, texts, rows["sequence"].combine_chunks(), reached)
     if found is None:
         return None

@@ -121,8 +121,8 @@ def applied(
     if not collection.keeps_document and "after" not in _added_bronze_columns(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     if len(winners) < events.num_rows:  # documents are dear to copy
-        events = events.take(pa.array(winners, pa.int64()))  # a list of none would have no type
-        typed = typed.take(events["__place"].combine_chunks())
+        places = pa.array(winners, pa.int64())  # a list of none would have no type
+        events, typed = events.take(places), typed.take(places)
     rows = _columns(collection, schema, events, typed, range_.to)
     columns = _table_columns(collection, rows)
     if columns is None:
@@ -255,12 +255,12 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     """Of events in their order: the last one of each key that has a row, all keys, and each key's last delete."""
     last: dict[str, int] = {}
     last_deletes: dict[str, str] = {}
-    keys, ops, sequences, places = (events[name].to_pylist() for name in ("key", "op", "sequence", "__place"))
+    keys, ops, sequences, deleted = (events[name].to_pylist() for name in ("key", "op", "sequence", "__deleted"))
     for number, (key, op, sequence) in enumerate(zip(keys, ops, sequences)):
         last[key] = number
         if op == bronze.Op.DELETE.value:
             last_deletes[key] = sequence
-    winners = sorted(number for number in last.values() if places[number] is not None)
+    winners = sorted(number for number in last.values() if ops[number] != bronze.Op.DELETE.value or deleted[number])
     return winners, list(last), last_deletes
 
 

@@ -63,8 +63,7 @@ class Mark(NamedTuple):
 class WholeEvents(NamedTuple):
     """Events without partial updates, and by key what only marks a row of the table.
 
-    With what their rows will say in `__incomplete`, `__known`, `__sequence` and `__deleted`; `__place` is that of the event whose
-    document the row shows, null where there will be none.
+    With what their rows will say in `__incomplete`, `__known`, `__sequence` and `__deleted`; a delete that is not `__deleted` has none.
     """
 
     events: pa.Table
@@ -115,23 +114,25 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
             marks[key] = Mark(sequences[updates[-1]])
         elif ops[decisive] != bronze.Op.DELETE.value:
             if updates:
-                known[places[decisive]], last[places[decisive]] = sequences[decisive], sequences[updates[-1]]
+                known[decisive], last[decisive] = sequences[decisive], sequences[updates[-1]]
         elif updates:
             return None
         elif shows_deleted and has_before[decisive]:
-            shown[places[decisive]] = places[decisive]
+            shown[decisive] = decisive
         elif shows_deleted and document is not None:
-            shown[places[decisive]], known[places[decisive]] = places[document], sequences[document]
+            shown[decisive], known[decisive] = document, sequences[document]
         elif shows_deleted:
             marks[key] = Mark(sequences[decisive], places[decisive])
     kept = events.take(whole)
-    rows = range(kept.num_rows)
+    if any(number != decisive for decisive, number in shown.items()):
+        documents = events["after"].take(_places(shown.get(number, number) for number in places))
+        kept = kept.set_column(kept.column_names.index("after"), "after", documents)
     return _marked(
         kept,
-        pa.array([place in last for place in rows], pa.bool_()),
-        pa.array(map(known.get, rows), pa.string()),
-        last=pa.array([last.get(place, sequences[number]) for number, place in places.items()], pa.string()),
-        shown=pa.array(map(shown.get, rows), pa.int64()),
+        pa.array([number in last for number in places], pa.bool_()),
+        pa.array(map(known.get, places), pa.string()),
+        last=pa.array([last.get(number, sequences[number]) for number in places], pa.string()),
+        is_deleted=pa.array([number in shown for number in places], pa.bool_()),
     )._replace(marks=marks)
 
 
@@ -311,17 +312,13 @@ def _marked(
     known: pa.StringArray,
     *,
     last: pa.StringArray | None = None,
-    shown: pa.Int64Array | None = None,
+    is_deleted: pa.BooleanArray | None = None,
 ) -> WholeEvents:
-    """`shown` are the places of the documents that the rows of deletes show; none shows one by default."""
-    is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
-    shown = pa.nulls(events.num_rows, pa.int64()) if shown is None else shown
     values = {
         "__incomplete": is_incomplete,
         "__known": known,
         "__sequence": events["sequence"] if last is None else last,
-        "__deleted": shown.is_valid(),
-        "__place": pc.if_else(is_delete, shown, _places(range(events.num_rows))),
+        "__deleted": pa.array([False] * events.num_rows, pa.bool_()) if is_deleted is None else is_deleted,
     }
     for name, column in values.items():
         events = events.append_column(name, column)

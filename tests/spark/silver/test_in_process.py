@@ -40,11 +40,11 @@ VALUES: list[Any] = [
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "everything": {"keep.document": True, "add.fields": "op,source.ts_ms,ts_ms,nothing.there", "add.headers": "op"},
+    "everything": {"keep.document": True, "add.fields": "op,source.ts_ms,ts_ms,after,nothing.there", "add.headers": "op"},
     "flat": {"flatten.struct": True, "array.encoding": "document"},
     "kept": {"delete.tombstone.handling.mode": "tombstone"},
     "marked": {"delete.tombstone.handling.mode": "rewrite"},
-    "shown": {"delete.tombstone.handling.mode": "rewrite", "add.fields": "op,source.ts_ms,ts_ms,nothing.there"},
+    "shown": {"delete.tombstone.handling.mode": "rewrite", "add.fields": "op,source.ts_ms,ts_ms,after,nothing.there"},
 }
 
 
@@ -190,8 +190,7 @@ def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode:
     winners, _, _ = in_process._winners(noted.events)
     columns = ["__sequence", "__known", "__incomplete", "__deleted"]
     found = noted.events.take(pa.array(winners))
-    texts = noted.events["after"].take(found["__place"]).to_pylist()
-    ours = {row.pop("key"): row | {"after": text} for row, text in zip(found.select(["key", *columns]).to_pylist(), texts)}
+    ours = {row.pop("key"): row for row in found.select(["key", *columns, "after"]).to_pylist()}
     types = "key STRING, op STRING, sequence STRING, offset BIGINT, after STRING, before STRING, documentKey STRING"
     df = spark.createDataFrame([tuple(row.values()) for row in events.to_pylist()], types)
     reduced = reduce.decided(reduce.latest(df, columns=("op", "before", "documentKey"), keeps_last=shows), mode=mode)

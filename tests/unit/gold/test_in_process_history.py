@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc_core.silver import reduce
 from pipelines.bronze import collection_events, registry
 from pipelines.delta import live_files
 from pipelines.delta.writer import Writer
@@ -115,7 +116,10 @@ def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
     assert oracle.read(kept.table.path or "").column_names[-len(ENDS) :] == ENDS
 
 
-def test_updates_are_folded_onto_the_version_before(tmp_path: Path) -> None:
+def test_updates_are_folded_onto_the_version_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the text of the document, where `add.fields` asks for it."""
+    added: Any = reduce.AddedColumn("__after", "STRING", None, ("after",))  # type: ignore[arg-type]  # there is no Spark
+    monkeypatch.setattr(reduce, "added", lambda *given, **named: (added,))
     kept = Kept(tmp_path, **{"keep.document": True})
     kept.bronze.append({"t": [change("c", 1, 10, a=1)]})
     kept.lay_out()
@@ -128,6 +132,8 @@ def test_updates_are_folded_onto_the_version_before(tmp_path: Path) -> None:
         ("2", 30, None, 3, None, True),
     ]
     assert kept.versions("a", "b", "__incomplete") == expected
+    texts = ['{"_id":1,"a":1}', '{"_id":1,"a":1,"b":2}', '{"_id":1,"a":3,"b":2}', '{"a":3}']
+    assert [text for *_, text in kept.versions("__after")] == texts
 
 
 def test_an_update_without_its_document_makes_an_incomplete_version(tmp_path: Path) -> None:
