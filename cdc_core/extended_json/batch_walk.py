@@ -37,6 +37,9 @@ MAX_NAME = 64
 MAX_ARRAY_BYTES = 16 * 1024
 """Deeper documents, longer names and larger arrays are odd."""
 
+MAX_SCALARS_BYTES = 1024
+"""An array of numbers or texts is odd from here on: a step for each of its places takes longer than to write it alone."""
+
 LONG_BYTES = 80
 """Strings that are longer on average are cut out one by one: one step takes four nanoseconds a byte for all, or 100 for each."""
 
@@ -348,7 +351,8 @@ class BatchWalk:
 
     def _arrays(self, path: Path, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
         end = at + self._int32s[at]
-        is_odd = (end < at + 5) | (end > limit) | (end > at + MAX_ARRAY_BYTES)
+        largest = np.where(self._bytes[at + 4] == 0x03, MAX_ARRAY_BYTES, MAX_SCALARS_BYTES)
+        is_odd = (end < at + 5) | (end > limit) | (end > at + largest)
         if self._mark(row, is_odd):
             at, end = np.where(is_odd, 0, at), np.where(is_odd, 5, end)
         self._mark(row, self._bytes[end - 1] != 0)
