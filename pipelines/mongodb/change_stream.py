@@ -179,6 +179,11 @@ class ChangeStream:
             self._move_to(token["_data"])
         return self.token
 
+    def _count_election(self) -> None:
+        """Note the newest election, whose identifier the driver's monitor keeps."""
+        if election := self.connection.topology_description.max_election_id:
+            self.elections |= {election}
+
     def next(self) -> EventBatch:
         """The next batch, empty after `max_await_ms` without an event; reopened after a resumable error.
 
@@ -267,8 +272,7 @@ class ChangeStream:
             batch_size=1 if self._careful else None,
         )
         self._careful = max(0, self._careful - size) if events else 0
-        if election := self.connection.topology_description.max_election_id:
-            self.elections |= {election}
+        self._count_election()
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
         self._behind = None if events else self._behind
