@@ -26,21 +26,20 @@ class DocumentColumns:
     def texts(self, documents: Sequence[bytes | FullDocument | None], namespaces: Sequence[Namespace]) -> DocumentTexts:
         """One text a row, null where there is no document; `lossy` are the places of documents that were bytes and not UTF-8."""
         ready = [None if isinstance(each, FullDocument) else each for each in documents]
-        waiting: dict[Namespace, list[int]] = {}
+        waiting: dict[Namespace, dict[int, FullDocument]] = {}
         for place, each in enumerate(documents):
             if isinstance(each, FullDocument):
-                waiting.setdefault(namespaces[place], []).append(place)
+                waiting.setdefault(namespaces[place], {})[place] = each
         texts, index = [pa.array(ready, pa.string())], np.arange(len(ready))
         lossy: list[int] = []
-        for namespace, places in waiting.items():
-            held = [each.raw for each in map(documents.__getitem__, places) if isinstance(each, FullDocument)]
-            found = self._encoder(namespace).encode(held)
+        for namespace, held in waiting.items():
+            found, places = self._encoder(namespace).encode([each.raw for each in held.values()]), [*held]
+            # Most commits are of one collection: what was written is the column, and its gigabytes are not copied.
+            if len(held) == len(documents):
+                return found
             index[places] = sum(map(len, texts)) + np.arange(len(places))
             texts += found.texts.chunks
             lossy += [places[each] for each in found.lossy]
-        # Most commits are of one collection: what was written is the column, and its gigabytes are not copied.
-        if [*waiting.values()] == [[*range(len(documents))]]:
-            return DocumentTexts(pa.chunked_array(texts[1:], pa.string()), lossy)
         column = pa.chunked_array(texts, pa.string())
         return DocumentTexts(column.take(pa.array(index)) if waiting else column, lossy)
 

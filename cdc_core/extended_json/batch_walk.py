@@ -7,7 +7,8 @@ known here, each length and each closing zero as it must be, text that is UTF-8.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from bson.decimal128 import Decimal128
 
-from cdc_core.extended_json import bson_to_json, text_columns
+from cdc_core.extended_json import bson_to_json, raw_bson, text_columns
 from cdc_core.extended_json.field_order import FieldOrder
 from cdc_core.extended_json.text_columns import Part, Places
 from cdc_core.extended_json.wrappers import escape_key
@@ -78,7 +79,8 @@ class BatchWalk:
 
     def __init__(self, documents: Sequence[bytes], orders: dict[Path, FieldOrder]) -> None:
         self._orders = orders
-        self._bytes = np.frombuffer(b"".join((*documents, bytes(_PAD))), np.uint8)
+        self._raw = b"".join((*documents, bytes(_PAD)))
+        self._bytes = np.frombuffer(self._raw, np.uint8)
         self._int32s, self._int64s = self._view("<i4"), self._view("<i8")
         self._uint64s, self._doubles = self._view("<u8"), self._view("<f8")
         sizes = np.fromiter(map(len, documents), np.int64, len(documents))
@@ -177,27 +179,19 @@ class BatchWalk:
             has &= self._uint64s[at + (1 + begin)] & mask == np.uint64(int.from_bytes(word, "little"))
         return has
 
-    def _names(self, at: Places, last: Places) -> list[tuple[bytes, ...]]:
-        """The names of some of the documents' fields, as far as they are read here."""
+    def _names(self, at: Places, last: Places) -> list[list[bytes]]:
+        """The names of some of the documents' fields, as far as they can be read."""
         places = np.unique(np.linspace(0, len(at) - 1, SAMPLE).astype(np.int64))
-        return [tuple(self._names_of(int(at[place]), int(last[place]))) for place in places]
+        return [self._names_of(int(at[place])) for place in places if at[place] < last[place]]
 
-    def _names_of(self, at: int, last: int) -> Iterator[bytes]:
-        whole = self._bytes
-        while at < last:
-            name = whole[at + 1 : at + MAX_NAME + 2].tobytes().partition(b"\0")[0]
-            if len(name) > MAX_NAME or not is_text(pa.array([name]).view(pa.string())):
-                return
-            yield name
-            kind, begin = int(whole[at]), at + len(name) + 2
-            size = _FIXED.get(kind, -1)
-            if size < 0:
-                if kind not in _COUNTED or begin > last:
-                    return
-                size = int(self._int32s[begin]) + _COUNTED[kind]
-            if size < 0:
-                return
-            at = begin + size
+    def _names_of(self, at: int) -> list[bytes]:
+        names: list[bytes] = []
+        with contextlib.suppress(ValueError):  # of what is no BSON: it is odd
+            for each in raw_bson.elements(self._raw, at - 4):
+                if len(each.name) > MAX_NAME or not is_text(pa.array([each.name]).view(pa.string())):
+                    break
+                names.append(each.name)
+        return names
 
     def _values(
         self, path: Path, kinds: npt.NDArray[np.uint8], at: Places, limit: Places, row: Places
@@ -342,7 +336,7 @@ class BatchWalk:
         offsets = np.zeros(len(begin) + 1, np.int64)
         np.cumsum(size, out=offsets[1:])
         if offsets[-1] > LONG_BYTES * len(begin):
-            whole = self._bytes.data
+            whole = memoryview(self._raw)
             cut = bytearray().join([whole[at:end] for at, end in zip(begin.tolist(), (begin + size).tolist(), strict=True)])
             return np.frombuffer(cut, np.uint8), offsets
         places = np.repeat((begin - offsets[:-1]).astype(np.int32), size)

@@ -69,7 +69,7 @@ class StreamingMetrics:
     def opened(self, stream: change_stream.ChangeStream) -> None:
         """Another stream, after a restart of the capture: what the last one counted stays counted."""
         self.closed_disconnects = self.disconnects
-        self.closed_elections |= self.stream.elections if self.stream else frozenset()
+        self.closed_elections = self._known_elections
         self.stream = stream
 
     def polled(self, events: int, *, at: float) -> None:
@@ -96,8 +96,11 @@ class StreamingMetrics:
     @property
     def elections(self) -> int:
         """Those after the one that the first stream met; one that made the capture start over is known to the next stream alone."""
-        known = self.closed_elections | (self.stream.elections if self.stream else frozenset())
-        return max(0, len(known) - 1)
+        return max(0, len(self._known_elections) - 1)
+
+    @property
+    def _known_elections(self) -> frozenset[Any]:
+        return self.closed_elections | self.stream.elections if self.stream else self.closed_elections
 
 
 @dataclass
