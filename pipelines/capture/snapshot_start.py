@@ -102,7 +102,7 @@ class SnapshotStart:
 
 
 CHUNK_COPIES = 4
-"""A chunk is up to twice `commit.max.bytes`, and the JVM has it about twice while it hands it over."""
+"""A chunk is up to twice `commit.max.bytes`, and the JVM has it packed, and several times, while it hands it over."""
 
 
 def _threads(spark: SparkSession, configured: int | None, chunk_bytes: int) -> int:

@@ -194,7 +194,7 @@ def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, mon
     unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
     frame = SimpleNamespace(toArrow=lambda: asked.append("an executor") or unreachable)  # type: ignore[func-returns-value]
     spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
-    meta = {"outcome": "read", "at": [1, 1], "bytes": 0, "lossy": 0, "cut": None}
+    meta = {"outcome": "read", "at": [1, 1], "cut": None}
     monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, next(chunks._packed(chunks.ROWS.empty_table())))]))
     reader = replace(taking.reader, spark=spark)
     for _ in range(2):

@@ -1,0 +1,40 @@
+"""What an executor makes of a chunk's documents, over a source that is made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bson
+import pyarrow as pa
+import pytest
+from bson.datetime_ms import DatetimeMS
+from bson.timestamp import Timestamp
+
+from cdc_core.extended_json import batch_encoder
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import connection as connections
+from pipelines.snapshot import chunks
+
+
+def test_a_chunk_is_no_larger_than_the_memory_that_is_there_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of dates are four times as large as their BSON: they are what a chunk holds, and packed they take less than it."""
+    replies = [
+        snapshot_read.Chunk(
+            [
+                bson.encode({"_id": reply, **{f"d{each}": DatetimeMS(reply * each) for each in range(100)}})
+                for _ in range(10)
+            ],
+            Timestamp(1, 1),
+        )
+        for reply in range(100)
+    ]
+    monkeypatch.setattr(batch_encoder, "GROUP_BYTES", 1000)
+    monkeypatch.setattr(connections, "worker_client", lambda _: None)
+    monkeypatch.setattr(snapshot_read, "read_chunk", lambda *_, **__: iter(replies))
+    given: Any = None, catalog.SourceCollection("db", "a", None), snapshot_read.IdRange(), (1, 1), 0
+    pieces = [*chunks.encoded_chunk(chunks.ChunkSpec(*given, max_bytes=500_000))]
+    meta, packed = pieces[-1][0], [piece for _, piece in pieces]
+    chunk = chunks.chunk_rows(meta or {}, pa.chunked_array([packed], pa.binary()))
+    assert 400_000 < chunk.rows["after"].nbytes < 600_000
+    assert chunk.cut is not None
+    assert sum(len(piece or b"") for piece in packed) < sum(map(len, replies[0].documents)) * chunk.rows.num_rows / 10
