@@ -36,7 +36,7 @@ _COMPILER = (
 )
 
 # Delta numbers its commits with the digits of the machine's language: where those are not 0 to 9, it finds none of them again.
-_LANGUAGE = "-Duser.language=en"
+LANGUAGE = "-Duser.language=en"
 
 # A batch's rows live for seconds. With half of the memory for what is young they are gone before they count as old, of which a
 # collection takes a third of a second.
@@ -70,7 +70,7 @@ LOCAL: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": f"-Xss4m -XX:-UsePerfData {_LANGUAGE} {_COLLECTOR} {_COMPILER}",
+    "spark.driver.extraJavaOptions": f"-Xss4m -XX:-UsePerfData {_COLLECTOR} {_COMPILER}",
 }
 
 LOOPBACK: Mapping[str, str] = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -92,7 +92,7 @@ SHORT_RUN: Mapping[str, str] = {
 CAPTURE: Mapping[str, str] = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": (
-        f"-Xss4m -XX:-UsePerfData {_LANGUAGE} -XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 {_COMPILER} "
+        f"-Xss4m -XX:-UsePerfData -XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 {_COMPILER} "
         "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m"
     ),
 }

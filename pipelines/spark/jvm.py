@@ -115,7 +115,7 @@ def _settings(
     java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
     given = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
     java = _with_classes(java, given)
-    settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {java}'
+    settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {spark_conf.LANGUAGE} {java}'
     return settings
 
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import pwd
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from cdc_core import errors
+from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm, scratch, stores
 
 
@@ -163,6 +165,14 @@ def test_java_is_started_for_any_temporary_folder_with_its_own_spark(
     options = started()["spark.driver.extraJavaOptions"]
     assert options.startswith(f'"-Djava.io.tmpdir={tmp_path}/a b/medallion-')
     assert os.environ["SPARK_HOME"] == os.path.dirname(pyspark.__file__)
+
+
+def test_whatever_somebody_sets_a_jvm_has_the_digits_0_to_9(started: Any) -> None:
+    """Options of their own, or spark-submit with our properties: else Delta would not find its commits again where a language has others."""
+    for given in ({}, {"spark__driver__extraJavaOptions": "-Dmine=1"}):
+        assert spark_conf.LANGUAGE in started(**given)["spark.driver.extraJavaOptions"]
+    properties = (jvm.ROOT / "conf" / "spark-defaults.conf").read_text(encoding="utf-8")
+    assert re.search(rf"^spark\.driver\.defaultJavaOptions +{spark_conf.LANGUAGE}$", properties, re.MULTILINE)
 
 
 def test_a_spark_of_the_same_version_is_the_one_that_is_named(
