@@ -30,14 +30,15 @@ class DocumentColumns:
         for place, each in enumerate(documents):
             if isinstance(each, FullDocument):
                 waiting.setdefault(namespaces[place], {})[place] = each
-        texts, index = [pa.array(ready, pa.string())], np.arange(len(ready))
+        texts, index, count = [pa.array(ready, pa.string())], np.arange(len(ready)), len(ready)
         lossy: list[int] = []
         for namespace, held in waiting.items():
             found, places = self._encoder(namespace).encode([each.raw for each in held.values()]), [*held]
             # Most commits are of one collection: what was written is the column, and its gigabytes are not copied.
             if len(held) == len(documents):
                 return found
-            index[places] = sum(map(len, texts)) + np.arange(len(places))
+            index[places] = count + np.arange(len(places))
+            count += len(places)
             texts += found.texts.chunks
             lossy += [places[each] for each in found.lossy]
         column = pa.chunked_array(texts, pa.string())
