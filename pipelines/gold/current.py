@@ -49,6 +49,10 @@ HIDDEN = frozenset(column_names.ENGINE)
 MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
 """The source reads silver at a fixed version, or is held: Delta need not write it down."""
 
+REBUILT = "rebuilt"
+"""What tells the commit of a rebuild from the last one, whose position is the same: other hands had changed rows, and models may be
+made of them."""
+
 FEW_KEYS = 1_000
 """Up to so many keys the ranges in which the table is read are made from the keys; for more it is one, from the first key to the last."""
 
@@ -146,8 +150,8 @@ class GoldTable:
         """Whether silver holds no current document."""
         return not self._counts.n
 
-    def rewritten(self, writer: Writer) -> int:
-        """Replace the table by the current documents; their number."""
+    def rewritten(self, writer: Writer, *, extra: Mapping[str, object] | None = None) -> int:
+        """Replace the table by the current documents; their number. The commit says `extra`, too."""
         current, seen = self.current(), self._counts
         present = self.spark.table(str(writer.table)).schema
         # The column comes with the first rescued value, and stays when there is none any more: readers may name it.
@@ -156,7 +160,8 @@ class GoldTable:
         if not self.said:
             self.judge(writer.table)
         self._settle_statistics(writer, present, self.wanted(has_rescued))
-        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self.extra(), overwrite_schema=True)
+        said = self.extra() | dict(extra or {})
+        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=said, overwrite_schema=True)
         return seen.n
 
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:

@@ -14,6 +14,7 @@ from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log, table_history
 from pipelines.delta import tables as delta
+from pipelines.gold import current
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,11 +89,13 @@ class ModelInputs:
             return None
         delta.check_ours(self.spark, table)
         id_, files = self._identified(table)
-        # A table is made in one commit and filled in the next one: between the two it holds nothing that gold has said.
-        if not files and table_history.position(self.spark, table) is None:
+        at = table_history.standing(self.spark, table)
+        # A table is made, claimed and filled by a commit each: before the last one, and where it is to be written anew, as behind a
+        # repair, it does not hold what gold says. Where its history tells nothing, its rows do.
+        if at.said.get("to") is None and (at.position is not None or not files):
             return None
-        version, at = self._version(name, table)
-        return ModelInput(name, table, version, id_, at)
+        version, rows = self._version(name, table)
+        return ModelInput(name, table, version, id_, rows)
 
     def _identified(self, table: tables.TableRef) -> tuple[str, int]:
         """Delta's id of a table, and how many files it has; without a statement where this process sees its log: a service looks time and again."""
@@ -124,7 +127,7 @@ class ModelInputs:
                     # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same.
                     # A silver that was made again counts versions from the start, a bronze that was, or of which an older copy was
                     # brought back, batches.
-                    names = ("to", "silver", "generation", "origin", "log", "bronze", "model")
+                    names = ("to", "silver", "generation", "origin", "log", "bronze", "model", current.REBUILT)
                     said = {each: commit.metadata.get(each) for each in names}
                     return version, hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
         return version, f"version {version}"

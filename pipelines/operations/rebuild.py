@@ -81,7 +81,7 @@ def _gold(
         )
     found = table_comparison.compared(spark.table(str(writer.table)), table.documents())
     if not is_trial:
-        table.rewritten(writer)
+        table.rewritten(writer, extra={current.REBUILT: writer.identity.writer})
     version = None if is_trial else writer.version
     return RebuildResult(str(namespace), Layer.GOLD, writer.table.label, table.work.silver.to, found, (), version)
 

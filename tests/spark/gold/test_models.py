@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from cdc_core import errors
 from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import models
 from tests.harness import gold_shop
 
@@ -208,13 +209,21 @@ def test_a_model_may_have_any_name(shop: MakeShop) -> None:
 
 
 def test_a_table_that_holds_nothing_yet_is_waited_for(shop: MakeShop) -> None:
-    """Gold was killed between making a table and filling it: a model over it would be empty, and say so of a whole collection."""
+    """Gold ended between making a table and filling it, or has to write it anew: a model over it would be empty, and say so of a whole collection."""
     made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
     layout = delta.layout(made.settings.lakehouse)
-    delta.create(made.spark, layout.gold("cases", "orders"), columns="_id INT, customer INT, amount INT, note STRING")
+    orders = layout.gold("cases", "orders")
+    delta.create(made.spark, orders, columns="_id INT, customer INT, amount INT, note STRING")
+    assert made.run() == {"other": "waits"}
+    Writer.claim(made.spark, orders).release()  # as where the first rows could not be written
     assert made.run() == {"other": "waits"}
     made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
     assert made.run() == {"other": "whole"}
+    writer = Writer.claim(made.spark, orders)
+    writer.mark(to=None)  # as a repair does, behind which gold writes the table anew
+    writer.release()
+    assert made.run() == {"other": "waits"}
+    assert made.rows("other") == {(1,)}
 
 
 def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pipelines.bronze import registry
 from pipelines.delta import table_comparison, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.gold import models
 from pipelines.operations import quarantine as quarantines
 from pipelines.operations import rebuild, repair
 from pipelines.operations import schema as evolution
@@ -161,8 +163,8 @@ def test_events_of_a_bronze_that_was_made_anew_are_held(spark: SparkSession, tmp
 
 
 @pytest.mark.journey
-def test_a_damaged_table_is_mended(hop: Hop) -> None:
-    """Rows that were changed or removed by other hands come back as bronze has them, and are named."""
+def test_a_damaged_table_is_mended(hop: Hop, tmp_path: Path) -> None:
+    """Rows that were changed or removed by other hands come back as bronze has them, and are named; models of them, too."""
     hop.bronze.append({ORDERS: [document(key, 10 + key, "c", v=key) for key in range(4)]})
     hop.run()
     hop.spark.sql(f"DELETE FROM {hop.silver_table(ORDERS)} WHERE _id = 3")
@@ -175,7 +177,12 @@ def test_a_damaged_table_is_mended(hop: Hop) -> None:
     hop.gold()
     assert [row["v"] for row in hop.documents(ORDERS)] == [0, 1, 2, 3]
     hop.spark.sql(f"UPDATE {hop.gold_table(ORDERS)} SET v = 99 WHERE _id = 2")
+    (folder := tmp_path / "models").mkdir()
+    (folder / "most.sql").write_text(f"SELECT max(v) AS v FROM {{{{ ref('{bronze_rows.DB}.{ORDERS}') }}}}")
+    modelled = replace(hop.settings, gold=replace(hop.settings.gold, models=str(folder)))
+    assert models.run(hop.spark, modelled).made == 1
     found = rebuilt(hop, layer=rebuild.Layer.GOLD)
+    assert [models.run(hop.spark, modelled).made for _ in range(2)] == [1, 0]
     assert [(each.column, each.keys) for each in found.comparison.differences] == [("v", ("2",))]
     assert [row["v"] for row in hop.documents(ORDERS)] == [0, 1, 2, 3]
     assert hop.gold().changed == 0
