@@ -127,7 +127,7 @@ def test_the_switch_to_partial_updates_is_told(
         hop.bronze.append({"orders": [document(7, 50, "c", v=2)]})
         hop.silver()
     assert [row["_id"] for row in hop.rows("orders")] == [3, 4, 5, 6, 7]
-    assert [each.message.split(":")[0] for each in caplog.records] == ["cases.orders"]
+    assert [each.getMessage().split(":")[0] for each in caplog.records] == ["cases.orders"]
 
 
 def test_a_sweep_spares_what_waits_in_quarantine(spark: SparkSession, tmp_path: Path) -> None:

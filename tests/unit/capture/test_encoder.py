@@ -54,7 +54,7 @@ def test_a_skipped_event_leaves_its_collection_incomplete(encoder: Encoder, capl
     assert gaps(encoder.take()) == [("shop.a", since.format(4))]
     encoder.add(event(300))
     assert gaps(encoder.take()) == [("shop.a", since.format(5))]
-    assert [each.message.split(":")[0] for each in caplog.records] == ["shop.a", "shop.b", "shop.a", "shop.a"]
+    assert [each.getMessage().split(":")[0] for each in caplog.records] == ["shop.a", "shop.b", "shop.a", "shop.a"]
 
 
 def test_a_snapshot_ends_the_gap_of_a_skipped_event(encoder: Encoder) -> None:

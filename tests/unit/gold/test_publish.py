@@ -103,7 +103,7 @@ def test_models_that_follow_outlive_whatever_fails(
     following = publish._ModelsThread(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
     assert made.wait(10)
     following.close()
-    assert [each.message for each in caplog.records].count(str(wrong)) == 2
+    assert [each.getMessage() for each in caplog.records].count(str(wrong)) == 2
 
 
 def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,5 +73,5 @@ def test_what_stays_is_told_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: 
         layers = pipeline._Run(settings, lambda: None, False, False, stop, None)  # type: ignore[arg-type, return-value]
         layers._capture(stop)
         layers._maintain(stop)
-    assert [each.message for each in caplog.records] == ["bronze/shop: events stay"]
+    assert [each.getMessage() for each in caplog.records] == ["bronze/shop: events stay"]
     assert claims == ["bronze"], "what goes from bronze goes under the claim of the capture that holds it"
