@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log, table_history
+from pipelines.delta import local_log, stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import current
 
@@ -84,6 +84,7 @@ class ModelInputs:
         """Read a model's table anew: the models that refer to it read the version that this run has published."""
         self._tables.pop(name, None)
 
+    @stored_files.one_look()
     def _current(self, name: str, table: tables.TableRef) -> ModelInput | None:
         if not delta.exists(self.spark, table):
             return None
