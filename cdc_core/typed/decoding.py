@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -67,6 +68,24 @@ class TypedTexts:
         return pa.StructArray.from_arrays(columns, names=["document", "rescued", "unreadable", "is_doubtful"])
 
 
+def slice_rows(texts: pa.Array) -> int:
+    """How many of these texts have about `SLICE` bytes."""
+    size_bytes: int = texts.nbytes
+    return max(SLICE_ROWS, SLICE * max(1, len(texts)) // max(1, size_bytes))
+
+
+def joined(schema: DocumentSchema, parts: Sequence[tuple[int, TypedTexts]]) -> TypedTexts:
+    """The parts in the order of their places as one."""
+    if len(parts) == 1:
+        return parts[0][1]
+    if not parts:
+        return TypedTexts(pa.nulls(0, exact.result_type(schema)), pa.nulls(0, pa.bool_()), pa.nulls(0, pa.bool_()))
+    ordered = [part for _, part in sorted(parts, key=itemgetter(0))]
+    rows, new, refused = zip(*((part.rows, part.new, part.refused) for part in ordered))
+    count = sum(part.exact for part in ordered)
+    return TypedTexts(pa.concat_arrays(rows), pa.concat_arrays(new), pa.concat_arrays(refused), count)
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Python looks for no cycles: among millions of values that hold none, that is most of the time."""
@@ -85,7 +104,7 @@ class Decoder:
     def __init__(self, schema: DocumentSchema, pins: Pins | None = None) -> None:
         self.schema = schema
         self._fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
-        self._pins = pins or {}
+        self.pins = pins or {}
         self._lessons = Lessons()
         self._refused = 0
         self._typed = 0
@@ -103,37 +122,32 @@ class Decoder:
 
     def typed(self, texts: pa.Array) -> TypedTexts:
         """Every text's row; the row of a null is null."""
-        with without_collector():
-            parts = [self._slice(part) for part in self._slices(texts)]
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            return TypedTexts(pa.nulls(0, exact.result_type(self.schema)), pa.nulls(0, pa.bool_()), pa.nulls(0, pa.bool_()))
-        rows, new, refused = zip(*((part.rows, part.new, part.refused) for part in parts))
-        count = sum(part.exact for part in parts)
-        return TypedTexts(pa.concat_arrays(rows), pa.concat_arrays(new), pa.concat_arrays(refused), count)
-
-    def _slices(self, texts: pa.Array) -> Iterator[pa.Array]:
-        """The texts in parts of about `SLICE` bytes; small ones at first, while there is much to learn."""
-        size = max(SLICE_ROWS, SLICE * max(1, len(texts)) // max(1, texts.nbytes))
+        parts = []
         start = 0
-        while start < len(texts):
-            # The first slices teach the decoder: were they large, thousands of documents would go the exact way before it learned.
-            part = texts.slice(start, min(size, 32 + self._typed))
-            yield part
-            self._typed += len(part)
-            start += len(part)
+        with without_collector():
+            while start < len(texts):
+                part = texts.slice(start, self.portion(texts))
+                parts.append((start, self.part(part)))
+                start += len(part)
+        return joined(self.schema, parts)
+
+    def portion(self, texts: pa.Array) -> int:
+        """How many of these texts are decoded best at once."""
+        # The first teach the decoder: were they many, thousands of documents would go the exact way before it learned.
+        return min(slice_rows(texts), 32 + self._typed)
 
     def _make(self) -> None:
         """A decoder for the schema and what was learned so far."""
         # Without fields there is nothing to decode into; values that the options change are looked at one by one, the exact way.
         if self.schema.fields and self.schema.naming.values.are_kept:
-            builder = ReaderBuilder(self._pins, self._lessons, self.sparse)
+            builder = ReaderBuilder(self.pins, self._lessons, self.sparse)
             self._root = builder.document(self.schema.struct, (), ())
             self._dense = {place: each for place, each in builder.documents.items() if place not in self.sparse}
             self._decode = msgspec.json.Decoder(self._root.decoded).decode
 
-    def _slice(self, texts: pa.Array) -> TypedTexts:
+    def part(self, texts: pa.Array) -> TypedTexts:
+        """As `typed`, of as many as `portion` says."""
+        self._typed += len(texts)
         given = texts.to_pylist()
         refused, unsure = _odd(texts, given) if self._root is not None else ({*range(len(given))}, set())
         taken, structs = self._decoded(given, refused)
@@ -214,7 +228,7 @@ class Decoder:
         # Rarely, since making the structs of a schema costs far more than decoding a document.
         if any(before < lesson <= self._refused for lesson in _LESSONS):
             self._make()
-        return bool(evolution.join(self.schema, shape, pins=self._pins)[1])
+        return bool(evolution.join(self.schema, shape, pins=self.pins)[1])
 
 
 def _refuse(text: str) -> Any:

@@ -54,7 +54,8 @@ def in_order(
     if rows is None:
         return None
     order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
-    return _taken(rows, order.filter(survey.are_events(rows, namespace).combine_chunks().take(order)))
+    events = _taken(rows, order.filter(survey.are_events(rows, namespace).combine_chunks().take(order)))
+    return events.combine_chunks()  # once, for all who look at a column's values as one array
 
 
 def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:

@@ -24,6 +24,7 @@ from pipelines.bronze import batch_rows, collection_events, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.gold.history import History
 from pipelines.gold.history_position import HistoryPosition
+from pipelines.schema import decoder_processes
 from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def _typed(
     evolution = schemas.start_here(texts, sequences, current=current, options=options, pins=pins, reserved=reserved)
     if evolution is None:
         return None
-    typed = _decoder(kept, evolution).typed(texts)
+    typed = decoder_processes.typed(_decoder(kept, evolution), texts)
     if pc.any(typed.refused).as_py():
         return None
     if pc.any(typed.new).as_py():
@@ -338,7 +339,7 @@ def _typed(
             beginning=begun.beginning,
         )
         if evolution.schema.fields != begun.schema.fields:
-            typed = _decoder(kept, evolution).typed(texts)
+            typed = decoder_processes.typed(_decoder(kept, evolution), texts)
     rows = typed.with_doubts()
     return None if pc.any(rows.field("unreadable")).as_py() else (evolution, rows)
 

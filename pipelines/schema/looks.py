@@ -158,20 +158,23 @@ def _beginning(batch: pa.RecordBatch, count: int) -> pa.RecordBatch:
             break
         values = by(batch)
         last = values[pc.partition_nth_indices(values, pivot=count - 1)[count - 1].as_py()]
-        batch = batch.filter(pc.less_equal(values, last))
+        is_up_to = pc.less_equal(values, last)
+        if is_up_to.true_count < batch.num_rows:  # texts are dear to copy
+            batch = batch.filter(is_up_to)
     return batch
 
 
 def _marks(batch: pa.RecordBatch) -> pa.StringArray:
     # As `SparkDocuments` makes them in SQL. Slice by slice: as Python's strings all texts would take as much memory once more.
-    slices = (batch["text"].slice(start, BEGINNING).to_pylist() for start in range(0, batch.num_rows, BEGINNING))
+    texts = batch["text"].cast(pa.binary())
+    slices = (texts.slice(start, BEGINNING).to_pylist() for start in range(0, batch.num_rows, BEGINNING))
     digests = (f"{_digest(text):X}" for text in itertools.chain.from_iterable(slices))
     return pa.array([f"{place}/{digest}" for place, digest in zip(batch["place"].to_pylist(), digests)], pa.string())
 
 
-def _digest(text: str | None) -> int:
+def _digest(text: bytes | None) -> int:
     """Spark's `xxhash64`, as a number without a sign; of a null it is the seed."""
-    return _SEED if text is None else xxhash.xxh64_intdigest(text.encode(), seed=_SEED)
+    return _SEED if text is None else xxhash.xxh64_intdigest(text, seed=_SEED)
 
 
 def _shape(batch: pa.RecordBatch, plan: typed.Plan) -> Shape:

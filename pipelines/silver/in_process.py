@@ -22,6 +22,7 @@ from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
+from pipelines.schema import decoder_processes
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -79,6 +80,7 @@ def applied(
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
         return False
     folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
+    decoder_processes.prepare(events["after"].nbytes)
     # Without a schema the documents' own give one, before any update has its say.
     if folds and not collection.schema.schema.fields:
         return False
@@ -253,15 +255,12 @@ def _with_deleted(events: pa.Table) -> pa.Table:
 
 def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     """Of events in their order: the last one of each key that has a row, all keys, and each key's last delete."""
-    last: dict[str, int] = {}
-    last_deletes: dict[str, str] = {}
-    keys, ops, sequences, deleted = (events[name].to_pylist() for name in ("key", "op", "sequence", "__deleted"))
-    for number, (key, op, sequence) in enumerate(zip(keys, ops, sequences)):
-        last[key] = number
-        if op == bronze.Op.DELETE.value:
-            last_deletes[key] = sequence
-    winners = sorted(number for number in last.values() if ops[number] != bronze.Op.DELETE.value or deleted[number])
-    return winners, list(last), last_deletes
+    last = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
+    is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
+    deletes = events.select(["key", "sequence"]).filter(is_delete)
+    has_row = pc.fill_null(pc.or_kleene(pc.invert(is_delete), events["__deleted"]), False).to_pylist()
+    winners = [number for number in sorted(last.values()) if has_row[number]]
+    return winners, list(last), dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
 
 
 def _begun(collection: SilverCollection, events: pa.Table, *, folds: bool) -> schemas.Evolution | None:
@@ -285,7 +284,7 @@ def _typed(
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
     cannot tell. `given` are the events before partial updates were folded."""
     texts, schema = events["after"].combine_chunks(), collection.schema.schema
-    typed = _decoder(collection, begun.schema).typed(texts)
+    typed = decoder_processes.typed(_decoder(collection, begun.schema), texts)
     if pc.any(typed.refused).as_py():
         return [], None
     evolutions = [begun]
@@ -307,7 +306,7 @@ def _typed(
             evolutions.append(evolution)
             schema = evolution.schema
         if schema.fields != begun.schema.fields:
-            typed = _decoder(collection, schema).typed(texts)
+            typed = decoder_processes.typed(_decoder(collection, schema), texts)
     rows = typed.with_doubts()
     return evolutions, None if pc.any(rows.field("unreadable")).as_py() else rows
 
