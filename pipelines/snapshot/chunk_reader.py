@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
+import os
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +18,13 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
+from pipelines import helper_processes
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunks
+from pipelines.spark import scratch
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -31,9 +36,13 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 5
 
 
+_HELPERS = helper_processes.HelperProcesses(2 * helper_processes.cores())
+"""What more threads read at a time is for Spark's workers."""
+
+
 @dataclass(frozen=True)
 class ChunkReader:
-    """Reads what a snapshot reads of its source: each chunk on an executor, at a cluster time at or after `after`."""
+    """Reads what a snapshot reads of its source: each chunk on an executor, or by a helper where those are this machine, at a cluster time at or after `after`."""
 
     spark: SparkSession
     connection: connections.Connection
@@ -44,6 +53,8 @@ class ChunkReader:
     stopped: threading.Event = field(default_factory=threading.Event)
     on_driver: threading.Event = field(default_factory=threading.Event)
     """Set where executors do not reach the source."""
+    without_helpers: threading.Event = field(default_factory=threading.Event)
+    """Set where no process beside this one can read a chunk: it was killed, or its file has no room."""
 
     def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
         """About how large the collection is; what passes by itself is waited for."""
@@ -86,7 +97,7 @@ class ChunkReader:
     def read(
         self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, *, condition: str | None
     ) -> chunks.ChunkRows:
-        """Read one chunk on an executor, and again where the server no longer has its cluster time."""
+        """Read one chunk, and again where the server no longer has its cluster time."""
         spec = chunks.ChunkSpec(
             self.connection,
             collection,
@@ -99,10 +110,10 @@ class ChunkReader:
             None if self.fields is None else self.fields(collection.db, collection.name),
         )
         for attempt in range(ATTEMPTS):
-            pieces, meta = self._reply(spec)
+            rows, meta = self._reply(spec)
             match meta["outcome"]:
                 case "read":
-                    return chunks.chunk_rows(meta, pieces["rows"])
+                    return chunks.chunk_rows(meta, rows)
                 case "changed":
                     raise mongodb_failures.CollectionChanged
                 case "refused":
@@ -119,23 +130,47 @@ class ChunkReader:
         raise _given_up()
 
     def _reply(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]]:
-        """What an executor read, and its outcome; read here where executors elsewhere do not reach the source and we do."""
+        """What a helper or an executor read, and its outcome; read here where executors elsewhere do not reach the source and we do."""
+        is_here = self.on_driver.is_set() or sparks.is_local(self.spark)
+        if is_here and (reply := self._by_helper(spec)) is not None:
+            return reply
         read = functools.partial(chunks.read_on_executor, spec)
         if not self.on_driver.is_set():
             # One row, one task: an executor's Python reads the chunk, and its documents never pass through the JVM as rows.
-            reply = self.spark.range(1, numPartitions=1).mapInArrow(read, chunks.REPLY).toArrow()
-            meta = _meta(reply)
+            rows, meta = _sent(self.spark.range(1, numPartitions=1).mapInArrow(read, chunks.REPLY).toArrow())
             is_unreachable = meta["outcome"] == "error" and isinstance(chunks.error_of(meta), errors.SourceUnreachable)
             if sparks.is_classic(self.spark) or not is_unreachable:
-                return reply, meta
-        reply = pa.Table.from_batches(read(iter(())))
-        meta = _meta(reply)
+                return rows, meta
+        rows, meta = _sent(pa.Table.from_batches(read(iter(()))))
         if meta["outcome"] == "read" and not self.on_driver.is_set():
-            log.warning(
-                "executors of this Spark do not reach MongoDB: snapshots are read here, in the threads of the capture"
-            )
+            log.warning("executors of this Spark do not reach MongoDB: snapshots are read here, beside the capture")
             self.on_driver.set()
-        return reply, meta
+        return rows, meta
+
+    def _by_helper(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]] | None:
+        """What a helper read into a file that nobody else finds behind it; None where it cannot, and the chunk is to be read otherwise."""
+        if self.without_helpers.is_set():
+            return None
+        path = scratch.folder() / f"chunk-{uuid.uuid4().hex}-{os.getpid()}.arrow"
+        try:
+            path.touch(mode=0o600)
+            with _HELPERS.borrowed(1) as helpers:
+                for helper in helpers:
+                    meta, _ = helper.call(_read_into_file, (spec, str(path)))
+                    if meta["outcome"] != "unwritten":
+                        return (chunks.stored(path) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
+                    raise OSError(meta["message"])
+        except (OSError, helper_processes.HelperGone) as error:
+            log.warning(
+                "a process that read a chunk into %s could not: %s. Spark's workers read it, and the next ones",
+                path.parent,
+                error,
+            )
+            self.without_helpers.set()
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return None
 
     def wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
         """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
@@ -146,6 +181,17 @@ class ChunkReader:
             raise error
         if self.stopped.wait(2.0**attempt):
             raise errors.SourceUnreachable(str(error)) from error
+
+
+def _read_into_file(given: tuple[chunks.ChunkSpec, str], _: pa.RecordBatch | None) -> tuple[dict[str, Any], None]:
+    """Runs in a helper."""
+    return chunks.read_into_file(*given), None
+
+
+def _sent(reply: pa.Table) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows and the outcome of a reply that came through the JVM."""
+    meta = _meta(reply)
+    return (chunks.unpacked(reply["rows"]) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
 
 
 def _meta(reply: pa.Table) -> dict[str, Any]:

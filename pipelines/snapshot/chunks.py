@@ -1,7 +1,8 @@
-"""One chunk of a snapshot: what an executor is given to read it, and what it sends back.
+"""One chunk of a snapshot: what an executor is given to read it, and what it hands over.
 
-Executors send a chunk back in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and carries
-one piece while the next is encoded. A chunk is committed together with the snapshot's progress, in `pipelines.snapshot.snapshot`: after
+Where the executors are this machine, a helper beside the driver reads a chunk into a file, as one Arrow stream: no job is planned for it, and its
+documents do not pass through the JVM. Executors send it in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and
+carries one piece while the next is encoded. A chunk is committed together with the snapshot's progress, in `pipelines.snapshot.snapshot`: after
 a kill before that commit it is read once more.
 """
 
@@ -11,6 +12,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +43,7 @@ CHUNK_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class ChunkSpec:
-    """What an executor needs to read one chunk."""
+    """What an executor, or a helper, needs to read one chunk."""
 
     connection: connections.Connection
     collection: catalog.SourceCollection
@@ -68,13 +70,35 @@ def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iter
     for _ in batches:
         pass
     for meta, rows in _read_chunk(spec):
-        said = None if meta is None else json.dumps(meta)
-        yield pa.RecordBatch.from_pydict(
-            {"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())])
-        )
+        *pieces, last = [None] if rows is None else _packed(rows)
+        yield from (_reply(None, piece) for piece in pieces)
+        yield _reply(meta, last)
 
 
-_Piece = tuple[dict[str, Any] | None, bytes | None]
+def read_into_file(spec: ChunkSpec, path: str) -> dict[str, Any]:
+    """Runs in a helper beside the driver: read one chunk into a file that the driver has made; outcome "unwritten" where that
+    cannot be."""
+    meta: dict[str, Any] = {}
+    try:
+        # Never made here: the driver may have given the chunk up, and nobody would remove it.
+        with open(path, "r+b") as file, pa.ipc.new_stream(file, ROWS) as stream:
+            for said, rows in _read_chunk(spec):
+                if rows is not None:
+                    stream.write_table(rows)
+                meta = said or meta
+    except OSError as error:
+        return {"outcome": "unwritten", "message": str(error)}
+    return meta
+
+
+def _reply(meta: Mapping[str, Any] | None, rows: bytes | None) -> pa.RecordBatch:
+    said = None if meta is None else json.dumps(meta)
+    return pa.RecordBatch.from_pydict(
+        {"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())])
+    )
+
+
+_Piece = tuple[dict[str, Any] | None, pa.Table | None]
 
 
 def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
@@ -116,8 +140,8 @@ class _EncodedRows:
         self.keys += keys
         self.gone += len(keys)
 
-    def take(self) -> Iterator[bytes]:
-        """The rows as the stream's events are written, packed in pieces; those that are added next are other pieces."""
+    def take(self) -> pa.Table:
+        """The rows as the stream's events are written; those that are added next are others."""
         texts, lossy = self._encoder.encode(self.documents)
         originals: list[bytes | None] = [None] * len(self.keys)
         # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
@@ -131,7 +155,7 @@ class _EncodedRows:
         self.keys, self.documents, self.gone, self.waiting = [], [], 0, 0
         # Texts may be four times as large as what they are of, and are what a chunk must have the memory for.
         self.sent += texts.nbytes
-        yield from _packed(rows)
+        return rows
 
 
 def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
@@ -163,7 +187,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             missing.pop(key, None)
             rows.add(key, raw)
             if rows.waiting > batch_encoder.GROUP_BYTES:
-                yield from ((None, piece) for piece in rows.take())
+                yield None, rows.take()
     assert at is not None
     # Others of the repair's documents are in another chunk: what is missing from this one may be there.
     if cut is not None:
@@ -175,9 +199,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         existing = {canonical_keys.canonical_raw(raw) for raw in held}
         missing = {key: None for key in missing if key not in existing}
     rows.add_gone(missing)
-    *pieces, last = rows.take()
-    yield from ((None, piece) for piece in pieces)
-    yield {"outcome": "read", "at": [at.time, at.inc], "cut": None if cut is None else cut.hex()}, last
+    yield {"outcome": "read", "at": [at.time, at.inc], "cut": None if cut is None else cut.hex()}, rows.take()
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
@@ -198,10 +220,20 @@ def _packed(rows: pa.Table) -> Iterator[bytes]:
         yield sink.getvalue().to_pybytes()
 
 
-def chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:
-    table = pa.concat_tables(pa.ipc.open_stream(piece.as_buffer()).read_all() for piece in pieces)
+def unpacked(pieces: pa.ChunkedArray) -> pa.Table:
+    """The rows of the pieces that an executor sent."""
+    return pa.concat_tables(pa.ipc.open_stream(piece.as_buffer()).read_all() for piece in pieces)
+
+
+def stored(path: Path) -> pa.Table:
+    """The rows of the file that a helper wrote; they stay where its name is gone."""
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        return stream.read_all()
+
+
+def chunk_rows(meta: Mapping[str, Any], rows: pa.Table) -> ChunkRows:
     cut = meta["cut"]
-    return ChunkRows(table, (meta["at"][0], meta["at"][1]), None if cut is None else bytes.fromhex(cut))
+    return ChunkRows(rows, (meta["at"][0], meta["at"][1]), None if cut is None else bytes.fromhex(cut))
 
 
 def error_of(meta: Mapping[str, Any]) -> errors.MedallionError:

@@ -145,7 +145,7 @@ def _collection_rows(
         fields=listed.of(collection.db, collection.name),
     )
     pieces = list(chunks.encoded_chunk(spec))
-    chunk = chunks.chunk_rows(pieces[-1][0] or {}, pa.chunked_array([[rows for _, rows in pieces]], pa.binary()))
+    chunk = chunks.chunk_rows(pieces[-1][0] or {}, pa.concat_tables(rows for _, rows in pieces if rows is not None))
     rows = bronze_rows.snapshot_rows(
         chunk.rows,
         name=settings.name,

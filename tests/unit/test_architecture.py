@@ -229,7 +229,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 
 FLOORS = (
-    {"clock", "memory", "new_commits", "settings", "spark"},
+    {"clock", "helper_processes", "memory", "new_commits", "settings", "spark"},
     {"delta", "mongodb", "standstill"},
     {"bronze", "channels", "schema"},
     {"snapshot"},

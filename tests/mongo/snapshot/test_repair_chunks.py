@@ -42,9 +42,8 @@ def read(
         *pieces, last = chunks.encoded_chunk(spec)
         meta = last[0]
         assert meta is not None
-        rows = chunks.chunk_rows(
-            meta, chunks.pa.chunked_array([[piece for _, piece in (*pieces, last)]], chunks.pa.binary())
-        )
+        tables = [piece for _, piece in (*pieces, last) if piece is not None]
+        rows = chunks.chunk_rows(meta, chunks.pa.concat_tables(tables))
         for key, text in zip(rows.rows["key"].to_pylist(), rows.rows["after"].to_pylist()):
             found.setdefault(key, []).append(text is not None)
         if rows.cut is None:

@@ -1,4 +1,4 @@
-"""Documents typed in processes beside this one: as this one types them, whatever becomes of those."""
+"""Documents typed with helpers: as this process types them alone, whatever becomes of those."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,23 +19,22 @@ from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import document_schema
 from cdc_core.schema.pins import parse_pins
 from cdc_core.typed.decoding import Decoder, TypedTexts
+from pipelines import helper_processes
 from pipelines.schema import decoder_processes
 from pipelines.schema import log as schemas
 
-REPOSITORY = Path(__file__).parents[3]
-
 
 @pytest.fixture(autouse=True)
-def two_beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[decoder_processes.DecoderProcess]]:
-    """Two processes on any machine, which are sent a few documents at a time."""
-    processes = [decoder_processes.DecoderProcess() for _ in range(2)]
-    monkeypatch.setattr(decoder_processes, "_PROCESSES", processes)
+def two_helpers(monkeypatch: pytest.MonkeyPatch) -> Iterator[helper_processes.HelperProcesses]:
+    """Two helpers on any machine, which are sent a few documents at a time."""
+    helpers = helper_processes.HelperProcesses(2)
+    monkeypatch.setattr(helper_processes, "cores", lambda: 2)
+    monkeypatch.setattr(decoder_processes, "_HELPERS", helpers)
     monkeypatch.setattr(decoder_processes, "MANY_BYTES", 1)
     monkeypatch.setattr(decoder_processes, "PART_BYTES", 50_000)
     monkeypatch.setattr("cdc_core.typed.decoding.SLICE", 20_000)
-    yield processes
-    for each in processes:
-        each.close()
+    yield helpers
+    helpers.close()
 
 
 def document(number: int, rng: random.Random) -> dict[str, Any]:
@@ -76,12 +73,16 @@ def is_same(one: TypedTexts, other: TypedTexts) -> bool:
     return one.rows.equals(other.rows) and is_new and one.refused.equals(other.refused)
 
 
-def test_rows_are_what_this_process_makes_of_them(two_beside: list[decoder_processes.DecoderProcess]) -> None:
+def pids(helpers: helper_processes.HelperProcesses) -> list[int]:
+    return [each._process.pid for each in helpers._idle if each._process is not None]
+
+
+def test_rows_are_what_this_process_makes_of_them(two_helpers: helper_processes.HelperProcesses) -> None:
     texts, alone, beside = drawn(10_000), decoder(), decoder()
     decoder_processes.prepare(texts.nbytes)
     for part in (texts, texts.slice(7, 5000), texts.slice(3, 1), texts.slice(0, 0)):
         assert is_same(decoder_processes.typed(beside, part), alone.typed(part))
-    assert all(each._process is not None for each in two_beside)
+    assert len(pids(two_helpers)) == 2
 
 
 def test_each_schema_has_its_decoder() -> None:
@@ -93,7 +94,7 @@ def test_each_schema_has_its_decoder() -> None:
 
 
 def test_threads_take_turns() -> None:
-    """Collections are applied side by side: who finds no process free types alone."""
+    """Collections are applied side by side: who finds no helper free types alone."""
     texts = [drawn(5000, seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda each: decoder_processes.typed(decoder(), each), texts)]
@@ -101,20 +102,19 @@ def test_threads_take_turns() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.3])
-def test_a_process_that_is_killed_takes_nothing_with_it(
-    seconds: float, two_beside: list[decoder_processes.DecoderProcess]
+def test_a_helper_that_is_killed_takes_nothing_with_it(
+    seconds: float, two_helpers: helper_processes.HelperProcesses
 ) -> None:
     texts, alone = drawn(10_000), decoder().typed(drawn(10_000))
     decoder_processes.prepare(texts.nbytes)
 
-    def kill() -> None:
+    def kill(pids: list[int]) -> None:
         time.sleep(seconds)
-        for each in two_beside:
-            if each._process is not None:
-                os.kill(each._process.pid, signal.SIGKILL)
+        for each in pids:
+            os.kill(each, signal.SIGKILL)
 
     with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill)
+        killed = pool.submit(kill, pids(two_helpers))
         assert is_same(decoder_processes.typed(decoder(), texts), alone)
         killed.result()
     assert is_same(decoder_processes.typed(decoder(), texts), alone)
@@ -134,40 +134,3 @@ def test_an_error_of_this_process_leaves_nobody_waiting(monkeypatch: pytest.Monk
     with pytest.raises(ZeroDivisionError):
         decoder_processes.typed(beside, drawn(2000))
     assert is_same(decoder_processes.typed(decoder(), drawn(2000)), decoder().typed(drawn(2000)))
-
-
-def test_a_process_that_has_ended_is_started_anew(two_beside: list[decoder_processes.DecoderProcess]) -> None:
-    for _ in range(2):
-        assert is_same(decoder_processes.typed(decoder(), drawn(2000)), decoder().typed(drawn(2000)))
-        process = two_beside[0]._process
-        assert process is not None
-        process.kill()
-        process.wait()
-
-
-def test_a_process_ends_when_it_has_nothing_to_do() -> None:
-    script = "from pipelines.schema import decoder_processes as own; own.IDLE_SECONDS = 0.1; own.main()"
-    with subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdin=subprocess.PIPE) as process:
-        assert process.wait(20) == 0
-
-
-def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
-    """Nor is it led astray by what lies in the working folder."""
-    (tmp_path / "pickle.py").write_text("raise SystemExit(3)")
-    script = (
-        f"import sys; sys.path[0] = {str(REPOSITORY)!r}\n"
-        "from pipelines.schema import decoder_processes as own\n"
-        "process = own.DecoderProcess(); process.start(); print(process._process.pid, flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        beside = int(parent.stdout.readline())
-        time.sleep(1)  # it has read its modules
-        assert Path(f"/proc/{beside}").exists()
-        parent.kill()
-    ends = time.monotonic() + 10
-    while Path(f"/proc/{beside}").exists() and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{beside}").exists()

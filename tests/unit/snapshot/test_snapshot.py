@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from pymongo import errors as driver
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot.state import SnapshotState
+from pipelines import helper_processes
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunk_reader, chunks, snapshot
@@ -195,11 +197,54 @@ def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, mon
     frame = SimpleNamespace(toArrow=lambda: asked.append("an executor") or unreachable)  # type: ignore[func-returns-value]
     spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
     meta = {"outcome": "read", "at": [1, 1], "cut": None}
-    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, next(chunks._packed(chunks.ROWS.empty_table())))]))
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, chunks.ROWS.empty_table())]))
     reader = replace(taking.reader, spark=spark)
+    reader.without_helpers.set()
     for _ in range(2):
         assert reader.read(COLLECTION, snapshot_read.IdRange(), condition=None).at == (1, 1)
     assert asked == ["an executor"]
+
+
+@pytest.mark.parametrize("harm", [None, "unwritten", "gone"])
+def test_on_one_machine_a_helper_reads_a_chunk(
+    taking: snapshot.Snapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where it cannot, Spark's workers read it and the next ones; its file is nobody's afterwards."""
+    asked: list[str] = []
+    meta = {"outcome": "read", "at": [1, 1], "cut": None}
+    rows = pa.table([["1"], ["{}"], pa.nulls(1, pa.string())], schema=chunks.ROWS)
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(None, rows), (meta, rows)]))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
+
+    def call(_: Any, function: Any, given: Any) -> Any:
+        asked.append("a helper")
+        assert not Path(given[1]).stat().st_mode & 0o077
+        if harm == "gone":
+            raise helper_processes.HelperGone("it ended with exit code -9")
+        return function((given[0], "/dev/full") if harm else given, None)
+
+    def executed(read: Any, _: str) -> Any:
+        asked.append("a worker")
+        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
+
+    monkeypatch.setattr(helper_processes.HelperProcess, "call", call)
+    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
+    reader = replace(taking.reader, spark=spark)
+    for _ in range(2):
+        assert reader.read(COLLECTION, snapshot_read.IdRange(), condition=None).rows.to_pylist() == rows.to_pylist() * 2
+    assert asked == (["a helper", "a worker", "a worker"] if harm else ["a helper", "a helper"])
+    assert not [*tmp_path.rglob("chunk-*")]
+    assert len(caplog.records) == (1 if harm else 0)
+
+
+def test_a_chunk_that_was_given_up_leaves_no_file(tmp_path: Path) -> None:
+    meta = chunks.read_into_file(None, str(tmp_path / "gone"))  # type: ignore[arg-type]
+    assert meta["outcome"] == "unwritten" and not [*tmp_path.iterdir()]
 
 
 def test_a_source_that_nobody_reaches_is_told(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,159 @@
+"""Processes beside this one, for work that holds the interpreter's lock, on a core of its own and without a job of Spark.
+
+A helper is started when it is first needed, calls one function after the other with what it is sent, and ends when it has had nothing
+to do for a while, or when this process is gone. Whoever uses one has another way to do the work: where there is none (Python
+inside another program, no memory for one, one that was killed), `call` raises `HelperGone`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeAlias
+
+import pyarrow as pa
+
+IDLE_SECONDS = 10
+"""After so long without work a helper ends: it holds some 100 to 200 MB."""
+
+PIPE_BYTES = 2**20
+
+Function: TypeAlias = "Callable[[Any, pa.RecordBatch | None], tuple[Any, pa.RecordBatch | None]]"
+"""What a helper calls: a function of a module, of what can be pickled and columns beside it, which gives the same."""
+
+
+class HelperGone(Exception):
+    """The helper could not be started, or ended before it answered."""
+
+
+class HelperProcess:
+    """One process, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process where it is not there; raises `HelperGone`."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            try:
+                self._process = _started()
+            except OSError as error:
+                raise HelperGone(str(error)) from error
+
+    def call(
+        self, function: Function, given: Any, columns: pa.RecordBatch | None = None
+    ) -> tuple[Any, pa.RecordBatch | None]:
+        """What the function gives there; it must not raise, and prints into nothing. Raises `HelperGone`."""
+        head = pickle.dumps((function, given))
+        self.start()
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            _send(process.stdin, head, columns)
+            return _received(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError, pa.ArrowException) as error:
+            process.kill()
+            ended = process.wait()
+            self.close()
+            raise HelperGone(f"it ended with exit code {ended}") from error
+
+    def close(self) -> None:
+        """End the process, which may have ended before."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what it was not sent any more
+                pipe.close()
+
+
+class HelperProcesses:
+    """The helpers for one kind of work: at most so many are used at a time, by all threads together."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._idle: list[HelperProcess] = []
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    @contextlib.contextmanager
+    def borrowed(self, count: int) -> Iterator[list[HelperProcess]]:
+        """Up to so many helpers, fewer or none where others have them."""
+        with self._lock:
+            taken = min(count, self._left)
+            self._left -= taken
+            helpers = [self._idle.pop() if self._idle else HelperProcess() for _ in range(taken)]
+        try:
+            yield helpers
+        finally:
+            with self._lock:
+                self._left += taken
+                self._idle += helpers
+
+    def close(self) -> None:
+        """End those that nobody uses; who needs one later starts it anew."""
+        with self._lock:
+            for each in self._idle:
+                each.close()
+
+
+def cores() -> int:
+    """How many of the machine's cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _started() -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise FileNotFoundError("there is no interpreter that could be started")
+    # By argument, not by environment: what lies in the working folder is not to stand in for a module.
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main()", *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pipesize=PIPE_BYTES,
+        start_new_session=True,  # what a terminal's interrupt does is for this process to say
+    )
+
+
+def _send(pipe: IO[bytes], head: bytes, columns: pa.RecordBatch | None) -> None:
+    pickle.dump((head, columns is not None), pipe)
+    if columns is not None:
+        with pa.ipc.new_stream(pa.PythonFile(pipe, "w"), columns.schema) as stream:
+            stream.write_batch(columns)
+    pipe.flush()
+
+
+def _received(pipe: IO[bytes]) -> tuple[Any, pa.RecordBatch | None]:
+    head, has_columns = pickle.load(pipe)
+    if not has_columns:
+        return pickle.loads(head), None
+    with pa.ipc.open_stream(pa.PythonFile(pipe, "r")) as stream:
+        (batch,) = stream
+        return pickle.loads(head), batch
+
+
+def main() -> None:
+    """Call what comes through the standard input until it ends, or nothing comes."""
+    source = sys.stdin.buffer
+    # What a function prints must not stand among the answers.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as sink:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        while select.select([source], [], [], IDLE_SECONDS)[0]:
+            try:
+                (function, given), columns = _received(source)
+            except EOFError:
+                return
+            found, columns = function(given, columns)
+            _send(sink, pickle.dumps(found), columns)

@@ -1,0 +1,122 @@
+"""Processes beside this one: what they answer, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipelines import helper_processes
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = f"import sys; sys.path[0] = {str(REPOSITORY)!r}; from pipelines import helper_processes as own; "
+
+
+def echoed(given: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBatch | None]:
+    """Runs in a helper."""
+    print("a library's word")
+    if given == "raise":
+        raise ValueError(given)
+    if given == "sleep":
+        time.sleep(60)
+    return (os.getpid(), given), columns
+
+
+@pytest.fixture
+def helper() -> Iterator[helper_processes.HelperProcess]:
+    made = helper_processes.HelperProcess()
+    yield made
+    made.close()
+
+
+def pid_of(helper: helper_processes.HelperProcess) -> int:
+    helper.start()
+    assert helper._process is not None
+    return helper._process.pid
+
+
+def is_there(pid: int) -> bool:
+    ends = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < ends:
+        time.sleep(0.05)
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_helper_answers_one_call_after_the_other(helper: helper_processes.HelperProcess) -> None:
+    wide = pa.RecordBatch.from_pydict({"text": ["x" * 3_000_000, None], "list": [[1, 2], []]})
+    for columns in (None, wide, wide.slice(1), wide.slice(0, 0)):
+        (pid, given), answer = helper.call(echoed, {"a": (1, b"b")}, columns)
+        assert (pid, given) == (pid_of(helper), {"a": (1, b"b")})
+        assert answer == columns
+
+
+def test_one_that_is_killed_is_gone_and_the_next_call_starts_another(helper: helper_processes.HelperProcess) -> None:
+    def kill() -> None:
+        time.sleep(0.5)
+        os.kill(pid_of(helper), signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(helper_processes.HelperGone, match="-9"):
+        pool.submit(kill)
+        helper.call(echoed, "sleep")
+    with pytest.raises(helper_processes.HelperGone):
+        helper.call(echoed, "raise")
+    before = pid_of(helper)
+    os.kill(before, signal.SIGKILL)
+    assert helper._process is not None
+    helper._process.wait()
+    (pid, _), _ = helper.call(echoed, "anew")
+    assert pid not in (before, os.getpid())
+
+
+@pytest.mark.parametrize("executable", ["", "/no/such/python", "/bin/true"])
+def test_one_that_cannot_be_started_is_gone(
+    executable: str, monkeypatch: pytest.MonkeyPatch, helper: helper_processes.HelperProcess
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(helper_processes.HelperGone):
+        helper.call(echoed, "a", pa.RecordBatch.from_pydict({"text": ["x" * 3_000_000]}))
+
+
+def test_no_more_are_used_than_there_may_be() -> None:
+    helpers = helper_processes.HelperProcesses(3)
+    with helpers.borrowed(2) as some, helpers.borrowed(2) as others, helpers.borrowed(1) as none:
+        assert (len(some), len(others), len(none)) == (2, 1, 0)
+    with contextlib.suppress(ZeroDivisionError), helpers.borrowed(1):
+        raise ZeroDivisionError
+    with helpers.borrowed(5) as all_of_them:
+        assert set(all_of_them) == {*some, *others}
+        first = pid_of(all_of_them[0])
+    helpers.close()
+    assert not is_there(first)
+
+
+def test_one_ends_when_it_has_nothing_to_do() -> None:
+    script = SCRIPT + "own.IDLE_SECONDS = 0.1; own.main()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        assert process.wait(20) == 0
+
+
+def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Nor is it led astray by what lies in the working folder."""
+    (tmp_path / "pickle.py").write_text("raise SystemExit(3)")
+    # What has two keys is as good as a pair: the helper has read its modules, and answers.
+    asks = "assert helper.call(dict.fromkeys, ['answer', None]) == ('answer', None)"
+    script = SCRIPT + f"helper = own.HelperProcess(); {asks}; print(helper._process.pid); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as parent:
+        assert parent.stdout is not None
+        beside = int(parent.stdout.readline())
+        assert Path(f"/proc/{beside}").exists()
+        parent.kill()
+    assert not is_there(beside)
