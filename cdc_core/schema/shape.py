@@ -47,12 +47,14 @@ class Shape:
         return True
 
     def _begin(self, first: tuple[str, int] | None) -> None:
-        self.first = min((each for each in (self.first, first) if each is not None), default=None)
+        if self.first is None or (first is not None and first < self.first):
+            self.first = first
 
     def _see_fields(self, value: Mapping[str, Any], mark: str, places: Iterator[int]) -> bool:
         # A list, for `any` over a generator would stop before every field is seen.
+        fields = self.fields
         seen_fields = [
-            self._field(wrappers.unescape_key(key)).see(item, mark, places)
+            (fields.get(name := wrappers.unescape_key(key)) or self._field(name)).see(item, mark, places)
             for key, item in value.items()
             if item is not None
         ]

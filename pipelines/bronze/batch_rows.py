@@ -137,8 +137,7 @@ def _among(
     held = 0
     try:
         for part in itertools.chain.from_iterable(_parts(file, columns, among, size_bytes) for file in files):
-            is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
-            own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
+            own = _of(part, functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items())))
             held += own.nbytes
             if held > size_bytes:
                 return None
@@ -146,6 +145,15 @@ def _among(
     except (OSError, pa.ArrowException):
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:
+    """The rows that are wanted; where they stand side by side, as those of a chunk before its heartbeat do, none is copied."""
+    places = pc.indices_nonzero(is_wanted)
+    if not len(places):
+        return rows.slice(0, 0)
+    first, last = places[0].as_py(), places[-1].as_py()
+    return rows.slice(first, len(places)) if last - first + 1 == len(places) else rows.take(places)
 
 
 def _parts(
