@@ -106,17 +106,20 @@ def test_one_ends_when_it_has_nothing_to_do() -> None:
         assert process.wait(20) == 0
 
 
-def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_none_outlives_a_process_that_is_killed(tmp_path: Path, is_busy: bool) -> None:
     """Nor is it led astray by what lies in the working folder."""
     (tmp_path / "pickle.py").write_text("raise SystemExit(3)")
     # What has two keys is as good as a pair: the helper has read its modules, and answers.
     asks = "assert helper.call(dict.fromkeys, ['answer', None]) == ('answer', None)"
-    script = SCRIPT + f"helper = own.HelperProcess(); {asks}; print(helper._process.pid); input()"
+    waits = "import functools, select; helper.call(functools.partial(select.select, [], []), [])" if is_busy else "input()"
+    script = SCRIPT + f"helper = own.HelperProcess(); {asks}; print(helper._process.pid, flush=True); {waits}"
     with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         beside = int(parent.stdout.readline())
         assert Path(f"/proc/{beside}").exists()
+        time.sleep(0.2 if is_busy else 0)
         parent.kill()
     assert not is_there(beside)
