@@ -120,7 +120,12 @@ def _started() -> subprocess.Popen[bytes]:
         raise FileNotFoundError("there is no interpreter that could be started")
     # By argument, not by environment: what lies in the working folder is not to stand in for a module.
     return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main()", *sys.path],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main({os.getpid()})",
+            *sys.path,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -146,10 +151,10 @@ def _received(pipe: IO[bytes]) -> tuple[Any, pa.RecordBatch | None]:
         return pickle.loads(head), batch
 
 
-def main() -> None:
-    """Call what comes through the standard input until it ends, or nothing comes."""
+def main(parent: int) -> None:
+    """Call what comes through the standard input until it ends, or nothing comes, or the process `parent` is gone."""
     sys.meta_path.insert(0, _WithoutPandas)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     source = sys.stdin.buffer
     # What a function prints must not stand among the answers.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as sink:

@@ -101,9 +101,15 @@ def test_no_more_are_used_than_there_may_be() -> None:
 
 
 def test_one_ends_when_it_has_nothing_to_do() -> None:
-    script = SCRIPT + "own.IDLE_SECONDS = 0.1; own.main()"
+    script = SCRIPT + "own.IDLE_SECONDS = 0.1; own.main(own.os.getppid())"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
         assert process.wait(20) == 0
+
+
+def test_one_whose_parent_was_gone_before_it_began_ends() -> None:
+    script = SCRIPT + "own.main(1 << 22)"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        assert process.wait(20) == 1
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
