@@ -6,8 +6,10 @@ import functools
 import itertools
 import math
 import operator
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +39,8 @@ MANY_BYTES = 64 * 2**20
 
 BESIDE_BYTES = 256 * 2**20
 """Of more bytes Spark reads the rows of a span out of files that hold others, too."""
+
+_READERS = min(2, os.cpu_count() or 1)
 
 PART_ROWS = 4096
 """So many rows are read at a time where a collection's own are looked for among them."""
@@ -133,16 +137,28 @@ def _among(
     """Columns of the rows with these values; None as in `read`, and where they take more than `size_bytes`: of a column with a
     dictionary, which OPTIMIZE may write, the footer says what the distinct values take."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
-    found: list[pa.Table] = []
-    held = 0
-    try:
-        for part in itertools.chain.from_iterable(_parts(file, columns, among, size_bytes) for file in files):
+
+    held: list[int] = []
+
+    def of_file(file: local_log.AddedFile) -> list[pa.Table]:
+        parts: list[pa.Table] = []
+        for part in _parts(file, columns, among, size_bytes):
             own = _of(part, functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items())))
-            held += own.nbytes
-            if held > size_bytes:
-                return None
-            found.append(local_log.aligned(own, schema))
+            held.append(own.nbytes)
+            if sum(held) > size_bytes:
+                break
+            parts.append(local_log.aligned(own, schema))
+        return parts
+
+    try:
+        if sum(not _is_small(file) for file in files) > 1:  # one column takes nearly all of the time: file beside file
+            with ThreadPoolExecutor(_READERS, thread_name_prefix="medallion-read") as pool:
+                found = [*itertools.chain.from_iterable(pool.map(of_file, files))]
+        else:
+            found = [*itertools.chain.from_iterable(map(of_file, files))]
     except (OSError, pa.ArrowException):
+        return None
+    if sum(held) > size_bytes:
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
 
