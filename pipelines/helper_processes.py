@@ -23,7 +23,7 @@ from typing import IO, Any, TypeAlias
 import pyarrow as pa
 
 IDLE_SECONDS = 10
-"""After so long without work a helper ends: it holds some 100 to 200 MB."""
+"""After so long without work a helper ends: it holds some 80 to 150 MB."""
 
 PIPE_BYTES = 2**20
 
