@@ -417,12 +417,12 @@ class _MaintenanceRun:
         return {registry.Namespace(row.db, row.collection): row.last for row in rows}
 
     def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
-        """Whether an incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has."""
+        """Whether an event in quarantine, or an incomplete row that updates are folded onto, may need those that came since, which bronze has."""
         waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
-        if delta.exists(self.spark, silver := self.layout.silver(*namespace)):
+        folds, silver = self.settings.keeps_document(str(namespace)), self.layout.silver(*namespace)
+        if folds and delta.exists(self.spark, silver):
             waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
-        if waiting:
-            words.left.append(f"{namespace}: its events stay, {waiting} rows or events wait for others")
+        words.left += [f"{namespace}: its events stay, {waiting} rows or events wait for others"] * bool(waiting)
         return bool(waiting)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:

@@ -11,10 +11,11 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
+from pipelines.bronze import registry
 from pipelines.delta.writer import Writer
 from pipelines.operations import maintain
 from pipelines.spark import parallel
-from tests.harness import without_spark
+from tests.harness import bronze_rows, oracle, without_spark
 from tests.harness.without_spark import SPARK, Hop
 
 
@@ -62,6 +63,21 @@ def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypat
         hop.run()
         with pytest.raises(without_spark.NeedsSpark):
             maintaining.maintained(silver)
+
+
+def test_incomplete_rows_keep_no_events_where_nothing_is_folded(tmp_path: Path) -> None:
+    """A document that was gone when it was looked up stays incomplete for ever where deletes do nothing: bronze would keep all its
+    collection's events as long."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "drop"})
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.append((1, {"updatedFields": '{"v": 2}'}), (1, None))
+        hop.silver()
+        assert oracle.read(hop.silver_table.path or "")["__incomplete"].to_pylist() == [True]
+        words = maintain._ResultLines()
+        namespace = registry.Namespace(bronze_rows.DB, "t")
+        maintaining = maintain._MaintenanceRun(SPARK, hop.settings, beside_writers=False, now_ms=0)
+        assert not maintaining._waits(namespace, words) and not words.left
 
 
 @pytest.mark.parametrize("is_old", [True, False])
