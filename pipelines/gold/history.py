@@ -34,7 +34,6 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
-from cdc_core.properties.unwrap import DeleteMode
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.signals import signal as signals
@@ -132,6 +131,8 @@ class History:
         added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self.added())}
         own = {*column_names.ENGINE, *RESERVED, *added}
         columns = _columns_of(self.writer, self._stored)
+        # A column that is there goes on when its mode goes: it would not be true of a version that a late event ends otherwise.
+        self.marks_deleted = self.mode.adds_deleted or "__deleted" in columns
         if not kept and not own.issuperset(columns):
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: ops/schemas does not say any more what its columns are; remove this table, and gold makes "
@@ -336,13 +337,13 @@ class History:
         marked = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
         both = query_execution.materialized(marked[0].unionByName(marked[1], allowMissingColumns=True))
         try:
-            self.writer.merge(both, _statement(names, self.mode), to=reached.to, extra=reached.extra)
+            self.writer.merge(both, _statement(names, marks_deleted=self.marks_deleted), to=reached.to, extra=reached.extra)
         finally:
             query_execution.unpersist(both)
 
     def _ends(self) -> list[Column | str]:
         """The columns that say which version a row is and when it ended."""
-        deleted = [F.col("is_deleted").alias("__deleted")] if self.mode.adds_deleted else []
+        deleted = [F.col("is_deleted").alias("__deleted")] if self.marks_deleted else []
         return [
             "__key",
             F.col("sequence").alias("__sequence"),
@@ -410,7 +411,7 @@ class History:
         if is_snapshot:
             ended = self._but_waiting(ended, sweep.first)
         end = {"__until": at, "valid_to": f"timestamp_seconds({int(sweep.first[:8], 16)})"}
-        if self.mode.adds_deleted and "__deleted" in stored.columns:
+        if self.marks_deleted and "__deleted" in stored.columns:
             end["__deleted"] = "true"
         statement = sql_merge.Merge(SAME_VERSION, (sql_merge.Clause(end),))
         self.writer.merge(ended, statement, to=reached.to, extra=reached.extra)
@@ -422,9 +423,9 @@ class History:
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 
 
-def _statement(names: Sequence[str], mode: DeleteMode) -> sql_merge.Merge:
+def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
     """A new version has all columns; one that is there gets its end."""
-    ends = ["__until", *(["__deleted"] if mode.adds_deleted else []), "valid_to"]
+    ends = ["__until", *(["__deleted"] if marks_deleted else []), "valid_to"]
     whole, new = sql_merge.from_source(names), "s.`__is_new`"
     clauses = (
         sql_merge.Clause(whole, new),

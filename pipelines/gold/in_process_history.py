@@ -363,7 +363,7 @@ def _ends(kept: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array
     """The columns that say when versions ended, in the order in which a table gets them."""
     until = [each.until for each in ended]
     deleted = pa.array([each.is_deleted for each in ended], pa.bool_())
-    marks = {"__deleted": deleted} if kept.mode.adds_deleted else {}
+    marks = {"__deleted": deleted} if kept.marks_deleted else {}
     return {"__until": pa.array(until, pa.string()), **marks, "valid_to": _times(until)}
 
 

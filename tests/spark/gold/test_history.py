@@ -56,6 +56,18 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -
     assert hop.run().collections == ()
 
 
+def test_what_a_late_event_and_a_sweep_say_of_deletes_when_the_mode_is_gone(spark: SparkSession, lakehouse: Path) -> None:
+    """The column is there and stays true: of the version that a delete ended before, and of what ends from now on."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"delete.tombstone.handling.mode": "rewrite"}})
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), change("d", 1, 20), change("c", 2, 11, "x")]})
+    hop.run()
+    later = HistoryHop(spark, lakehouse, {"things": {}})
+    hop.bronze.append({"things": [change("u", 1, 15, "b"), {"drop": 30}]})
+    later.run()
+    ends = [(row["v"], row["__deleted"]) for row in later.versions("things")]
+    assert ends == [("a", False), ("x", True), ("b", True)]
+
+
 @pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehouse: Path) -> None:
     """A range that is repeated finds the version before its first event, which ends where that one begins."""

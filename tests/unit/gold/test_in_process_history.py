@@ -93,8 +93,8 @@ def test_versions_end_where_the_next_ones_begin(tmp_path: Path) -> None:
 
 
 def test_a_version_that_comes_again_keeps_what_an_earlier_setting_said(tmp_path: Path) -> None:
-    """The column stays when the mode goes; of events that are laid out once more only a MERGE leaves it as it is."""
-    kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+    """The column stays when `keep.document` goes; of events that are laid out once more only a MERGE leaves it as it is."""
+    kept = Kept(tmp_path, **{"keep.document": True})
     kept.bronze.append({"t": [change("c", 1, 10, a=1), change("d", 1, 20)]})
     kept.lay_out()
     kept.hop.settings = layers.pipeline(tmp_path, history=True)
@@ -103,7 +103,18 @@ def test_a_version_that_comes_again_keeps_what_an_earlier_setting_said(tmp_path:
     kept.at = HistoryPosition()
     with pytest.raises(NeedsSpark):
         kept.lay_out()
-    assert kept.versions("__deleted") == [("1", 10, 20, True), ("2", 30, None, None)]
+    assert kept.versions("__document") == [("1", 10, 20, '{"_id":1,"a":1}'), ("2", 30, None, None)]
+
+
+def test_a_late_event_moves_the_mark_of_a_delete_also_when_the_mode_is_gone(tmp_path: Path) -> None:
+    """The version that the delete ended before now ends at an update, and the column would say that it was deleted."""
+    kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), change("d", 1, 20)]})
+    kept.lay_out()
+    kept.hop.settings = layers.pipeline(tmp_path, history=True)
+    kept.bronze.append({"t": [change("u", 1, 15, a=2)]})
+    kept.lay_out()
+    assert kept.versions("a", "__deleted") == [("1", 10, 15, 1, False), ("1", 15, 20, 2, True)]
 
 
 def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
