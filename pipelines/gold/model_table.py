@@ -92,6 +92,10 @@ class ModelTable:
         if at.version < 0:
             return ModelWork("whole", to, {}, "it is not there yet")
         live = dict(at.said)
+        # One of documents, or of their versions, says no model: of another pipeline, or of a history that is not kept for now.
+        if live.get("to") is not None and "model" not in live:
+            message = f"its table would be {table.label}, which holds documents of a collection or their versions"
+            raise errors.SettingsError(errors.Problem(model.where, message, "rename the file"))
         if (other := live.get("pipeline", self.inputs.pipeline)) != self.inputs.pipeline:
             message = f"its table would be that of a model of the pipeline {other}, {table.label}: each would overwrite the other's rows"
             raise errors.SettingsError(errors.Problem(model.where, message, "rename the file, or remove this table"))

@@ -17,7 +17,7 @@ from cdc_core.settings import parse as settings
 from pipelines.delta import local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import models
+from pipelines.gold import model_table, models
 from pipelines.gold.model_inputs import ModelInputs
 from tests.harness import layers, without_spark
 
@@ -87,6 +87,23 @@ def test_a_model_over_a_history_waits_for_its_collection(tmp_path: Path) -> None
         order = models.ordered(without_spark.SPARK, chosen)
     assert [each.name for each in order.models] == ["of_orders"]
     assert ["ref('shop.other_history') refers to nothing" in each.message for each in order.problems] == [True]
+
+
+def test_a_table_that_no_model_made_is_not_overwritten(tmp_path: Path) -> None:
+    """The gold table of a database `models` of another pipeline, or a history there that is not kept for now: both lie where a model's would."""
+    layout = delta.layout(layers.pipeline(tmp_path).lakehouse)
+    model = sql_model.parse("orders", "SELECT 1 AS n", where="orders.sql")
+    with without_spark.running():
+        without_spark.create(without_spark.SPARK, layout.gold("models", "orders"), columns="`n` INT")
+        inputs = models.ModelInputs(without_spark.SPARK, layout, {}, "second")
+        table = model_table.ModelTable(without_spark.SPARK, model, inputs, models.no_audit)
+        assert table.work().kind == "whole", "which a model that was killed before its first rows left"
+        writer = Writer.claim(without_spark.SPARK, layout.gold("models", "orders"))
+        writer.mark(to=3, extra={"silver": 7})
+        with pytest.raises(errors.SettingsError, match="models/orders, which holds documents of a collection"):
+            table.work()
+        writer.mark(to={}, extra={"model": model.digest, "pipeline": "second"})
+        assert table.work().kind == "nothing"
 
 
 def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) -> None:
