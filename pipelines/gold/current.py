@@ -61,7 +61,7 @@ FEW_KEYS = 1_000
 class GoldPosition:
     """Where a gold table stands; None for `to` where nothing says so.
 
-    `high` is the greatest sequence that silver had seen by then, None where it was not said; `generation` and `origin` are those of
+    `high` is the greatest sequence that silver had seen by then, None where it was not said or tells nothing of deletes; `generation` and `origin` are those of
     silver's rows.
     """
 

@@ -406,9 +406,10 @@ class _GoldRun:
         metadata = {} if is_older else at.said
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
-        return current.GoldPosition(
-            metadata.get("to"), metadata.get("generation") or "", metadata.get("high"), metadata.get("origin") or ""
-        )
+        # Where rows of deleted documents stay silver may have noted a delete, been killed, and never take its row: the setting is newer.
+        keeps_row = self.settings.silver.for_collection(str(namespace)).unwrap.delete_tombstone_handling_mode.keeps_row
+        high = None if keeps_row else metadata.get("high")
+        return current.GoldPosition(metadata.get("to"), metadata.get("generation") or "", high, metadata.get("origin") or "")
 
     def _is_outdated(
         self, table: tables.TableRef, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition

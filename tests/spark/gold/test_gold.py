@@ -14,6 +14,7 @@ from cdc_core.gold import cut
 from cdc_core.tables import layout as tables
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import cut as published_cut
 from pipelines.silver import run as silver
@@ -282,6 +283,20 @@ def test_a_late_delete_takes_nothing_away(spark: SparkSession, lakehouse: Path) 
     shop.change(gone(1), gone(2))
     shop.publish()
     assert shop.rows(shop.gold_table).keys() == {"1"} and shop.is_published()
+
+
+def test_a_delete_that_silver_noted_and_never_applied_takes_nothing_away(spark: SparkSession, lakehouse: Path) -> None:
+    """Silver was killed between the two, and when it comes back the settings keep the rows of deleted documents."""
+    shop = Shop(spark, lakehouse)
+    shop.change(put(1, 1), put(2, 1))
+    shop.publish()
+    layers.killed_at(lambda: shop.change(gone(1)), Writer, "replace_arrow", after=False)
+    assert spark.table(str(shop.layout.deletes(bronze_rows.DB, "things"))).count() == 1
+    shop.silver_options = {"defaults": {"delete.tombstone.handling.mode": "drop"}}
+    shop.at += 1
+    shop.change(put(3, 1))
+    shop.publish()
+    assert shop.rows(shop.gold_table).keys() == {"1", "2", "3"} and shop.is_published()
 
 
 def test_a_log_is_one_batch_up_to_where_the_tables_are(spark: SparkSession, tmp_path: Path) -> None:
