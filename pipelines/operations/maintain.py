@@ -384,10 +384,10 @@ class _MaintenanceRun:
         known = delta.properties(self.spark, table)
         taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
         said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
-        with claimed() as writer:
-            writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
         count = others = 0
         try:
+            with claimed() as writer:
+                writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
             for batches in _days(self.spark, table, events):
                 with claimed() as writer:
                     count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)

@@ -112,6 +112,17 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
             raise errors.CommitConflict("refused")
         return deleted(writer, where, among)
 
+    altered = Writer.alter
+
+    def interrupted(writer: Writer, change: str) -> None:
+        monkeypatch.setattr(Writer, "alter", altered)
+        altered(writer, change)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "alter", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run._trim(table, words)
+    assert delta.properties(spark, table)["delta.appendOnly"] == "true"
     monkeypatch.setattr(maintenance, "delete_claimed", second_refused)
     for _ in range(2):
         run._trim(table, words)
