@@ -497,7 +497,8 @@ class Source:
     )
     commit_max_bytes: int = _property(
         "commit.max.bytes",
-        values.Integer(1, 1024 * MEBIBYTE),
+        # Arrow has room for 2 GiB in a column that it takes rows of, and a document's text may be several times as large as its BSON.
+        values.Integer(1, 256 * MEBIBYTE),
         64 * MEBIBYTE,
         "Bytes of events in one commit, about, at most.",
         ours=True,
