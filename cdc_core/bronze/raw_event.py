@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,9 +35,38 @@ def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) 
     """
     # On the text and not on the decoded document: type-exact JSON is what the row holds, and only here is the document
     # exact for certain.
-    document, found = field_filters.document(orjson.loads(text), fields=fields)
+    document, found = field_filters.document(_parsed(text), fields=fields)
     taken.update(found)
-    return orjson.dumps(document)
+    return _text(document)
+
+
+class _AgainName(str):
+    """The name of a field that its document has already: equal to that one, and a key of its own."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+def _with_all_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for name, value in pairs:
+        document[_AgainName(name) if name in document else name] = value
+    return document
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """A document's text, with each of several fields of one name."""
+    document: dict[str, Any] = orjson.loads(text)
+    # It keeps the last of them without a word, and writes the others as they are.
+    is_whole = orjson.dumps(document) == text
+    return document if is_whole else json.loads(text, object_pairs_hook=_with_all_fields)
+
+
+def _text(document: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(document)
+    except TypeError:  # a name that comes again
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, taken: set[str]) -> dict[str, Any]:
@@ -61,11 +91,11 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
 
 def _by_names(text: bytes) -> dict[str, Any]:
     """A document whose names are paths, by those."""
-    return {wrappers.unescape_key(path): value for path, value in orjson.loads(text).items()}
+    return {wrappers.unescape_key(path): value for path, value in _parsed(text).items()}
 
 
 def _text_of_names(document: Mapping[str, Any]) -> bytes:
-    return orjson.dumps({wrappers.escape_key(path): value for path, value in document.items()})
+    return _text({wrappers.escape_key(path): value for path, value in document.items()})
 
 
 def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:

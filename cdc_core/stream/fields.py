@@ -16,6 +16,7 @@ taken leaves the field as it was, and says so, instead of ending the capture.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -190,8 +191,9 @@ def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> Update
 def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str]) -> UpdateDescription:
     new = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
     named = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new.items()}
+    shared = Counter(named.values())
     for key, name in named.items():
-        if name != key and name in named:
+        if name != key and (name in named or shared[name] > 1):
             taken.append(name)
             named[key] = key
     same = {

@@ -126,6 +126,33 @@ def test_a_rename_onto_a_taken_name_is_told() -> None:
     assert taken == {"title"}
 
 
+@pytest.mark.parametrize(
+    ("exclude", "rename", "gives"),
+    [
+        ("z", "y:w", '{"b":[{"n":1,"n":{"m":2.0,"m":"ü"}}],"b":3,"c":0}'),
+        ("b", "c:d", '{"d":0}'),
+        ("b.n.m", "c:b", '{"b":[{"n":1,"n":{}}],"b":3,"c":0}'),
+        ("b.n", "b:d", '{"b":[{}],"b":3,"c":0}'),
+    ],
+)
+def test_a_name_that_comes_twice_is_kept_twice_or_not_at_all(exclude: str, rename: str, gives: str) -> None:
+    """As without the setting: silver puts the earlier value into `__rescued`."""
+    fields = field_filters.read((f"shop.orders.{exclude}",), (f"shop.orders.{rename}",)).of("shop", "orders")
+    assert fields is not None
+    text = '{"b":[{"n":1,"n":{"m":2.0,"m":"ü"}}],"b":3,"c":0}'.encode()
+    assert raw_event.filtered(text, fields=fields, taken=set()).decode() == gives
+    row = {"updatedFields": text, "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": None}
+    assert raw_event.filtered_update(row, fields=fields, taken=set())["updatedFields"].decode() == gives
+
+
+def test_of_several_fields_of_an_update_none_gets_the_new_name() -> None:
+    """As of a document's: all but the last were lost."""
+    fields = FieldRules(renamed=(Rename(("a", "*"), "new"),))
+    before = UpdateDescription({"a.x": 1, "a.y": 2}, removed=("b",))
+    assert field_filters.update(before, fields=fields) == (before, ("a.new", "a.new"))
+    assert field_filters.update(UpdateDescription({"a.x": 1}), fields=fields)[0].updated == {"a.new": 1}
+
+
 def test_the_text_of_an_update_has_its_names_escaped() -> None:
     """A field whose name looks like a wrapper's stands so in bronze, under its old name and under a new one."""
     fields = field_filters.read(("shop.orders.$ref",), ("shop.orders.$date:$oid",)).of("shop", "orders")
