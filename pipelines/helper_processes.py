@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import importlib.abc
 import os
 import pickle
@@ -18,12 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
 IDLE_SECONDS = 10
 """After so long without work a helper ends: it holds some 80 to 150 MB."""
+
+STOPPED_WAIT = 0.2
 
 PIPE_BYTES = 2**20
 
@@ -40,32 +44,47 @@ class HelperProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._used = 0.0
 
     def start(self) -> None:
         """Start the process where it is not there; raises `HelperGone`."""
-        if self._process is None or self._process.poll() is not None:
+        # One that is about to end, for it had nothing to do, would take what it is sent along.
+        is_old = time.monotonic() - self._used > 0.8 * IDLE_SECONDS
+        if self._process is None or is_old or self._process.poll() is not None:
             self.close()
             try:
                 self._process = _started()
             except OSError as error:
                 raise HelperGone(str(error)) from error
+            self._used = time.monotonic()
 
     def call(
-        self, function: Function, given: Any, columns: pa.RecordBatch | None = None
+        self,
+        function: Function,
+        given: Any,
+        columns: pa.RecordBatch | None = None,
+        *,
+        stopped: threading.Event | None = None,
     ) -> tuple[Any, pa.RecordBatch | None]:
-        """What the function gives there; it must not raise, and prints into nothing. Raises `HelperGone`."""
+        """What the function gives there; it must not raise, and prints into nothing. Raises `HelperGone`, also where `stopped` is
+        set before there is an answer."""
         head = pickle.dumps((function, given))
         self.start()
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
             _send(process.stdin, head, columns)
-            return _received(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError, pa.ArrowException) as error:
+            while stopped is not None and not connection.wait([process.stdout.fileno()], STOPPED_WAIT):
+                if stopped.is_set():
+                    raise TimeoutError
+            answer = _received(process.stdout)
+        except Exception as error:  # whatever it was: what is left in the pipes would be taken for the next answer
             process.kill()
             ended = process.wait()
             self.close()
             raise HelperGone(f"it ended with exit code {ended}") from error
+        self._used = time.monotonic()
+        return answer
 
     def close(self) -> None:
         """End the process, which may have ended before."""
@@ -119,7 +138,7 @@ def _started() -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise FileNotFoundError("there is no interpreter that could be started")
     # By argument, not by environment: what lies in the working folder is not to stand in for a module.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [
             sys.executable,
             "-c",
@@ -129,9 +148,14 @@ def _started() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pipesize=PIPE_BYTES,
         start_new_session=True,  # what a terminal's interrupt does is for this process to say
     )
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        # A user has only so many of that size, and `pipesize` of `Popen` would fail then and leave both ends open.
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return process
 
 
 def _send(pipe: IO[bytes], head: bytes, columns: pa.RecordBatch | None) -> None:

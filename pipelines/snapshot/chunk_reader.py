@@ -156,11 +156,14 @@ class ChunkReader:
             path.touch(mode=0o600)
             with _HELPERS.borrowed(1) as helpers:
                 for helper in helpers:
-                    meta, _ = helper.call(_read_into_file, (spec, str(path)))
+                    meta, _ = helper.call(_read_into_file, (spec, str(path)), stopped=self.stopped)
                     if meta["outcome"] != "unwritten":
                         return (chunks.stored(path) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
                     raise OSError(meta["message"])
         except (OSError, helper_processes.HelperGone) as error:
+            # A server may never answer, and the threads that read chunks hold up the end of the process.
+            if self.stopped.is_set():
+                raise errors.SourceUnreachable("a chunk was given up: the capture ends") from error
             log.warning(
                 "a process that read a chunk into %s could not: %s. Spark's workers read it, and the next ones",
                 path.parent,

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,18 @@ def echoed(given: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBa
     if given == "sleep":
         time.sleep(60)
     return (os.getpid(), given), columns
+
+
+class Riddle:
+    """What can be sent and not be read."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+def riddle(_: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBatch | None]:
+    """Runs in a helper."""
+    return Riddle(), columns
 
 
 @pytest.fixture
@@ -76,6 +89,39 @@ def test_one_that_is_killed_is_gone_and_the_next_call_starts_another(helper: hel
     helper._process.wait()
     (pid, _), _ = helper.call(echoed, "anew")
     assert pid not in (before, os.getpid())
+
+
+def test_what_is_left_of_an_answer_is_none_to_the_next_call(helper: helper_processes.HelperProcess) -> None:
+    with pytest.raises(helper_processes.HelperGone):
+        helper.call(riddle, None, pa.RecordBatch.from_pydict({"number": [1]}))
+    (_, given), columns = helper.call(echoed, "next")
+    assert (given, columns) == ("next", None)
+
+
+def test_one_that_is_about_to_end_is_sent_nothing(
+    helper: helper_processes.HelperProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has had nothing to do for almost as long as it waits: it would end with what it is sent."""
+    before, first, second = pid_of(helper), helper.call(echoed, 1)[0], helper.call(echoed, 2)[0]
+    monkeypatch.setattr(helper_processes, "IDLE_SECONDS", 0)
+    (pid, given), _ = helper.call(echoed, 3)
+    assert first == (before, 1) and second == (before, 2) and given == 3 and pid != before
+
+
+def test_nobody_waits_for_an_answer_when_all_is_to_stop(helper: helper_processes.HelperProcess) -> None:
+    stopped = threading.Event()
+    pid = pid_of(helper)
+    threading.Timer(0.3, stopped.set).start()
+    with pytest.raises(helper_processes.HelperGone):
+        helper.call(echoed, "sleep", stopped=stopped)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_one_does_without_large_pipes(helper: helper_processes.HelperProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may have only so many."""
+    monkeypatch.setattr(helper_processes, "PIPE_BYTES", 2**32 - 1)
+    columns = pa.RecordBatch.from_pydict({"text": ["x" * 3_000_000]})
+    assert helper.call(echoed, 1, columns)[1] == columns
 
 
 @pytest.mark.parametrize("executable", ["", "/no/such/python", "/bin/true"])

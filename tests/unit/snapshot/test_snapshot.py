@@ -221,7 +221,7 @@ def test_on_one_machine_a_helper_reads_a_chunk(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
 
-    def call(_: Any, function: Any, given: Any) -> Any:
+    def call(_: Any, function: Any, given: Any, *, stopped: Any) -> Any:
         asked.append("a helper")
         assert not Path(given[1]).stat().st_mode & 0o077
         if harm == "gone":
@@ -240,6 +240,24 @@ def test_on_one_machine_a_helper_reads_a_chunk(
     assert asked == (["a helper", "a worker", "a worker"] if harm else ["a helper", "a helper"])
     assert not [*tmp_path.rglob("chunk-*")]
     assert len(caplog.records) == (1 if harm else 0)
+
+
+def test_a_capture_that_ends_waits_for_no_helper(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server may never answer; nothing else reads the chunk then, and there is nothing to tell."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
+
+    def call(*_: Any, stopped: threading.Event) -> Any:
+        stopped.set()
+        raise helper_processes.HelperGone("it ended with exit code -9")
+
+    monkeypatch.setattr(helper_processes.HelperProcess, "call", call)
+    reader = replace(taking.reader, spark=None)  # type: ignore[arg-type]
+    with pytest.raises(errors.SourceUnreachable, match="the capture ends"):
+        reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
+    assert not [*tmp_path.rglob("chunk-*")] and not caplog.records
 
 
 def test_a_chunk_that_was_given_up_leaves_no_file(tmp_path: Path) -> None:
