@@ -28,6 +28,7 @@ IDLE_SECONDS = 10
 """After so long without work a helper ends: it holds some 80 to 150 MB."""
 
 STOPPED_WAIT = 0.2
+"""So many seconds lie between two looks at whether a call is still wanted."""
 
 PIPE_BYTES = 2**20
 
@@ -79,10 +80,8 @@ class HelperProcess:
                     raise TimeoutError
             answer = _received(process.stdout)
         except Exception as error:  # whatever it was: what is left in the pipes would be taken for the next answer
-            process.kill()
-            ended = process.wait()
             self.close()
-            raise HelperGone(f"it ended with exit code {ended}") from error
+            raise HelperGone(f"it ended with exit code {process.returncode}") from error
         self._used = time.monotonic()
         return answer
 

@@ -68,14 +68,14 @@ def documents(df: DataFrame, *, plan: Plan, column: str = "after") -> DataFrame:
 
 def _typed(schema_json: str, pins: Pins) -> Callable[[pa.Array], pa.Array]:
     def typed(texts: pa.Array) -> pa.Array:
-        return _decoder(schema_json, tuple(pins.items())).typed(texts).with_doubts()
+        return decoder_of(schema_json, tuple(pins.items())).typed(texts).with_doubts()
 
     return typed
 
 
 @functools.lru_cache(maxsize=16)
-def _decoder(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) -> decoding.Decoder:
-    """The decoder of a worker process for one schema, with what it has learned in the batches before."""
+def decoder_of(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) -> decoding.Decoder:
+    """The decoder of a worker or helper process for one schema, with what it has learned in the batches before."""
     return decoding.Decoder(DocumentSchema.from_json(schema_json), dict(pins))
 
 
@@ -135,7 +135,7 @@ class Inference:
 
 def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:
     """Which documents the plan's schema does not hold, one too many perhaps, and which texts are not JSON to the letter."""
-    typed = _decoder(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
+    typed = decoder_of(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
     return typed.new, typed.refused
 
 
@@ -166,7 +166,7 @@ def inference(
             if everything:
                 new, refused = texts.is_valid(), decoding.refused(texts)
             else:
-                typed = _decoder(schema_json, pins).typed(texts)
+                typed = decoder_of(schema_json, pins).typed(texts)
                 new, refused = typed.new, typed.refused
             count += new.true_count
             is_cut = most is not None and count > most
@@ -186,7 +186,7 @@ def new_marks(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             texts, marks, *_ = batch.columns
-            new = _decoder(schema_json, pins).typed(texts).new
+            new = decoder_of(schema_json, pins).typed(texts).new
             yield pa.RecordBatch.from_arrays([marks.filter(new)], names=["mark"])
 
     return look

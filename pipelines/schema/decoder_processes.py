@@ -6,9 +6,7 @@ A decoder learns for itself, which changes the speed and never a result.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import pickle
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +14,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.schema.pins import Pin
 from cdc_core.typed.decoding import Decoder, TypedTexts, joined, slice_rows, without_collector
+from cdc_core.typed.plan import decoder_of
 from pipelines import helper_processes
 
 log = logging.getLogger(__name__)
@@ -32,6 +31,9 @@ _HELPERS = helper_processes.HelperProcesses(min(3, helper_processes.cores()) - 1
 
 _Part: TypeAlias = "tuple[int, pa.Array]"
 """Some of the texts, and the place of the first."""
+
+_Task: TypeAlias = "tuple[str, tuple[tuple[tuple[str, ...], Pin], ...]]"
+"""A schema and its pins, by which the texts are typed."""
 
 _Parts: TypeAlias = "list[tuple[int, TypedTexts]]"
 
@@ -54,7 +56,7 @@ def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
 
 def _typed(decoder: Decoder, texts: pa.Array, helpers: Sequence[helper_processes.HelperProcess]) -> TypedTexts:
     queue = TextQueue(texts, share=2 * (len(helpers) + 1))
-    task = pickle.dumps((decoder.schema.to_json(), dict(decoder.pins)))
+    task = decoder.schema.to_json(), tuple(decoder.pins.items())
     with ThreadPoolExecutor(len(helpers), thread_name_prefix="medallion-typing") as pool:
         theirs = [pool.submit(_by_helper, each, task, queue) for each in helpers]
         try:
@@ -113,7 +115,7 @@ def _here(decoder: Decoder, texts: pa.Array, queue: TextQueue) -> _Parts:
     return parts
 
 
-def _by_helper(helper: helper_processes.HelperProcess, task: bytes, queue: TextQueue) -> tuple[_Parts, list[_Part]]:
+def _by_helper(helper: helper_processes.HelperProcess, task: _Task, queue: TextQueue) -> tuple[_Parts, list[_Part]]:
     """The rows of the texts that the helper takes until none is left; the texts that it took and did not type."""
     found: _Parts = []
     while (part := queue.last()) is not None:
@@ -128,15 +130,8 @@ def _by_helper(helper: helper_processes.HelperProcess, task: bytes, queue: TextQ
     return found, []
 
 
-def _answer(task: bytes, columns: pa.RecordBatch | None) -> tuple[int, pa.RecordBatch | None]:
+def _answer(task: _Task, columns: pa.RecordBatch | None) -> tuple[int, pa.RecordBatch | None]:
     """Runs in a helper."""
     assert columns is not None
-    found = _decoder(task).typed(columns["texts"])
+    found = decoder_of(*task).typed(columns["texts"])
     return found.exact, pa.RecordBatch.from_arrays([found.rows, found.new, found.refused], names=["rows", "new", "refused"])
-
-
-@functools.lru_cache(maxsize=2)
-def _decoder(task: bytes) -> Decoder:
-    """A helper's decoder, with what it has learned."""
-    schema, pins = pickle.loads(task)
-    return Decoder(DocumentSchema.from_json(schema), pins)

@@ -165,7 +165,7 @@ class ChunkReader:
             if self.stopped.is_set():
                 raise errors.SourceUnreachable("a chunk was given up: the capture ends") from error
             log.warning(
-                "a process that read a chunk into %s could not: %s. Spark's workers read it, and the next ones",
+                "a process that read a chunk into %s could not: %s. It and the next ones are read without such a process",
                 path.parent,
                 error,
             )

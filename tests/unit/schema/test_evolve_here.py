@@ -45,7 +45,7 @@ def test_collections_of_one_schema_are_looked_at_side_by_side() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         for _ in range(30):
-            plan._decoder.cache_clear()  # what it has learned by then hides what learning beside others does
+            plan.decoder_of.cache_clear()  # what it has learned by then hides what learning beside others does
             for tenant, seen in enumerate(pool.map(names, range(4))):
                 assert seen == {f"f{tenant}_{n}" for n in range(40)}
 
@@ -64,7 +64,7 @@ def test_new_columns_have_the_order_of_the_first_document_that_has_one() -> None
     """And not of one before it that only lay beside it: which ones do depends on how documents were cut into partitions."""
     current = evolution(['{"_id": 1, "b": 1}'], document_schema.EMPTY).schema
     texts = ['{"_id": 1, "b": 1, "n": null}', '{"_id": 2, "b": 1, "z": 1, "a": 2}', '{"_id": 3, "b": 1, "y": 1}']
-    plan._decoder.cache_clear()  # one that knows `n` does not name its document
+    plan.decoder_of.cache_clear()  # one that knows `n` does not name its document
     assert [column.name for column in evolution(texts, current).schema.columns] == ["_id", "b", "z", "a", "y"]
 
 
