@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import importlib.abc
+import logging
 import os
 import pickle
-import select
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
+
+log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10
 """After so long without work a helper ends: it holds some 80 to 150 MB."""
@@ -30,10 +35,15 @@ IDLE_SECONDS = 10
 STOPPED_WAIT = 0.2
 """So many seconds lie between two looks at whether a call is still wanted."""
 
-PIPE_BYTES = 2**20
+_SIZES = struct.Struct("<QQ")
+"""What a message begins with: the bytes of its pickle, and those of its columns, none where there are none."""
 
 Function: TypeAlias = "Callable[[Any, pa.RecordBatch | None], tuple[Any, pa.RecordBatch | None]]"
 """What a helper calls: a function of a module, of what can be pickled and columns beside it, which gives the same."""
+
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 class HelperGone(Exception):
@@ -45,6 +55,7 @@ class HelperProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
         self._used = 0.0
 
     def start(self) -> None:
@@ -54,7 +65,7 @@ class HelperProcess:
         if self._process is None or is_old or self._process.poll() is not None:
             self.close()
             try:
-                self._process = _started()
+                self._process, self._channel = _started()
             except OSError as error:
                 raise HelperGone(str(error)) from error
             self._used = time.monotonic()
@@ -71,15 +82,15 @@ class HelperProcess:
         set before there is an answer."""
         head = pickle.dumps((function, given))
         self.start()
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        process, channel = self._process, self._channel
+        assert process is not None and channel is not None
         try:
-            _send(process.stdin, head, columns)
-            while stopped is not None and not connection.wait([process.stdout.fileno()], STOPPED_WAIT):
+            _send(channel, head, columns)
+            while stopped is not None and not connection.wait([channel], STOPPED_WAIT):
                 if stopped.is_set():
                     raise TimeoutError
-            answer = _received(process.stdout)
-        except Exception as error:  # whatever it was: what is left in the pipes would be taken for the next answer
+            answer = _received(channel)
+        except Exception as error:  # whatever it was: what is still on its way would be taken for the next answer
             self.close()
             raise HelperGone(f"it ended with exit code {process.returncode}") from error
         self._used = time.monotonic()
@@ -92,10 +103,8 @@ class HelperProcess:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):  # what it was not sent any more
-                pipe.close()
+        assert self._channel is not None
+        self._channel.close()
 
 
 class HelperProcesses:
@@ -121,6 +130,12 @@ class HelperProcesses:
                 self._left += taken
                 self._idle += helpers
 
+    def start(self) -> None:
+        """Start those that nobody uses, for work that comes soon."""
+        with self.borrowed(cores()) as helpers, contextlib.suppress(HelperGone):
+            for each in helpers:
+                each.start()
+
     def close(self) -> None:
         """End those that nobody uses; who needs one later starts it anew."""
         with self._lock:
@@ -133,62 +148,131 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _started() -> subprocess.Popen[bytes]:
+DOCUMENTS = HelperProcesses(min(3, cores()) - 1)
+"""For what is done with the texts of many documents."""
+
+MANY_BYTES = 24 * 2**20
+"""Texts of fewer bytes are done with before a helper has started."""
+
+PART_BYTES = 8 * 2**20
+"""A helper is sent so many bytes of texts at most at a time."""
+
+
+def shared(
+    tasks: Iterable[_Task],
+    here: Callable[[_Task], _Result],
+    by_helper: Callable[[HelperProcess, _Task], _Result],
+    helpers: Iterable[HelperProcess],
+) -> list[_Result]:
+    """What `here` gives for each task, in their order; from the end on helpers do some, which may raise `HelperGone`."""
+    queue = deque(enumerate(tasks))
+    found: dict[int, _Result] = {}
+
+    def alone() -> None:
+        for number, task in _taken(queue.popleft):
+            found[number] = here(task)
+
+    def helped(helper: HelperProcess) -> None:
+        for number, task in _taken(queue.pop):
+            try:
+                found[number] = by_helper(helper, task)
+            except HelperGone as gone:
+                log.debug("done here, without a helper: %s", gone)
+                queue.append((number, task))
+                return
+
+    with ThreadPoolExecutor(thread_name_prefix="medallion-helped") as pool:
+        working = [pool.submit(helped, each) for each in helpers]
+        try:
+            alone()
+        except BaseException:
+            queue.clear()
+            raise
+        for each in working:
+            each.result()
+    alone()  # what came back from helpers that are gone
+    return [found[number] for number in range(len(found))]
+
+
+def _taken(take: Callable[[], _Task]) -> Iterator[_Task]:
+    """What is taken from a queue until it is empty."""
+    while True:
+        try:
+            task = take()
+        except IndexError:
+            return
+        yield task
+
+
+def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
     if not sys.executable:
         raise FileNotFoundError("there is no interpreter that could be started")
+    ours, theirs = socket.socketpair()
     # By argument, not by environment: what lies in the working folder is not to stand in for a module.
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main({os.getpid()})",
-            *sys.path,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what a terminal's interrupt does is for this process to say
-    )
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        # A user has only so many of that size, and `pipesize` of `Popen` would fail then and leave both ends open.
-        with contextlib.suppress(OSError, AttributeError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return process
+    script = f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main({theirs.fileno()}, {os.getpid()})"
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", script, *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # what a terminal's interrupt does is for this process to say
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
 
 
-def _send(pipe: IO[bytes], head: bytes, columns: pa.RecordBatch | None) -> None:
-    pickle.dump((head, columns is not None), pipe)
+# Each call that may wait takes up to five milliseconds where another thread is busy, to have the interpreter's lock back: so there are few.
+
+
+def _send(channel: socket.socket, head: bytes, columns: pa.RecordBatch | None) -> None:
+    sink = pa.BufferOutputStream()
     if columns is not None:
-        with pa.ipc.new_stream(pa.PythonFile(pipe, "w"), columns.schema) as stream:
+        with pa.ipc.new_stream(sink, columns.schema) as stream:
             stream.write_batch(columns)
-    pipe.flush()
+    body = sink.getvalue()
+    channel.sendall(_SIZES.pack(len(head), body.size) + head)
+    channel.sendall(body)
 
 
-def _received(pipe: IO[bytes]) -> tuple[Any, pa.RecordBatch | None]:
-    head, has_columns = pickle.load(pipe)
-    if not has_columns:
-        return pickle.loads(head), None
-    with pa.ipc.open_stream(pa.PythonFile(pipe, "r")) as stream:
+def _received(channel: socket.socket) -> tuple[Any, pa.RecordBatch | None]:
+    """Raises `EOFError` where there is no more."""
+    head_bytes, body_bytes = _SIZES.unpack(_read(channel, _SIZES.size))
+    found = pickle.loads(_read(channel, head_bytes))
+    if not body_bytes:
+        return found, None
+    with pa.ipc.open_stream(_read(channel, body_bytes)) as stream:
         (batch,) = stream
-        return pickle.loads(head), batch
+        return found, batch
 
 
-def main(parent: int) -> None:
-    """Call what comes through the standard input until it ends, or nothing comes, or the process `parent` is gone."""
+def _read(channel: socket.socket, count: int) -> pa.Buffer:
+    read = pa.allocate_buffer(count)
+    left = memoryview(read).cast("B")
+    while left:
+        received = channel.recv_into(left, 0, socket.MSG_WAITALL)
+        if not received:
+            raise EOFError
+        left = left[received:]
+    return read
+
+
+def main(channel: int, parent: int) -> None:
+    """Call what comes through the socket `channel` until it ends, or nothing comes, or the process `parent` is gone."""
     sys.meta_path.insert(0, _WithoutPandas)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    source = sys.stdin.buffer
-    # What a function prints must not stand among the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as sink:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        while select.select([source], [], [], IDLE_SECONDS)[0]:
+    with socket.socket(fileno=channel) as ours:
+        while connection.wait([ours], IDLE_SECONDS):
             try:
-                (function, given), columns = _received(source)
+                (function, given), columns = _received(ours)
             except EOFError:
                 return
             found, columns = function(given, columns)
-            _send(sink, pickle.dumps(found), columns)
+            _send(ours, pickle.dumps(found), columns)
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):

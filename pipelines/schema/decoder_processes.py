@@ -5,7 +5,6 @@ A decoder learns for itself, which changes the speed and never a result.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -21,14 +20,6 @@ from pipelines import helper_processes
 
 log = logging.getLogger(__name__)
 
-MANY_BYTES = 24 * 2**20
-"""Texts of fewer bytes are typed before a helper has started."""
-
-PART_BYTES = 8 * 2**20
-"""A helper is sent so many bytes at most at a time."""
-
-_HELPERS = helper_processes.HelperProcesses(min(3, helper_processes.cores()) - 1)
-
 _Part: TypeAlias = "tuple[int, pa.Array]"
 """Some of the texts, and the place of the first."""
 
@@ -38,19 +29,11 @@ _Task: TypeAlias = "tuple[str, tuple[tuple[tuple[str, ...], Pin], ...]]"
 _Parts: TypeAlias = "list[tuple[int, TypedTexts]]"
 
 
-def prepare(size_bytes: int) -> None:
-    """Start the helpers for texts of so many bytes, which come soon."""
-    if size_bytes >= MANY_BYTES:
-        with _HELPERS.borrowed(helper_processes.cores()) as helpers, contextlib.suppress(helper_processes.HelperGone):
-            for each in helpers:
-                each.start()
-
-
 def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
     """What the decoder makes of the texts."""
-    if texts.nbytes < MANY_BYTES:
+    if texts.nbytes < helper_processes.MANY_BYTES:
         return decoder.typed(texts)
-    with _HELPERS.borrowed(helper_processes.cores()) as helpers:
+    with helper_processes.DOCUMENTS.borrowed(helper_processes.cores()) as helpers:
         return _typed(decoder, texts, helpers) if helpers else decoder.typed(texts)
 
 
@@ -77,7 +60,7 @@ class TextQueue:
         self._texts = texts
         self._share = share
         self._least = slice_rows(texts)
-        self._most = max(1, PART_BYTES * len(texts) // max(1, texts.nbytes))
+        self._most = max(1, helper_processes.PART_BYTES * len(texts) // max(1, texts.nbytes))
         self._start, self._end = 0, len(texts)
         self._lock = threading.Lock()
 
@@ -89,7 +72,7 @@ class TextQueue:
             return self._part(start, self._start)
 
     def last(self) -> _Part | None:
-        """A share of what is left, from its end, but a slice at least and at most `PART_BYTES`."""
+        """A share of what is left, from its end, but a slice at least and at most `helper_processes.PART_BYTES`."""
         with self._lock:
             end = self._end
             count = min(self._most, max(self._least, (end - self._start) // self._share))

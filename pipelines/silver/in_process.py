@@ -19,6 +19,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
+from pipelines import helper_processes
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
@@ -53,7 +54,7 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     assert live is not None
     row_bytes = found.row_bytes
     if collection.keeps_document:  # a partial update is as large as the document that it is folded onto
-        row_bytes = max(row_bytes, sum(file["size"] for file in live.files()) // max(1, live.row_count()))
+        row_bytes = max(row_bytes, _row_bytes(live))
     limit = collection_events.portion(row_bytes, most=collection.options.max_batch_events)
     if events <= limit:
         return None
@@ -80,7 +81,7 @@ def applied(
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
         return False
     folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
-    decoder_processes.prepare(events["after"].nbytes)
+    _prepare_helpers(collection, events)
     # Without a schema the documents' own give one, before any update has its say.
     if folds and not collection.schema.schema.fields:
         return False
@@ -238,6 +239,21 @@ def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table
 def _many_bytes(collection: SilverCollection) -> int:
     """So many bytes of documents are held here."""
     return collection_events.MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
+
+
+def _prepare_helpers(collection: SilverCollection, events: pa.Table) -> None:
+    """Start the helpers where there will be much for them: the events' documents, and those that updates are folded onto."""
+    live = collection.writer.live
+    size_bytes = events["after"].nbytes
+    if collection.keeps_document and live is not None:
+        size_bytes += _row_bytes(live) * events["after"].null_count
+    if size_bytes >= helper_processes.MANY_BYTES:
+        helper_processes.DOCUMENTS.start()
+
+
+def _row_bytes(live: live_files.LiveFiles) -> int:
+    """How many bytes of the table's files a row takes."""
+    return sum(file["size"] for file in live.files()) // max(1, live.row_count())
 
 
 def _added_bronze_columns(collection: SilverCollection) -> list[str]:

@@ -7,7 +7,7 @@ Where whole documents are not kept, an update only marks the document of the sam
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import fold
 from cdc_core.typed.decoding import without_collector
+from pipelines import helper_processes
 from pipelines.bronze import collection_events
 from pipelines.delta import live_files, table_schema, upsert
 
@@ -259,7 +260,7 @@ def _with_documents(
     events: pa.Table, is_partial: pa.BooleanArray, pending: Sequence[_Pending], stored: pa.StringArray
 ) -> WholeEvents:
     """The events, with the documents that are made where the last update of each was."""
-    results = pa.Table.from_batches(list(fold.fold_batches(_parts(events, pending, stored))))
+    results = _folded(events, pending, stored)
     is_doubtful = pa.array([each.base.is_doubtful for each in pending], pa.bool_())
     incomplete = pc.or_(results["incomplete"].combine_chunks(), is_doubtful)
     known = pc.if_else(incomplete, pa.array([each.base.known for each in pending], pa.string()), None)
@@ -279,23 +280,54 @@ def _with_documents(
     )
 
 
-def _parts(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> Iterator[pa.RecordBatch]:
-    """Keys with their bases and updates, for `fold.fold_batches`."""
+def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> pa.Table:
+    """The results of `fold.fold_batches`, one for each pending document; of many also by helpers."""
     keys, after = events["key"].combine_chunks(), events["after"].combine_chunks()
     columns = ("sequence", "updateDescription")
     updates = pa.StructArray.from_arrays([events[name].combine_chunks() for name in columns], names=columns)
     # All that is copied here is memory that was not touched before, which costs as much as parsing it.
     texts = stored if after.null_count == len(after) else pa.concat_arrays([stored, after])
-    for start in range(0, max(1, len(pending)), PART_ROWS):
-        part = pending[start : start + PART_ROWS]
+
+    def part_of(some: Sequence[_Pending]) -> pa.RecordBatch:
+        """Keys with their bases and updates."""
         lists = pa.ListArray.from_arrays(
-            _offsets([len(each.updates) for each in part]),
-            updates.take(_places(number for each in part for number in each.updates)),
+            _offsets([len(each.updates) for each in some]),
+            updates.take(_places(number for each in some for number in each.updates)),
         )
-        bases = texts.take(_places(each.base.place for each in part))
-        yield pa.RecordBatch.from_arrays(
-            [keys.take(_places(map(_last, part))), bases, lists], names=["__key", "base", "updates"]
+        bases = texts.take(_places(each.base.place for each in some))
+        return pa.RecordBatch.from_arrays(
+            [keys.take(_places(map(_last, some))), bases, lists], names=["__key", "base", "updates"]
         )
+
+    size_bytes = updates.nbytes + stored.nbytes
+    rows = max(1, min(PART_ROWS, helper_processes.PART_BYTES * len(pending) // max(1, size_bytes)))
+    parts = [pending[start : start + rows] for start in range(0, max(1, len(pending)), rows)]
+    count = helper_processes.cores() if size_bytes >= helper_processes.MANY_BYTES else 0
+    with helper_processes.DOCUMENTS.borrowed(count) as helpers:
+        results = helper_processes.shared(
+            parts,
+            lambda some: _folded_part(part_of(some)),
+            lambda helper, some: _by_helper(helper, part_of(some)),
+            helpers,
+        )
+    return pa.Table.from_batches(list(itertools.chain.from_iterable(results)))
+
+
+def _folded_part(part: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return list(fold.fold_batches(iter([part])))
+
+
+def _by_helper(helper: helper_processes.HelperProcess, part: pa.RecordBatch) -> list[pa.RecordBatch]:
+    _, made = helper.call(_answer, None, part)
+    return _folded_part(part) if made is None else [made]
+
+
+def _answer(_: None, part: pa.RecordBatch | None) -> tuple[None, pa.RecordBatch | None]:
+    """Runs in a helper; no columns where the documents have become too large for a batch."""
+    assert part is not None
+    with without_collector():
+        made = _folded_part(part)
+    return None, made[0] if len(made) == 1 else None
 
 
 def _places(numbers: Iterable[int | None]) -> pa.Array:

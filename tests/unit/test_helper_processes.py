@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -117,13 +118,6 @@ def test_nobody_waits_for_an_answer_when_all_is_to_stop(helper: helper_processes
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_one_does_without_large_pipes(helper: helper_processes.HelperProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user may have only so many."""
-    monkeypatch.setattr(helper_processes, "PIPE_BYTES", 2**32 - 1)
-    columns = pa.RecordBatch.from_pydict({"text": ["x" * 3_000_000]})
-    assert helper.call(echoed, 1, columns)[1] == columns
-
-
 @pytest.mark.parametrize("executable", ["", "/no/such/python", "/bin/true"])
 def test_one_that_cannot_be_started_is_gone(
     executable: str, monkeypatch: pytest.MonkeyPatch, helper: helper_processes.HelperProcess
@@ -146,16 +140,49 @@ def test_no_more_are_used_than_there_may_be() -> None:
     assert not is_there(first)
 
 
+def test_what_is_shared_is_done_once_and_in_order_whatever_becomes_of_helpers() -> None:
+    """One that is gone leaves what it was given to this process; an error here ends all."""
+    done: list[int] = []
+    has_begun = threading.Event()
+
+    def here(task: int) -> tuple[str, int]:
+        assert has_begun.wait(20)
+        time.sleep(0.002)
+        done.append(task)
+        return "here", task
+
+    def by_helper(helper: helper_processes.HelperProcess, task: int) -> tuple[str, int]:
+        if task == 41:
+            raise helper_processes.HelperGone
+        has_begun.set()
+        time.sleep(0.001)
+        done.append(task)
+        return "helper", task
+
+    helpers = [helper_processes.HelperProcess(), helper_processes.HelperProcess()]
+    found = helper_processes.shared(range(60), here, by_helper, helpers)
+    assert [task for _, task in found] == [*range(60)] and sorted(done) == [*range(60)]
+    assert found[0] == ("here", 0) and found[59] == ("helper", 59) and found[41] == ("here", 41)
+    assert helper_processes.shared([1, 2], here, by_helper, []) == [("here", 1), ("here", 2)]
+    assert helper_processes.shared([], here, by_helper, helpers) == []
+    with pytest.raises(IndexError):
+        helper_processes.shared([[1], []], lambda task: task[0], lambda helper, task: task[1], helpers)
+
+
+def end_of(begins: str, parent: str) -> int:
+    """The exit code of a helper that is sent nothing."""
+    ours, theirs = socket.socketpair()
+    script = f"{SCRIPT}{begins}; own.main({theirs.fileno()}, {parent})"
+    with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
+        return process.wait(20)
+
+
 def test_one_ends_when_it_has_nothing_to_do() -> None:
-    script = SCRIPT + "own.IDLE_SECONDS = 0.1; own.main(own.os.getppid())"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
-        assert process.wait(20) == 0
+    assert end_of("own.IDLE_SECONDS = 0.1", "own.os.getppid()") == 0
 
 
 def test_one_whose_parent_was_gone_before_it_began_ends() -> None:
-    script = SCRIPT + "own.main(1 << 22)"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
-        assert process.wait(20) == 1
+    assert end_of("pass", "1 << 22") == 1
 
 
 @pytest.mark.parametrize("is_busy", [False, True])

@@ -29,9 +29,9 @@ def two_helpers(monkeypatch: pytest.MonkeyPatch) -> Iterator[helper_processes.He
     """Two helpers on any machine, which are sent a few documents at a time."""
     helpers = helper_processes.HelperProcesses(2)
     monkeypatch.setattr(helper_processes, "cores", lambda: 2)
-    monkeypatch.setattr(decoder_processes, "_HELPERS", helpers)
-    monkeypatch.setattr(decoder_processes, "MANY_BYTES", 1)
-    monkeypatch.setattr(decoder_processes, "PART_BYTES", 50_000)
+    monkeypatch.setattr(helper_processes, "DOCUMENTS", helpers)
+    monkeypatch.setattr(helper_processes, "MANY_BYTES", 1)
+    monkeypatch.setattr(helper_processes, "PART_BYTES", 50_000)
     monkeypatch.setattr("cdc_core.typed.decoding.SLICE", 20_000)
     yield helpers
     helpers.close()
@@ -79,7 +79,7 @@ def pids(helpers: helper_processes.HelperProcesses) -> list[int]:
 
 def test_rows_are_what_this_process_makes_of_them(two_helpers: helper_processes.HelperProcesses) -> None:
     texts, alone, beside = drawn(10_000), decoder(), decoder()
-    decoder_processes.prepare(texts.nbytes)
+    helper_processes.DOCUMENTS.start()
     for part in (texts, texts.slice(7, 5000), texts.slice(3, 1), texts.slice(0, 0)):
         assert is_same(decoder_processes.typed(beside, part), alone.typed(part))
     assert len(pids(two_helpers)) == 2
@@ -106,7 +106,7 @@ def test_a_helper_that_is_killed_takes_nothing_with_it(
     seconds: float, two_helpers: helper_processes.HelperProcesses
 ) -> None:
     texts, alone = drawn(10_000), decoder().typed(drawn(10_000))
-    decoder_processes.prepare(texts.nbytes)
+    helper_processes.DOCUMENTS.start()
 
     def kill(pids: list[int]) -> None:
         time.sleep(seconds)
@@ -124,7 +124,7 @@ def test_a_helper_that_is_killed_takes_nothing_with_it(
 def test_where_none_can_be_started_this_process_types_all(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     texts = drawn(2000)
-    decoder_processes.prepare(texts.nbytes)
+    helper_processes.DOCUMENTS.start()
     assert is_same(decoder_processes.typed(decoder(), texts), decoder().typed(texts))
 
 

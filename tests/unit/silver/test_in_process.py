@@ -26,6 +26,7 @@ from cdc_core import errors
 from cdc_core.extended_json import bson_to_json
 from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
+from pipelines import helper_processes
 from pipelines.bronze import collection_events, survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import in_process as gold_small_batch
@@ -247,6 +248,7 @@ def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypat
     are not known: those stay incomplete, and gold does not show them."""
     draws = random.Random(seed)
     monkeypatch.setattr(in_process_fold, "PART_ROWS", draws.choice([1, 3, 4096]))
+    monkeypatch.setattr(helper_processes, "MANY_BYTES", draws.choice([0, 2**30]))
     monkeypatch.setattr(live_files, "_READ_ROWS", draws.choice([1, 2, 4096]))
     monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([2, 1000]))
     monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
