@@ -142,7 +142,9 @@ def start_here(
         return unchanged(current, pins)
     if not current.fields:
         return begun_here(texts, places, options=options, pins=pins, reserved=reserved)
-    sight = looks.LocalDocuments(texts, places).first_unknown(typed.Plan(current, pins))
+    documents, plan = looks.LocalDocuments(texts, places), typed.Plan(current, pins)
+    # What is new and was not seen here costs time: all are typed once more.
+    sight = typed.Inference() if documents.seem_known(plan) else documents.first_unknown(plan)
     if not sight.shape.kinds or not _is_of_columns(sight):
         return unchanged(current, pins)
     return _joined(current, sight, pins, _naming(options, reserved))

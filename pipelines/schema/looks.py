@@ -29,6 +29,9 @@ BEGINNING = 1000
 """So many documents give a collection without a schema its first one; where more show something new, so many are looked into before the
 others."""
 
+FEW = 100
+"""Where so many documents, from all over a batch, show nothing new, the others seldom do."""
+
 
 class Documents(Protocol):
     """A batch's documents, which are looked at by a plan."""
@@ -130,6 +133,14 @@ class LocalDocuments:
     def first_unknown(self, plan: typed.Plan) -> typed.Inference:
         """As `first`, but without looking into documents that the plan's schema holds."""
         return LocalDocuments(*_beginning(self._left, BEGINNING).columns).new(plan, {}, most=None)
+
+    def seem_known(self, plan: typed.Plan) -> bool:
+        """Whether the plan's schema holds a few of them: to find the first of all, each is read."""
+        texts = self._left["text"]
+        few = texts.take(pa.array(range(0, len(texts), max(1, len(texts) // FEW)), pa.int64()))
+        with _LOOKING:
+            is_new, _ = typed.is_new(plan, few)
+        return not is_new.true_count
 
     def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
         assert not also

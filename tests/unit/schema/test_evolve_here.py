@@ -131,6 +131,7 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
         found = []
         for beginning in (chance.choice([3, 10, 40]), 1_000_000):
             monkeypatch.setattr(looks, "BEGINNING", beginning)
+            monkeypatch.setattr(looks, "FEW", chance.choice([1, 5, 100]))
             begun = schemas.start_here(*given, current=schema, **settings)
             first = None if begun is None else begun.beginning
             evolved = schemas.evolve_here(*given, current=schema, beginning=first, **settings)
