@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import importlib.abc
 import logging
+import math
 import os
 import pickle
 import socket
@@ -34,6 +35,9 @@ IDLE_SECONDS = 10
 
 STOPPED_WAIT = 0.2
 """So many seconds lie between two looks at whether a call is still wanted."""
+
+TRANSFER_SECONDS = 60
+"""A helper that takes or gives nothing for so long, while it should, is gone: somebody has stopped it, or the machine swaps."""
 
 _SIZES = struct.Struct("<QQ")
 """What a message begins with: the bytes of its pickle, and those of its columns, none where there are none."""
@@ -77,17 +81,19 @@ class HelperProcess:
         columns: pa.RecordBatch | None = None,
         *,
         stopped: threading.Event | None = None,
+        seconds: float = math.inf,
     ) -> tuple[Any, pa.RecordBatch | None]:
-        """What the function gives there; it must not raise, and prints into nothing. Raises `HelperGone`, also where `stopped` is
-        set before there is an answer."""
+        """What the function gives there; it must not raise, and prints into nothing. Raises `HelperGone`, also where there is no answer
+        within `seconds`, or before `stopped` is set."""
         head = pickle.dumps((function, given))
         self.start()
         process, channel = self._process, self._channel
         assert process is not None and channel is not None
         try:
             _send(channel, head, columns)
-            while stopped is not None and not connection.wait([channel], STOPPED_WAIT):
-                if stopped.is_set():
+            ends = time.monotonic() + seconds
+            while not connection.wait([channel], STOPPED_WAIT):
+                if time.monotonic() > ends or (stopped is not None and stopped.is_set()):
                     raise TimeoutError
             answer = _received(channel)
         except Exception as error:  # whatever it was: what is still on its way would be taken for the next answer
@@ -157,6 +163,9 @@ MANY_BYTES = 24 * 2**20
 PART_BYTES = 8 * 2**20
 """A helper is sent so many bytes of texts at most at a time."""
 
+PART_SECONDS = 60
+"""And is done with them long before this."""
+
 
 def shared(
     tasks: Iterable[_Task],
@@ -208,6 +217,8 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
     if not sys.executable:
         raise FileNotFoundError("there is no interpreter that could be started")
     ours, theirs = socket.socketpair()
+    for each in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        ours.setsockopt(socket.SOL_SOCKET, each, struct.pack("@ll", TRANSFER_SECONDS, 0))
     # By argument, not by environment: what lies in the working folder is not to stand in for a module.
     script = f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main({theirs.fileno()}, {os.getpid()})"
     with theirs:

@@ -104,7 +104,12 @@ def _by_helper(helper: helper_processes.HelperProcess, task: _Task, queue: TextQ
     while (part := queue.last()) is not None:
         start, texts = part
         try:
-            exact, columns = helper.call(_answer, task, pa.RecordBatch.from_arrays([texts], names=["texts"]))
+            exact, columns = helper.call(
+                _answer,
+                task,
+                pa.RecordBatch.from_arrays([texts], names=["texts"]),
+                seconds=helper_processes.PART_SECONDS,
+            )
         except helper_processes.HelperGone as gone:
             log.debug("documents are typed here, without a helper: %s", gone)
             return found, [part]

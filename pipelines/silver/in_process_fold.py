@@ -318,7 +318,7 @@ def _folded_part(part: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _by_helper(helper: helper_processes.HelperProcess, part: pa.RecordBatch) -> list[pa.RecordBatch]:
-    _, made = helper.call(_answer, None, part)
+    _, made = helper.call(_answer, None, part, seconds=helper_processes.PART_SECONDS)
     return _folded_part(part) if made is None else [made]
 
 

@@ -118,6 +118,13 @@ def test_nobody_waits_for_an_answer_when_all_is_to_stop(helper: helper_processes
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_one_that_takes_nothing_is_gone(helper: helper_processes.HelperProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_processes, "TRANSFER_SECONDS", 1)
+    os.kill(pid_of(helper), signal.SIGSTOP)
+    with pytest.raises(helper_processes.HelperGone):
+        helper.call(echoed, 1, pa.RecordBatch.from_pydict({"text": ["x" * 30_000_000]}))
+
+
 @pytest.mark.parametrize("executable", ["", "/no/such/python", "/bin/true"])
 def test_one_that_cannot_be_started_is_gone(
     executable: str, monkeypatch: pytest.MonkeyPatch, helper: helper_processes.HelperProcess

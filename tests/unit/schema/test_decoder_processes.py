@@ -120,6 +120,17 @@ def test_a_helper_that_is_killed_takes_nothing_with_it(
     assert is_same(decoder_processes.typed(decoder(), texts), alone)
 
 
+def test_nobody_waits_for_a_helper_that_somebody_has_stopped(
+    two_helpers: helper_processes.HelperProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper_processes, "PART_SECONDS", 0.5)
+    texts = drawn(2000)
+    decoder_processes.typed(decoder(), texts)
+    for each in pids(two_helpers):
+        os.kill(each, signal.SIGSTOP)
+    assert is_same(decoder_processes.typed(decoder(), texts), decoder().typed(texts))
+
+
 @pytest.mark.parametrize("executable", ["", "/no/such/python", "/bin/true", "/bin/cat"])
 def test_where_none_can_be_started_this_process_types_all(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", executable)
