@@ -17,6 +17,7 @@ from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
+from pipelines.silver.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,8 +52,10 @@ class SilverCollection:
     """Files of remembered deletes that the last compaction left beyond those that their size explains."""
     quarantined: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
+    ahead: ReadAhead = field(default_factory=ReadAhead)
+    """What reads the events of batches that this process applies itself (`pipelines.silver.in_process`)."""
     decoder: Decoder | None = None
-    """What types the documents of batches that this process applies itself (`pipelines.silver.in_process`)."""
+    """What types the documents of such batches."""
 
     def __post_init__(self) -> None:
         self.bronze_columns = reduce.needed(self.options.unwrap)

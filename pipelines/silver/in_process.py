@@ -230,10 +230,15 @@ def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table
     columns = (*updates, *collection.bronze_columns, *_added_bronze_columns(collection))
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.max_local_events)
-    size_bytes, spark, namespace = _many_bytes(collection), collection.spark, collection.namespace
-    return collection_events.in_order(
-        spark, collection.bronze, namespace, range_, columns, limit=limit, size_bytes=size_bytes
-    )
+    spark, bronze_table, namespace = collection.spark, collection.bronze, collection.namespace
+
+    def read(range_: reduce.BatchRange, size_bytes: int) -> pa.Table | None:
+        return collection_events.in_order(
+            spark, bronze_table, namespace, range_, columns, limit=limit, size_bytes=size_bytes
+        )
+
+    ahead_bytes = 2 * collection_events.PORTION_BYTES
+    return collection.ahead.events(range_, columns, read, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
 
 
 def _many_bytes(collection: SilverCollection) -> int:

@@ -67,6 +67,7 @@ def apply(
     # The first range in any case: whatever its start takes, each turn comes further.
     while ranges and not stop.is_set() and not (events and time.monotonic() > end):
         range_, *ranges = ranges
+        collection.ahead.expect(ranges[0] if portions and ranges else None)
         # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
         counts = work.counts if range_ == work.span else _counts(collection, range_)
         reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))
@@ -74,6 +75,7 @@ def apply(
         if ranges and portions and collection.needs_steps:
             # What this process does not apply goes through Spark in as few ranges as the settings allow.
             ranges, portions = _ranges(collection, work, reduce.BatchRange(range_.to, work.to)), None
+    collection.ahead.forget()
     return Progress(reached, events)
 
 

@@ -1,0 +1,55 @@
+"""The events of the next range, read while this process applies one: typing and folding leave a core idle now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from cdc_core.silver import reduce
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Read: TypeAlias = "Callable[[reduce.BatchRange, int], pa.Table | None]"
+"""Reads a range's events, of at most so many bytes; None where it cannot."""
+
+
+class _NextRange(NamedTuple):
+    """A range that is being read, with these columns."""
+
+    range_: reduce.BatchRange
+    columns: Sequence[str]
+    events: Future[pa.Table | None]
+
+
+class ReadAhead:
+    """Reads one collection's ranges, each before it is asked for where it is expected."""
+
+    def __init__(self) -> None:
+        self._next: reduce.BatchRange | None = None
+        self._pending: _NextRange | None = None
+
+    def expect(self, range_: reduce.BatchRange | None) -> None:
+        """The range that comes after the one that is read next; None where none does."""
+        self._next = range_
+
+    def forget(self) -> None:
+        """Nothing comes, and nothing is held for it."""
+        self._next = self._pending = None
+
+    def events(
+        self, range_: reduce.BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int, ahead_bytes: int
+    ) -> pa.Table | None:
+        """The range's events, by `read`; those of the expected range are read from now on, where they take at most `ahead_bytes`."""
+        pending, self._pending = self._pending, None
+        events = None
+        if pending is not None and (pending.range_, pending.columns) == (range_, columns):
+            events = pending.events.result()
+        if events is None:
+            events = read(range_, size_bytes)
+        if events is not None and self._next is not None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
+            self._pending = _NextRange(self._next, columns, pool.submit(read, self._next, min(size_bytes, ahead_bytes)))
+            pool.shutdown(wait=False)
+        return events
