@@ -71,6 +71,9 @@ SAME_VERSION = "t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`"
 
 RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
 
+_MARKS = T.StructType().add("__until", "string").add("__deleted", "boolean")
+"""The mark of deletes, and the column that it stands behind."""
+
 
 def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace, at: HistoryPosition) -> None:
     """Raise `DecisionNeeded` where a history would go on behind events that bronze does not hold any more: documents that were
@@ -264,7 +267,9 @@ class History:
                 F.col("__sequence").alias("sequence"),
                 F.col("__until").alias("until"),
                 F.col("__incomplete").alias("is_incomplete"),
-                (F.col("__deleted") if "__deleted" in stored.columns else F.lit(False)).alias("is_deleted"),
+                (F.coalesce("__deleted", F.lit(False)) if "__deleted" in stored.columns else F.lit(False)).alias(
+                    "is_deleted"
+                ),
                 (F.col("__document") if "__document" in stored.columns else F.lit(None).cast("string")).alias("document"),
             ).alias("version"),
         )
@@ -404,6 +409,8 @@ class History:
             return
         if self.local.is_swept(self, sweep, reached):
             return
+        if self.marks_deleted:  # the mode may be younger than all versions
+            self._made_room(_MARKS)
         at, stored = literal(sweep.first), self._stored()
         is_snapshot = sweep.cause is reduce.SweepCause.SNAPSHOT  # what changed after that was there
         is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
@@ -411,7 +418,7 @@ class History:
         if is_snapshot:
             ended = self._but_waiting(ended, sweep.first)
         end = {"__until": at, "valid_to": f"timestamp_seconds({int(sweep.first[:8], 16)})"}
-        if self.marks_deleted and "__deleted" in stored.columns:
+        if self.marks_deleted:
             end["__deleted"] = "true"
         statement = sql_merge.Merge(SAME_VERSION, (sql_merge.Clause(end),))
         self.writer.merge(ended, statement, to=reached.to, extra=reached.extra)

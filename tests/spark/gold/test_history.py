@@ -14,7 +14,7 @@ from cdc_core import errors
 from cdc_core.properties.unwrap import DeleteMode
 from pipelines.delta.writer import Writer
 from pipelines.gold import in_process_history
-from tests.harness import histories, model, oracle
+from tests.harness import bronze_rows, histories, model, oracle
 from tests.harness.histories import History, Mode
 from tests.harness.history_tables import ENDS, ENGINE, HistoryHop, change
 
@@ -66,6 +66,27 @@ def test_what_a_late_event_and_a_sweep_say_of_deletes_when_the_mode_is_gone(spar
     later.run()
     ends = [(row["v"], row["__deleted"]) for row in later.versions("things")]
     assert ends == [("a", False), ("x", True), ("b", True)]
+
+
+@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spark: SparkSession, lakehouse: Path) -> None:
+    """Rows from before have no mark: a drop makes the column where there is none, in silver, too; where it is null no delete is known."""
+    hop = HistoryHop(spark, lakehouse, {})
+    events = [change("c", 1, 10, "a"), change("c", 2, 11, "x"), change("d", 2, 15)]
+    hop.bronze.append({"dropped": events, "late": events})
+    hop.run()
+    rewrite = {"delete.tombstone.handling.mode": "rewrite"}
+    later = HistoryHop(spark, lakehouse, {"dropped": rewrite, "late": rewrite})
+    hop.bronze.append({"dropped": [{"drop": 30}], "late": [change("c", 3, 20, "b")]})
+    later.run()
+    silver = spark.table(str(hop.layout.silver(bronze_rows.DB, "dropped"))).select("_id", "`__deleted`")
+    assert [tuple(row) for row in silver.collect()] == [(1, True)]
+    assert [(row["v"], row["__deleted"]) for row in later.versions("dropped")] == [("a", True), ("x", None)]
+    assert spark.table(hop.table("dropped")).columns[-len(ENDS) :] == ENDS
+    hop.bronze.append({"late": [change("u", 2, 13, "y")]})
+    later.run()
+    ends = [(row["v"], row["__deleted"]) for row in later.versions("late")]
+    assert ends == [("a", None), ("x", False), ("y", False), ("b", False)]
 
 
 @pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
