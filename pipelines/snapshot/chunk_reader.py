@@ -7,10 +7,12 @@ import functools
 import json
 import logging
 import os
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,6 +40,9 @@ ATTEMPTS = 5
 
 _HELPERS = helper_processes.HelperProcesses(2 * helper_processes.cores())
 """What more threads read at a time is for Spark's workers."""
+
+HELPER_SECONDS = 5 * chunks.CHUNK_SECONDS
+"""A helper has read a chunk long before this: one that has not was stopped, or waits for a server that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +156,11 @@ class ChunkReader:
         """What a helper read into a file that nobody else finds behind it; None where it cannot, and the chunk is to be read otherwise."""
         if self.without_helpers.is_set():
             return None
-        path = scratch.folder() / f"chunk-{uuid.uuid4().hex}-{os.getpid()}.arrow"
         try:
-            path.touch(mode=0o600)
-            with _HELPERS.borrowed(1) as helpers:
+            with _chunk_file() as path, _HELPERS.borrowed(1) as helpers:
                 for helper in helpers:
-                    meta, _ = helper.call(_read_into_file, (spec, str(path)), stopped=self.stopped)
+                    given = spec, str(path)
+                    meta, _ = helper.call(_read_into_file, given, stopped=self.stopped, seconds=HELPER_SECONDS)
                     if meta["outcome"] != "unwritten":
                         return (chunks.stored(path) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
                     raise OSError(meta["message"])
@@ -165,14 +169,11 @@ class ChunkReader:
             if self.stopped.is_set():
                 raise errors.SourceUnreachable("a chunk was given up: the capture ends") from error
             log.warning(
-                "a process that read a chunk into %s could not: %s. It and the next ones are read without such a process",
-                path.parent,
+                "a process that read a chunk into a file below %s could not: %s. It and the next ones are read without such a process",
+                tempfile.gettempdir(),
                 error,
             )
             self.without_helpers.set()
-        finally:
-            with contextlib.suppress(OSError):
-                path.unlink()
         return None
 
     def wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
@@ -184,6 +185,18 @@ class ChunkReader:
             raise error
         if self.stopped.wait(2.0**attempt):
             raise errors.SourceUnreachable(str(error)) from error
+
+
+@contextlib.contextmanager
+def _chunk_file() -> Iterator[Path]:
+    """A file for one chunk, which nobody else finds behind the block."""
+    path = scratch.folder() / f"chunk-{uuid.uuid4().hex}-{os.getpid()}.arrow"
+    try:
+        path.touch(mode=0o600)
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _read_into_file(given: tuple[chunks.ChunkSpec, str], _: pa.RecordBatch | None) -> tuple[dict[str, Any], None]:

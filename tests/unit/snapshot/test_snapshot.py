@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot.state import SnapshotState
 from pipelines import helper_processes
 from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunk_reader, chunks, snapshot
 
@@ -205,7 +208,16 @@ def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, mon
     assert asked == ["an executor"]
 
 
-@pytest.mark.parametrize("harm", [None, "unwritten", "gone"])
+def executing() -> Any:
+    """A Spark whose executors read what they are told to."""
+
+    def executed(read: Any, _: str) -> Any:
+        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
+
+    return SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
+
+
+@pytest.mark.parametrize("harm", [None, "unwritten", "gone", "no folder"])
 def test_on_one_machine_a_helper_reads_a_chunk(
     taking: snapshot.Snapshot,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,7 +233,11 @@ def test_on_one_machine_a_helper_reads_a_chunk(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
 
-    def call(_: Any, function: Any, given: Any, *, stopped: Any) -> Any:
+    def folder() -> Path:
+        asked.append("a helper")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def call(_: Any, function: Any, given: Any, *, stopped: Any, seconds: float) -> Any:
         asked.append("a helper")
         assert not Path(given[1]).stat().st_mode & 0o077
         if harm == "gone":
@@ -233,6 +249,8 @@ def test_on_one_machine_a_helper_reads_a_chunk(
         return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
 
     monkeypatch.setattr(helper_processes.HelperProcess, "call", call)
+    if harm == "no folder":
+        monkeypatch.setattr("pipelines.spark.scratch.folder", folder)
     spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
     reader = replace(taking.reader, spark=spark)
     for _ in range(2):
@@ -242,6 +260,32 @@ def test_on_one_machine_a_helper_reads_a_chunk(
     assert len(caplog.records) == (1 if harm else 0)
 
 
+def test_a_helper_that_somebody_stopped_is_not_waited_for(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its chunk is read otherwise; the snapshot, and what is queued behind it, would stand still."""
+    helpers = helper_processes.HelperProcesses(1)
+    with helpers.borrowed(1) as [helper]:
+        helper.start()
+        assert helper._process is not None
+        helper._process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(chunk_reader, "_HELPERS", helpers)
+    monkeypatch.setattr(chunk_reader, "HELPER_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
+    meta = {"outcome": "read", "at": [1, 1], "cut": None}
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, chunks.ROWS.empty_table())]))
+    reader = replace(taking.reader, spark=executing(), connection=connections.Connection("mongodb://nobody"))
+    found = []
+    reads = threading.Thread(
+        target=lambda: found.append(reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)), daemon=True
+    )
+    reads.start()
+    reads.join(20)
+    taking.stopped.set()
+    assert [each.at for each in found] == [(1, 1)]
+
+
 def test_a_capture_that_ends_waits_for_no_helper(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,7 +293,7 @@ def test_a_capture_that_ends_waits_for_no_helper(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
 
-    def call(*_: Any, stopped: threading.Event) -> Any:
+    def call(*_: Any, stopped: threading.Event, **__: Any) -> Any:
         stopped.set()
         raise helper_processes.HelperGone("it ended with exit code -9")
 
@@ -289,12 +333,8 @@ def test_a_time_that_a_server_never_hears_of_gives_up_one_collection(
         with mongodb_failures.translating_read("reading"):
             raise driver.OperationFailure("InvalidOptions", 72)
 
-    def executed(read: Any, _: str) -> Any:
-        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
-
     monkeypatch.setattr(chunks, "encoded_chunk", behind)
-    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
-    reader = replace(taking.reader, spark=spark)
+    reader = replace(taking.reader, spark=executing())
     with pytest.raises(mongodb_failures.ReadRefused, match="72"):
         reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
     assert len(reads) == chunk_reader.ATTEMPTS
