@@ -1,7 +1,8 @@
 """The options of `ExtractNewDocumentState` as one value: Debezium's names and strings in, enums and tuples out.
 
 A new one is a field of `UnwrapOptions` and a line of `_options`. What it does to records is in `cdc_core.unwrap`, what it does to
-tables in `cdc_core.schema.names` (names and values of fields) and `cdc_core.silver.reduce` (rows and deletes).
+tables in `cdc_core.schema.names` (names and values of fields) and `cdc_core.silver.reduce` (rows and deletes). CONTRIBUTING.md has the
+recipe.
 
 Every option of the SMT is here under its own name, the ones of older versions too:
 

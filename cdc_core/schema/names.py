@@ -24,6 +24,9 @@ from cdc_core.properties import unwrap as unwrap_options
 ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
 """The engine's own columns of a silver or gold table."""
 
+LAYOUT_OPTIONS = ("flatten.struct", "flatten.struct.delimiter", "array.encoding", "field.name.adjustment.mode")
+"""The options of `ExtractNewDocumentState` that lay a document's columns out: those of a table stay as they were."""
+
 SPOKEN_FOR = frozenset(
     {
         *("__action", "__choice", "__file", "__given", "__gone", "__guard", "__held", "__is_new", "__row", "__typed"),

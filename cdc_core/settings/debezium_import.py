@@ -1,6 +1,7 @@
 """A Debezium connector's JSON as a settings document: what is taken over, what is left out and why, what is a secret.
 
-Which properties there are, with types and defaults, stands in `cdc_core.properties.source`.
+Which properties there are, with types and defaults, stands in `cdc_core.properties.source`; how a settings file's are read and checked
+against each other, in `cdc_core.settings.source_section`.
 
     source properties            under `source`, the ones of older versions under their names of today
     ExtractNewDocumentState      its options under `silver.defaults`

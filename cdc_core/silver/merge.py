@@ -1,8 +1,8 @@
 """The MERGE that brings reduced, typed rows into a collection's table, and the ALTERs that make room for them.
 
-A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). Every clause is guarded by
-sequence: a row that holds a later document, or knows of a later event, keeps it, so that a statement may be run again,
-and ranges in any order. Batches that come late are the ones that need that (`pipelines.silver.ranges._is_late`); newer ones replace rows without
+A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). A clause applies where the source row's event is
+newer than what the table's row holds or knows of: a late delete removes no newer row, a statement may be run again, and ranges in any
+order. Batches that come late are the ones that need that (`pipelines.silver.ranges._is_late`); newer ones replace rows without
 a MERGE where they can. That a document that was removed does not come back is said in `pipelines.silver.deletes`.
 """
 

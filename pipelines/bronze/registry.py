@@ -232,8 +232,8 @@ class SilverPosition:
     """Another one where the rows began anew: the table was made, repaired or restored since, and what was read of it at a batch may
     not be what it held at that batch the second time."""
     bronze: BronzeCommit | None = None
-    """The newest commit of the bronze in which these batches were found: where that one's log has it no more, their numbers are those of
-    others."""
+    """The newest commit of the bronze in which these batches were found. Where bronze's log does not hold it any more, bronze was replaced,
+    and the numbers of its batches are not these."""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""

@@ -70,8 +70,8 @@ class Writer(StatementCommits):
         Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
         After a RESTORE that is the metadata of the restored version, but for the names in `kept`: those are the newest commit's.
         Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
-        over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`; with `take_over` neither of the first
-        two, but for a holder that came later than `since_ms`. A refused writer has committed nothing.
+        over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`. `take_over` raises neither of the first
+        two, unless the holder claimed the table after `since_ms`. A refused writer has committed nothing.
         """
         for attempt in table_errors.commit_attempts(table):
             # Whatever is committed after this look makes the claim's commit fail.

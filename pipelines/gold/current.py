@@ -50,8 +50,8 @@ MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
 """The source reads silver at a fixed version, or is held: Delta need not write it down."""
 
 REBUILT = "rebuilt"
-"""What tells the commit of a rebuild from the last one, whose position is the same: other hands had changed rows, and models may be
-made of them."""
+"""What the commit of a rebuild says. The position has not moved, and models have to be made again: they may be made of rows that other
+hands had changed."""
 
 FEW_KEYS = 1_000
 """Up to so many keys the ranges in which the table is read are made from the keys; for more it is one, from the first key to the last."""

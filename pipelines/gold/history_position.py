@@ -1,4 +1,7 @@
-"""Where a history stands: what its commits say of it, and what that makes due."""
+"""Where a history stands: what its commits say of it, and what that makes due.
+
+What a rebuild of silver makes due in a table of documents is said in `pipelines.gold.current.GoldWork`.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +76,8 @@ def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: reg
     if is_history(metadata) or "model" in metadata:
         what = "a history is kept" if is_history(metadata) else "a model is made"
         raise errors.DecisionNeeded(
-            f"{table.label}: the table of {namespace} would lie where {what}, or was; take the collection out of the pipeline, or give "
-            "the other one up and remove this table"
+            f"{table.label}: the table of {namespace} has this place, and here {what}, or was; leave the collection out of the pipeline, "
+            "or switch the other one off and remove its table"
         )
 
 

@@ -339,7 +339,7 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
             "medallion cut show --as-of tells how tables with history: true are read at any time"
         )
     raise errors.Temporary(
-        f"bronze of {settings.name} ends at a cluster time of which more may come, or a snapshot is ahead of the stream; try again "
+        f"bronze of {settings.name} may not hold all of its newest cluster time yet, or a snapshot is ahead of the stream; try again "
         "when the capture has committed more, or has ended"
     )
 

@@ -1,8 +1,8 @@
-"""A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
+"""A batch of plain events, applied by this process: nothing is planned, listed or compiled for it.
 
-What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read,
-newer than anything in the table, partial updates of such (`pipelines.silver.in_process_fold`), and deletes. Any other batch goes
-through the steps.
+What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents, partial updates
+(`pipelines.silver.in_process_fold`) and deletes, all of which can be read and are newer than anything in the table. Any other batch goes
+through the steps: then `applied` is False, and nothing was committed.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Mark(NamedTuple):
 class WholeEvents(NamedTuple):
     """Events without partial updates, and by key what only marks a row of the table.
 
-    With what their rows will say in `__incomplete`, `__known`, `__sequence` and `__deleted`; a delete that is not `__deleted` has none.
+    With what their rows will say in `__incomplete`, `__known`, `__sequence` and `__deleted`. A delete that is not `__deleted` leaves no row.
     """
 
     events: pa.Table

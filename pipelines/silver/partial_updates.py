@@ -1,7 +1,8 @@
 """Partial updates: updates whose documents were not read, folded onto the documents that the table holds.
 
 The base is the later of the stored document and the range's own; the updates behind it change it one after the other, each as
-`cdc_core.silver.fold` says. The step of a batch that calls this is `reduction.reduced`.
+`cdc_core.silver.fold` says. The step of a batch that calls this is `reduction.reduced`; a batch that goes through no step is folded by
+`in_process_fold`. Without `keep.document` nothing is folded: an update only marks its row as incomplete.
 
 A collection that keeps whole documents (`keep.document`) reads those of a batch's keys back, lets each update change them,
 and writes them whole. A document that is not known stays incomplete, and the updates that it waits for are read from bronze

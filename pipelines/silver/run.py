@@ -17,11 +17,11 @@ For each collection, over its events in bronze batches (a, b]:
 
 The steps from `evolved` to `committed` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
 
-A small batch of plain events takes none of them. `pipelines.silver.in_process.applied` does the same in this process, without a
+Plain events take none of them, a few at a time or, on few cores, many range by range. `pipelines.silver.in_process.applied` does the same in this process, without a
 query; where it finds anything to decide, it commits nothing, and the batch goes through the steps:
 
     _events          the range's events, read from bronze's files
-    folded           partial updates become the documents that they leave
+    folded, noted    partial updates become the documents that they leave; where those are not kept, marks of rows
     _winners         the last event of each key
     _typed           documents become columns; what they do to the schema is recorded
     _committed       the keys' rows marked as deleted and the new ones written, in one commit with the position
@@ -392,7 +392,7 @@ class _SilverRun:
         """Say which settings make no difference to the columns that are there, before a rebuild."""
         waiting = []
         if not is_laid_out:
-            waiting.append("flatten.struct, its delimiter, array.encoding or field.name.adjustment.mode was changed")
+            waiting.append(f"one of {', '.join(column_names.LAYOUT_OPTIONS)} was changed")
         pinned = ", ".join(evolution.waiting_pins(schema, self.settings.silver.for_collection(str(namespace)).pins))
         if pinned:
             waiting.append(f"schema or map.fields pins other types of {pinned}")
