@@ -52,9 +52,17 @@ class Progress(NamedTuple):
 
 
 def apply(
-    collection: SilverCollection, work: CollectionWork, *, stop: threading.Event, seconds: float = math.inf
+    collection: SilverCollection,
+    work: CollectionWork,
+    *,
+    stop: threading.Event,
+    seconds: float = math.inf,
+    is_alone: bool = False,
 ) -> Progress:
-    """Apply the work range by range, each with its sweeps. Between ranges it ends where `stop` is set, or `seconds` are over."""
+    """Apply the work range by range, each with its sweeps. Between ranges it ends where `stop` is set, or `seconds` are over.
+
+    Where the collection `is_alone` the next range is read meanwhile: where others are applied beside it no core is idle.
+    """
     reached = _under_these_settings(collection, work.position)
     collection.needs_steps = False
     portions = in_process.ranges(collection, work)
@@ -67,7 +75,7 @@ def apply(
     # The first range in any case: whatever its start takes, each turn comes further.
     while ranges and not stop.is_set() and not (events and time.monotonic() > end):
         range_, *ranges = ranges
-        collection.ahead.expect(ranges[0] if portions and ranges else None)
+        collection.ahead.expect(ranges[0] if is_alone and portions and ranges else None)
         # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
         counts = work.counts if range_ == work.span else _counts(collection, range_)
         reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))

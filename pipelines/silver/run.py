@@ -170,6 +170,8 @@ class _SilverRun:
     """A table may be claimed for the first time weeks later: `take_over` is of the owners of then."""
     idle: set[str] = field(default_factory=set)
     """Collections whose tables the last round moved on, and that had no events."""
+    is_alone: bool = False
+    """Whether the round at hand has one collection with anything to do."""
     survey_seconds: float = 0.0
     """What the last survey of bronze took."""
 
@@ -207,6 +209,7 @@ class _SilverRun:
             due = _with_few_idle(due)
         for namespace in reread - {work.namespace for work in due}:
             self.failures.passed(str(namespace))
+        self.is_alone = len(due) == 1
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
         results = [result for result in self.pool.each(due, apply, stop=self.stop) if result is not None]
         self.failures.end_where_all_failed(map(str, positions.known))
@@ -310,7 +313,8 @@ class _SilverRun:
         if not self.once and collection.mode.removes_row:
             # Before the turn, whose deletes gold then finds in files of their own.
             collection.delete_files = maintenance.compact_facts(spark, collection.deletes, collection.delete_files)
-        progress = ranges.apply(collection, work, stop=self.stop, seconds=self._turn_seconds(collection))
+        seconds = self._turn_seconds(collection)
+        progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone)
         known[namespace] = reached = progress.position
         # After the commit, and outside it: what is compacted, or not, changes no row.
         maintenance.compact(collection.writer)

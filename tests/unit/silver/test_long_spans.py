@@ -5,6 +5,7 @@ Where the first of them is Spark's, so is all of it: `tests/spark/silver/test_in
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,16 @@ def test_a_long_span_is_applied_range_by_range(
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     for at, (key, n) in enumerate(((0, 1), (1, 1), (2, 2), (3, 3), (0, 0), (1, 1))):
         bronze.append({"t": [{"op": "u", "key": key, "at": 20 + at, "after": {"_id": key, "n": n}}]})
-    hop.silver()
+    read, in_order = [], collection_events.in_order
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            collection_events,
+            "in_order",
+            lambda *given, **named: read.append(threading.current_thread().name) or in_order(*given, **named),
+        )
+        hop.silver()
+    if bound[0] == "PORTION_EVENTS":  # no document has as few bytes as the other bound
+        assert [name.split("_")[0] for name in read] == ["MainThread", *["medallion-ahead"] * (len(positions) - 1)]
     commits = local_log.commits(Path(hop.silver_table.path or ""))
     assert {commit.metadata.get("to") for commit in commits if commit.metadata} - {None} == {1, *positions}
     hop.run()
