@@ -87,6 +87,12 @@ def _arrow(type_: Any) -> pa.DataType:
     raise NotReadable
 
 
+def as_array(column: pa.ChunkedArray) -> pa.Array:
+    """The column's values as one array: as they are where they are one, of which `combine_chunks` makes a copy, too."""
+    is_one = column.num_chunks == 1 and not column.chunk(0).offset
+    return column.chunk(0) if is_one else column.combine_chunks()
+
+
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A table's columns in the order and with the types of a schema, null where it has none of them.
 
@@ -95,7 +101,7 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     names = {name: number for number, name in enumerate(table.column_names)}
     try:
         columns = [
-            _conformed(table.column(names[each.name]).combine_chunks(), each.type)
+            _conformed(as_array(table.column(names[each.name])), each.type)
             if each.name in names
             else pa.nulls(len(table), each.type)
             for each in schema

@@ -159,7 +159,7 @@ def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, 
     if events is None or events.num_rows > limit:
         return None
     is_partial = collection_events.are_partial(events)
-    if not fold.are_readable(events["updateDescription"].combine_chunks().filter(is_partial.combine_chunks())):
+    if not fold.are_readable(table_schema.as_array(events["updateDescription"]).filter(is_partial.combine_chunks())):
         return None
     if not collection_events.are_readable(events):
         return None
@@ -292,10 +292,10 @@ def _made(
 ) -> tuple[schemas.Evolution, pa.Table] | None:
     """The new versions with the table's columns, and what their documents do to the schema; None where some cannot be read."""
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
-    is_folded, texts = pc.is_null(rows["after"]), rows["after"].combine_chunks()
+    is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
     rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may ask for it, too
-    found = _typed(kept, texts, rows["sequence"].combine_chunks(), reached)
+    found = _typed(kept, texts, table_schema.as_array(rows["sequence"]), reached)
     if found is None:
         return None
     evolution, typed = found

@@ -290,8 +290,8 @@ def _begun(collection: SilverCollection, events: pa.Table, *, folds: bool) -> sc
     if folds:  # what became of the updates is looked at when the other documents were
         return schemas.unchanged(current, pins)
     return schemas.start_here(
-        events["after"].combine_chunks(),
-        events["sequence"].combine_chunks(),
+        table_schema.as_array(events["after"]),
+        table_schema.as_array(events["sequence"]),
         current=current,
         options=collection.options.unwrap,
         pins=pins,
@@ -304,7 +304,7 @@ def _typed(
 ) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
     cannot tell. `given` are the events before partial updates were folded."""
-    texts, schema = events["after"].combine_chunks(), collection.schema.schema
+    texts, schema = table_schema.as_array(events["after"]), collection.schema.schema
     typed = decoder_processes.typed(_decoder(collection, begun.schema), texts)
     if pc.any(typed.refused).as_py():
         return [], None
@@ -316,8 +316,8 @@ def _typed(
             looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
         for each in looks:
             evolution = schemas.evolve_here(
-                each["after"].combine_chunks(),
-                each["sequence"].combine_chunks(),
+                table_schema.as_array(each["after"]),
+                table_schema.as_array(each["sequence"]),
                 current=schema,
                 options=collection.options.unwrap,
                 pins=collection.options.pins,

@@ -80,7 +80,7 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
-    descriptions = events["updateDescription"].combine_chunks()
+    descriptions = table_schema.as_array(events["updateDescription"])
     if live is None or _DOCUMENT not in live.schema.names or not fold.are_readable(descriptions.filter(is_partial)):
         return None
     with without_collector():
@@ -89,7 +89,7 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         pending = None if stored is None else _pending(events, histories, stored)
         if stored is None or pending is None:
             return None
-        return _with_documents(events, is_partial, pending, stored[_DOCUMENT].combine_chunks())
+        return _with_documents(events, is_partial, pending, table_schema.as_array(stored[_DOCUMENT]))
 
 
 def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | None:
@@ -272,7 +272,7 @@ def _with_documents(
     def with_made(column: pa.Array, made: pa.Array) -> pa.Array:
         return made if len(made) == len(column) else pc.replace_with_mask(column, is_made, made)
 
-    documents = with_made(kept["after"].combine_chunks(), results["document"].combine_chunks())
+    documents = with_made(table_schema.as_array(kept["after"]), table_schema.as_array(results["document"]))
     return _marked(
         kept.set_column(kept.column_names.index("after"), "after", documents),
         with_made(pa.array([False] * len(places), pa.bool_()), incomplete),
@@ -282,9 +282,9 @@ def _with_documents(
 
 def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> pa.Table:
     """The results of `fold.fold_batches`, one for each pending document; of many also by helpers."""
-    keys, after = events["key"].combine_chunks(), events["after"].combine_chunks()
+    keys, after = table_schema.as_array(events["key"]), table_schema.as_array(events["after"])
     columns = ("sequence", "updateDescription")
-    updates = pa.StructArray.from_arrays([events[name].combine_chunks() for name in columns], names=columns)
+    updates = pa.StructArray.from_arrays([table_schema.as_array(events[name]) for name in columns], names=columns)
     # All that is copied here is memory that was not touched before, which costs as much as parsing it.
     texts = stored if after.null_count == len(after) else pa.concat_arrays([stored, after])
 
