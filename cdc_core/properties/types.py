@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cdc_core.extended_json import query
+
 
 class InvalidValue(Exception):
     """A value that its type does not hold: what was expected, and the nearest right thing."""
@@ -277,7 +279,7 @@ class Stages:
         stages = _parsed(value, self.expected)
         if not isinstance(stages, list) or not all(_is_stage(stage) for stage in stages):
             raise InvalidValue(self.expected, "each stage is a document with one field, whose name starts with $")
-        return json.dumps(stages)
+        return _extended_json(stages, self.expected)
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ class FindFilter:
         document = _parsed(value, self.expected)
         if not isinstance(document, dict):
             raise InvalidValue(self.expected)
-        return json.dumps(document)
+        return _extended_json(document, self.expected)
 
 
 def did_you_mean(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
@@ -406,9 +408,19 @@ def _parsed(value: object, expected: str) -> object:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(expected, f"not JSON: {error}") from None
 
 
+def _extended_json(given: object, expected: str) -> str:
+    """The text of what the server is to evaluate; refused where none could be sent it, which a snapshot would find out."""
+    try:
+        text = json.dumps(given)
+        query.checked(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidValue(expected, str(error)) from None
+    return text
+
+
 def _is_stage(stage: object) -> bool:
-    return isinstance(stage, dict) and len(stage) == 1 and next(iter(stage)).startswith("$")
+    return isinstance(stage, dict) and len(stage) == 1 and str(next(iter(stage))).startswith("$")

@@ -284,6 +284,8 @@ def _maintenance(reader: SectionReader, found: object) -> MaintenanceSettings:
     if hours is not None:
         first, second, third, fourth = map(int, hours.groups())
         quiet = QuietHours(first * 60 + second, third * 60 + fourth)
+        if quiet.begin == quiet.end:  # it would hold no minute, and nothing be maintained
+            reader.refuse("maintenance.quiet.hours", f"two times of day are expected, found {text}", '"00:00-23:59"')
     return MaintenanceSettings(
         read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet
     )

@@ -82,7 +82,7 @@ def _read_family(reader: SectionReader, family: Family, section: Mapping[str, An
     for name, value in section.items():
         option = name.removeprefix(family.prefix)
         path = join_path("source", name)
-        if not name.startswith(family.prefix):
+        if not name.startswith(family.prefix) or value is None:
             continue
         if (why := properties.of_javas_client(option)) is not None:
             reader.refuse(path, "it is an option of Kafka's Java client", why)
@@ -90,7 +90,7 @@ def _read_family(reader: SectionReader, family: Family, section: Mapping[str, An
             reader.refuse(path, "the channel sets it itself", instead)
         else:
             type_ = values.Secret() if properties.is_secret(option) else values.Referable()
-            text = str(value).lower() if isinstance(value, bool) else str(value)
+            text = values.written(value) if isinstance(value, (bool, int, float)) else value
             found[option] = reader.value(path, type_, text, Reference(""))
     return found
 

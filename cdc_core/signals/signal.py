@@ -16,18 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import bson
 import orjson
 from bson import json_util
-from bson.errors import BSONError
 
 from cdc_core.extended_json import query
 from cdc_core.properties import types as values
 from cdc_core.stream import patterns
-
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, BSONError)
-"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many
-levels."""
 
 
 class SignalType(str, Enum):
@@ -231,23 +225,18 @@ def _conditions(data: Mapping[str, Any]) -> tuple[AdditionalCondition, ...]:
 def _filter_text(given: Any) -> str:
     try:
         return given if isinstance(given, str) else json_util.dumps(given)
-    except _UNREADABLE as error:
+    except query.UNREADABLE as error:
         raise SignalRefused("its filter cannot be written as JSON") from error
 
 
 def _check_filter(text: str) -> None:
     """Raise `SignalRefused` for a filter that cannot be read, or not be sent to a server: each read of it would fail."""
     try:
-        parsed = query.loads(text)
-    except _UNREADABLE as error:
-        raise SignalRefused(f"its filter is no JSON: {error}") from error
-    if not isinstance(parsed, dict):
+        is_object = isinstance(query.checked(text), dict)
+    except ValueError as error:
+        raise SignalRefused(f"its filter is {error}") from error
+    if not is_object:
         raise SignalRefused("its filter must be an object, as find takes it")
-    # JSON has texts and numbers that BSON has not: half a surrogate, or an integer of more than 64 bits.
-    try:
-        bson.encode(parsed)
-    except _UNREADABLE as error:
-        raise SignalRefused(f"its filter holds what BSON cannot hold: {error}") from error
 
 
 def _pattern(text: str) -> patterns.Pattern:

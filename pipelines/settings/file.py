@@ -121,7 +121,8 @@ def write(path: str | Path, text: str) -> None:
 
 
 def _comment(line: str) -> str:
-    return f"# {' '.join(line.split(chr(10)))}".rstrip() + "\n"
+    # Whatever ends a line would end the comment, and a property's own text go on as settings.
+    return f"# {' '.join(line.splitlines())}".rstrip() + "\n"
 
 
 class _Dumper(yaml.SafeDumper):

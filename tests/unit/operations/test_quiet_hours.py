@@ -27,10 +27,14 @@ def test_a_part_of_the_day_may_go_over_midnight(text: str, inside: tuple[int, ..
     assert all(map(quiet.holds, inside)) and not any(map(quiet.holds, outside))
 
 
-def test_what_is_no_time_of_day_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("2-5", "a time of day in UTC is expected, found 2-5"), ("02:00-02:00", "two times of day are expected, found 02:00")],
+)
+def test_what_holds_no_minute_of_the_day_is_refused(text: str, says: str) -> None:
     """The setting's path, what is expected, and an example are told."""
-    with pytest.raises(errors.SettingsError, match=r"maintenance.quiet.hours: a time of day in UTC is expected, found 2-5"):
-        parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "2-5"}})
+    with pytest.raises(errors.SettingsError, match=f"maintenance.quiet.hours: {says}"):
+        parse.parse({**SMALLEST, "maintenance": {"quiet.hours": text}})
 
 
 def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> None:

@@ -235,6 +235,13 @@ def test_texts_stay_texts(text: str) -> None:
     assert settings_file._document(written, "x") == {"a": text, "b": True, "c": 5}
 
 
+@pytest.mark.parametrize("end", ("\n", "\r", "\x85", "\u2028"))
+def test_a_remark_stays_a_comment(end: str) -> None:
+    """Whatever in its text ends a line of YAML, no key of the file comes of it."""
+    written = settings_file.rendered({"a": "b"}, after=[f"the server cannot be asked for (?<!x){end}a: c"])
+    assert settings_file._document(written, "x") == {"a": "b"}
+
+
 def test_the_example_of_the_documents() -> None:
     """docs/settings.md shows a connector and exactly the file that it becomes."""
     text = (CASES.parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")

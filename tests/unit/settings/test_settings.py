@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import pickle
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,18 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
         ({"cursor.pipeline.order": "user_only"}, "expected beside cursor.pipeline.order"),
         ({"cursor.pipeline": "[{'$match': 1}]"}, "not JSON"),
         ({"cursor.pipeline": '[{"match": {}}]'}, "whose name starts with $"),
+        ({"cursor.pipeline": [{1: 2}]}, "whose name starts with $"),
+        ({"cursor.pipeline": [{"$match": {"at": datetime.date(2026, 5, 1)}}]}, "date is not JSON serializable"),
+        ({"cursor.pipeline": '[{"$match": {"at": {"$date": "2026-05-01"}}}]'}, "no Extended JSON: time data"),
+        ({"cursor.pipeline": "[" * 100_000}, "not JSON"),
+        (
+            {
+                "snapshot.collection.filter.overrides": "shop.a",
+                "snapshot.collection.filter.overrides.shop.a": '{"customer": {"$oid": "5"}}',
+            },
+            "no Extended JSON: '5' is not a valid ObjectId",
+        ),
+        ({"signal.consumer.client.id": ["a"]}, "a text, ${env:NAME} or ${secret:scope/key} is expected"),
         ({"snapshot.collection.filter.overrides": "shop.a"}, "shop.a has no filter"),
         ({"snapshot.collection.filter.overrides.shop.a": "{}"}, "the collection is not listed"),
         ({"field.exclude.list": "shop.orders"}, "database.collection.field is expected, found shop.orders"),
@@ -307,9 +320,15 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
         ({"skipped.operations": "x"}, "a comma-separated list of c, u, d, t, r, none is expected"),
     ],
 )
-def test_settings_that_do_not_fit_together(given: dict[str, Any], words: str) -> None:
-    """Settings that contradict or need each other are refused together with the rest."""
+def test_settings_that_say_nothing_or_do_not_fit_together(given: dict[str, Any], words: str) -> None:
+    """Settings that no server or client could be given, that contradict or need each other are refused with the rest."""
     assert any(words in problem for problem in problems(source=given)), problems(source=given)
+
+
+def test_an_option_of_a_kafka_client_without_a_value_is_left_out() -> None:
+    """As any other property: brokers that are not there are not called None."""
+    given = parsed(source={"signal.consumer.client.id": None, "signal.consumer.fetch.min.bytes": 5}).source
+    assert {name: str(value) for name, value in given.signal_consumer.items()} == {"fetch.min.bytes": "5"}
 
 
 def test_warnings() -> None:

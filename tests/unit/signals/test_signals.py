@@ -76,7 +76,7 @@ def test_conditions_are_filters_of_collections() -> None:
         (
             "execute-snapshot",
             {"data-collections": ["a.b"], "additional-conditions": [{"data-collection": "a.b", "filter": "{x"}]},
-            "is no JSON",
+            "is no Extended JSON",
         ),
     ],
 )
