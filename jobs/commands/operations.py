@@ -51,6 +51,14 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
     maintain.refuse(result)
 
 
+_TAKEN_BY = {
+    "--data-collections": ("execute-snapshot", "stop-snapshot"),
+    "--type": ("execute-snapshot",),
+    "--filter": ("execute-snapshot",),
+    "--message": ("log",),
+}
+
+
 @click.command("signal")
 @click.argument(
     "type_",
@@ -113,22 +121,30 @@ def send_signal(
     from pipelines.channels import signals as channels
 
     content: dict[str, Any] = {}
+    given = {"--data-collections": collections or None, "--type": snapshot_type, "--filter": filter_, "--message": message}
+    written = {option for option, value in given.items() if value is not None}
     if data is not None:
-        if collections or snapshot_type or filter_ or message:
+        if written:
             raise click.UsageError("--data says everything; leave the other options out")
         try:
             content = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise click.UsageError(f"--data is no JSON: {error}") from error
         if not isinstance(content, dict):
             raise click.UsageError("--data must be a JSON object")
+    for option in sorted(written):
+        if type_ not in _TAKEN_BY[option]:
+            raise click.UsageError(f"{type_} takes no {option}: leave it out")
     # Commas within a regular expression's braces or classes do not separate.
     named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
+    if collections and not named:
+        # Of an empty variable: a stop without names ends every snapshot.
+        raise click.UsageError("--data-collections, where it is given, names collections")
     if named:
         content["data-collections"] = named
     if snapshot_type:
         content["type"] = snapshot_type
-    if filter_:
+    if filter_ is not None:
         # Debezium's form has a filter for each collection; the option is one for all that are named.
         content["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
     if message is not None:

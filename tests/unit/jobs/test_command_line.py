@@ -228,6 +228,28 @@ def test_corrections_that_are_no_text_are_refused_before_spark_starts(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "says"),
+    (
+        (["stop-snapshot", "--data-collections", ""], "--data-collections, where it is given, names collections"),
+        (["execute-snapshot", "--data-collections", "a.b", "--filter", ""], "its filter is no Extended JSON"),
+        (["pause-snapshot", "--data-collections", "a.b"], "pause-snapshot takes no --data-collections"),
+        (["stop-snapshot", "--data-collections", "a.b", "--filter", "{}"], "stop-snapshot takes no --filter"),
+        (["log", "--message", "m", "--type", "blocking"], "log takes no --type"),
+        (["execute-snapshot", "--data", "[" * 100_000], "--data is no JSON"),
+    ),
+)
+def test_a_signal_is_refused_that_would_ask_for_more_than_was_written(
+    arguments: list[str], says: str, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty variable of a shell names no collection, which would be all of them; an option that does nothing there is none."""
+    settings_file.write_text(
+        f"name: shop\nlakehouse: {{root: {settings_file.parent}/lake}}\nsource: {{mongodb.connection.string: mongodb://localhost}}\n"
+    )
+    assert command_line.main(["signal", *arguments, "--config", str(settings_file)]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "says"),
     (
         (["status"], 0, "nothing captured yet: medallion capture begins it"),
