@@ -10,6 +10,7 @@ The capture counts by the batch and by the commit; everything else is worked out
 from __future__ import annotations
 
 import contextlib
+import http.client
 import statistics
 import threading
 import time
@@ -219,18 +220,21 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
         thread.join(5)
 
 
-def scrape(*, port: int | None, address: str) -> dict[str, float]:
-    """What a capture that runs now shows at that port, the sample's labels in its name; nothing where none answers."""
+def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
+    """What the capture of this pipeline shows at that port now, the sample's labels in its name; nothing where it does not answer, or
+    somebody else does."""
     if port is None:
         return {}
     # An address to listen on at every interface is none to connect to.
     host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address
+    # A proxy of the environment is for other hosts.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
-            text = answer.read().decode()
-    except OSError:
+        with direct.open(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
+            families = [*text_string_to_metric_families(answer.read().decode())]
+    except (OSError, http.client.HTTPException, ValueError):
         return {}
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    samples = (sample for family in families for sample in family.samples if sample.labels.get("name") == name)
     return {_sample_name(sample.name, sample.labels): sample.value for sample in samples}
 
 

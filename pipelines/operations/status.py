@@ -156,7 +156,7 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
     now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
-    shown = metrics.scrape(port=settings.source.metrics_port, address=settings.source.metrics_address)
+    shown = metrics.scrape(settings.name, port=settings.source.metrics_port, address=settings.source.metrics_address)
     if not delta.exists(spark, log):
         return PipelineStatus(settings.name, now_ms, server, None, (), shown)
     delta.check_ours(spark, log)

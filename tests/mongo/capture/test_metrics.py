@@ -73,7 +73,7 @@ def test_the_endpoint_of_a_running_capture(spark: Any, mongodb_uri: str, databas
         assert values["SnapshotDurationInSeconds", "snapshot"] > 0
         assert values["CapturedTables", "streaming", namespace] == 1
         assert values["Connected", "streaming"] == 1
-        asked = metrics.scrape(port=port, address="0.0.0.0")
+        asked = metrics.scrape(found.name, port=port, address="0.0.0.0")
         assert asked[f"debezium_metrics_RowsScanned{{context=snapshot,table={namespace}}}"] == 200
         database.orders.insert_many([{"_id": number} for number in range(200, 205)])
         database.orders.update_many({"_id": {"$lt": 3}}, {"$set": {"x": 1}})

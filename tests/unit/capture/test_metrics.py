@@ -172,6 +172,27 @@ def test_who_connects_and_asks_nothing_keeps_no_thread(
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
             assert silent.recv(1) == b""
-        assert "debezium_metrics_Connected" in " ".join(metrics.scrape(port=port, address="127.0.0.1"))
+        assert "debezium_metrics_Connected" in " ".join(metrics.scrape("shop", port=port, address="127.0.0.1"))
     captures.until(lambda: threading.active_count() <= before)  # the answer is here before its thread has ended
     assert not capfd.readouterr().err
+
+
+def test_what_somebody_else_shows_at_the_port_is_not_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pipeline's capture, or a program that speaks something else; and no proxy of the environment is asked for this host."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def speak() -> None:
+            connection = other.accept()[0]
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"\xff\xfenothing of HTTP\r\n")
+
+        speaker = threading.Thread(target=speak, daemon=True)
+        speaker.start()
+        assert metrics.scrape("shop", port=port, address="127.0.0.1") == {}
+        speaker.join(5)
+    with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
+        assert metrics.scrape("mall", port=port, address="127.0.0.1") == {}
+        assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_restarts"] == 0

@@ -110,7 +110,7 @@ def test_the_port_shows_metrics_and_the_page() -> None:
 
     port = _free_port()
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole):
-        assert metrics.scrape(port=port, address="127.0.0.1")["medallion_commits"] == 0
+        assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_commits"] == 0
         assert [_asked(port), _asked(port), len(made)] == ["<p>a page</p>", "<p>a page</p>", 1]
     with (
         metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole),
