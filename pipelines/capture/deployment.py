@@ -12,6 +12,13 @@ from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 
+NARROW = "narrow collection.include.list or raise the limit"
+
+
+def is_over_limit(source: Source, captured: int) -> bool:
+    """Whether so many collections are more than `guardrail.collections.max` lets in."""
+    return 0 < source.guardrail_collections_max < captured
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -40,12 +47,11 @@ class Deployment:
 
     def check_guardrail(self, captured: int) -> None:
         """`guardrail.collections.max`: warn or stop where more collections are captured."""
-        limit = self.source.guardrail_collections_max
-        if limit <= 0 or captured <= limit:
+        if not is_over_limit(self.source, captured):
             return
         message = (
-            f"source.guardrail.collections.max: {captured} collections are captured, the limit is {limit}; "
-            "narrow collection.include.list or raise the limit"
+            f"source.guardrail.collections.max: {captured} collections are captured, the limit is "
+            f"{self.source.guardrail_collections_max}; {NARROW}"
         )
         match self.source.guardrail_collections_limit_action:
             case LimitAction.WARN:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
-from cdc_core.properties.source import FullUpdateType
+from cdc_core.extended_json import query
+from cdc_core.properties.source import FullUpdateType, LimitAction, Source
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
+from pipelines.capture import deployment
 from pipelines.channels import kafka
 from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
@@ -202,9 +204,21 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
     if watched:
         shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
         yield Finding("collections", CheckVerdict.FINE, f"{len(watched)} to capture: {shown}")
+        yield from _guardrail(source, len(watched))
     elif not checked.refused:
         mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
         yield Finding("collections", CheckVerdict.WARNING, "the lists let no collection in that exists", mend)
+
+
+def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
+    """A capture over `guardrail.collections.max` warns, or ends."""
+    if not deployment.is_over_limit(source, captured):
+        return
+    found = f"{captured} are captured, and guardrail.collections.max is {source.guardrail_collections_max}"
+    if source.guardrail_collections_limit_action is LimitAction.FAIL:
+        yield Finding("collections", CheckVerdict.WRONG, found, deployment.NARROW, errors.SourceUnsuitable())
+    else:
+        yield Finding("collections", CheckVerdict.WARNING, found, deployment.NARROW)
 
 
 def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Finding:
@@ -252,6 +266,19 @@ def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
         yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
     if watched and not refused:
         yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on each of them")
+
+
+def _filters(checked: CheckedSource) -> Iterator[Finding]:
+    """The server is asked whether it takes each filter of a snapshot: one that it refuses ends that collection's snapshot."""
+    texts = checked.settings.source.snapshot_collection_filter_overrides
+    for namespace in sorted(texts.keys() & {each.namespace for each in _captured(checked)}):
+        # A right that is missing is told by the reads.
+        with contextlib.suppress(errors.MedallionError):
+            reason = snapshot_read.refusal_of_filter(checked.client, namespace, query.loads(texts[namespace]))
+            if reason is not None:
+                mend = f"mend source.snapshot.collection.filter.overrides.{namespace}"
+                found = f"the server refuses its filter: {reason}"
+                yield Finding(f"snapshot of {namespace}", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
 
 
 def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> errors.MedallionError | None:
@@ -309,7 +336,7 @@ def _images(checked: CheckedSource) -> Iterator[Finding]:
         yield Finding(about, CheckVerdict.FINE, "kept by every collection")
 
 
-QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _oplog, _images)
+QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _filters, _oplog, _images)
 
 
 def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:

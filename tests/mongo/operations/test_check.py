@@ -39,7 +39,7 @@ def checked(tmp_path: Path) -> Checked:
             "lakehouse": {"root": str(tmp_path / "lakehouse")},
             "source": {
                 "mongodb.connection.string": uri,
-                **{name.replace("_", "."): value for name, value in source.items()},
+                **{name if "." in name else name.replace("_", "."): value for name, value in source.items()},
             },
         }
         found: dict[str, list[Finding]] = {}
@@ -100,6 +100,30 @@ def test_a_collection_that_does_not_exist_is_mentioned(
         f"{database.name}.Order does not exist",
         f"1 to capture: {database.name}.orders",
     ]
+
+
+@pytest.mark.parametrize(("action", "verdict"), [("warn", CheckVerdict.WARNING), ("fail", CheckVerdict.WRONG)])
+def test_what_ends_a_start_or_a_snapshot_is_told_before(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, action: str, verdict: CheckVerdict
+) -> None:
+    """More collections than the limit, and a filter that the server refuses."""
+    for name in ("orders", "stock"):
+        database[name].insert_one({"_id": 1})
+    filters = "snapshot.collection.filter.overrides"
+    source = {
+        "guardrail_collections_max": "1",
+        "guardrail_collections_limit_action": action,
+        filters: f"{database.name}.orders, {database.name}.stock",
+        f"{filters}.{database.name}.orders": '{"a": {"$near": 1}}',
+        f"{filters}.{database.name}.stock": '{"a": 1}',
+    }
+    found = checked(mongodb_uri, database_include_list=database.name, **source)
+    assert [(each.found, each.verdict) for each in found["collections"][-1:]] == [
+        ("2 are captured, and guardrail.collections.max is 1", verdict)
+    ]
+    (refused,) = found[f"snapshot of {database.name}.orders"]
+    assert "the server refuses its filter" in refused.found and f"{filters}.{database.name}.orders" in refused.mend
+    assert f"snapshot of {database.name}.stock" not in found
 
 
 @pytest.mark.parametrize(
