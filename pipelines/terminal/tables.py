@@ -61,13 +61,13 @@ def _text(content: str, style: str = "") -> Text:
 
 def findings(found: Sequence[Finding]) -> None:
     """The answers of `medallion check`, one a line, with what to mend beneath."""
-    signs = {"fine": Text("ok", "green"), "warning": Text("look", "yellow"), "wrong": Text("mend", "red")}
+    marks = {"fine": Text("ok", "green"), "warning": Text("look", "yellow"), "wrong": Text("mend", "red")}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for each in found:
-        text = Text(each.found)
+        text = _text(each.found)
         if each.mend:
-            text.append(f"\n→ {each.mend}", style="dim")
-        table.add_row(signs[each.verdict.value], each.about, text)
+            text.append("\n→ ", style="dim").append(_text(each.mend, style="dim"))
+        table.add_row(marks[each.verdict.value], _text(each.about), text)
     console().print(table)
 
 
@@ -81,7 +81,8 @@ def models(found: Sequence[ModelPlan]) -> None:
     for name in ("model", "is", "reads", "a run would", "expectations"):
         table.add_column(name, overflow="fold")
     for each in found:
-        table.add_row(each.name, each.materialized, "\n".join(each.reads), each.would, str(each.expectations or ""))
+        reads = "\n".join(map(signs.escaped, each.reads))
+        table.add_row(_text(each.name), each.materialized, reads, _text(each.would), str(each.expectations or ""))
     screen.print(table)
 
 
@@ -168,7 +169,7 @@ def progress() -> Iterator[Callable[[CaptureProgress], None]]:
     screen = Console(stderr=True, highlight=False)
     with screen.status("capture: connecting") as live:
         rate = Rate()
-        yield lambda now: live.update(Text(described(now, rate=rate.of(now.events))))
+        yield lambda now: live.update(_text(described(now, rate=rate.of(now.events))))
 
 
 class Rate:
@@ -239,7 +240,7 @@ def status(found: PipelineStatus) -> None:
     if found.collections:
         screen.print(_collections_table(found))
     for line in _troubles_told(found):
-        screen.print(Text(line, style="yellow"))
+        screen.print(_text(line, style="yellow"))
 
 
 def verified(found: Verification) -> None:
@@ -258,7 +259,8 @@ def verified(found: Verification) -> None:
             line = f"{each.collection} {difference.key}: {difference.kind.value}{f' ({paths})' if paths else ''}"
             screen.print(_text(line))
         if len(each.differences) > SHOWN_DIFFERENCES:
-            screen.print(f"… and {len(each.differences) - SHOWN_DIFFERENCES:,} more of {each.collection}: --json names them")
+            more = len(each.differences) - SHOWN_DIFFERENCES
+            screen.print(_text(f"… and {more:,} more of {each.collection}: --json names them"))
     compared = {each.collection for each in found.collections}
     for name, error in found.failures.items():
         what = "the result is in no table" if name in compared else "not compared"
@@ -330,7 +332,7 @@ def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> Non
             parts = [f"{name}: {each.events:,} brought back as bronze batch {each.batch}, which medallion silver applies"]
         if each.held:
             parts.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
-        screen.print("; ".join(parts))
+        screen.print(_text("; ".join(parts)))
     if not found and is_whole:
         screen.print("no collection has come to silver yet")
 
@@ -381,7 +383,7 @@ def _plain_table(*names: str) -> Table:
 def _source_line(found: PipelineStatus) -> Text:
     server = found.source
     if server.problem is not None:
-        return Text(server.problem, style="yellow")
+        return _text(server.problem, style="yellow")
     if server.now is None or server.oplog_first is None:
         return _text(f"{server.server}, oplog unknown (the user lacks clusterMonitor, or it is a mongos)")
     return _text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
@@ -431,7 +433,7 @@ def _collections_table(found: PipelineStatus) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for each in found.collections:
         table.add_row(
-            each.collection,
+            _text(each.collection),
             *([_snapshot_cell(each)] if is_snapshot else []),
             *_layer_cells(each.silver),
             *_layer_cells(each.gold),

@@ -59,18 +59,27 @@ NAME = "shop.a[/b] [red] :apple:"
 """A collection's name that a terminal's markup would be read from."""
 
 
+def _cut_of(name: str) -> None:
+    report.cut(cut.Cut("1-1", 0, f"{1:016x}", f"{2:016x}", 1, "exact", (), (cut.CutTable(name, "x", 1),)))
+
+
 @pytest.mark.parametrize(
     "show",
     [
-        lambda: report.findings([check.Finding(f"snapshot of {NAME}", check.CheckVerdict.WRONG, "refused")]),
-        lambda: report.replayed({NAME: quarantine.ReplayResult(1, 2)}),
-        lambda: report.status(status.PipelineStatus("shop", 0, status.ServerStatus(), None, (_collection(NAME),))),
+        lambda name: report.findings([check.Finding(f"snapshot of {name}", check.CheckVerdict.WRONG, "refused")]),
+        lambda name: report.findings([check.Finding("collections", check.CheckVerdict.WRONG, name, name)]),
+        lambda name: report.replayed({name: quarantine.ReplayResult(1, 2)}),
+        lambda name: report.status(status.PipelineStatus("shop", 0, status.ServerStatus(), None, (_collection(name),))),
+        _cut_of,
     ],
 )
-def test_a_name_is_shown_as_it_is(show: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
-    """No command ends with an error over a bracket in a collection's name, and none swallows a part of it."""
-    show()
+def test_a_name_is_shown_as_it_is(show: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """No command ends with an error over a bracket in a collection's name, none swallows a part of it, and no terminal obeys one."""
+    show(NAME)
     assert NAME in capsys.readouterr().out
+    show("shop.\x1b[2J\x9b")
+    shown = capsys.readouterr().out
+    assert r"shop.\x1b[2J\x9b" in shown and shown.replace("\n", "").isprintable()
 
 
 def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +104,7 @@ def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pyte
 
 
 def _collection(name: str) -> status.CollectionStatus:
-    return status.CollectionStatus(name, None, None, None, 0, 0)
+    return status.CollectionStatus(name, None, None, None, 0, 0, problem=f"{name} is damaged")
 
 
 def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pytest.LogCaptureFixture) -> None:
