@@ -53,7 +53,7 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
 
 _TAKEN_BY = {
     "--data-collections": ("execute-snapshot", "stop-snapshot"),
-    "--type": ("execute-snapshot",),
+    "--type": ("execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot"),
     "--filter": ("execute-snapshot",),
     "--message": ("log",),
 }
@@ -135,6 +135,8 @@ def send_signal(
     for option in sorted(written):
         if type_ not in _TAKEN_BY[option]:
             raise click.UsageError(f"{type_} takes no {option}: leave it out")
+    if snapshot_type == "blocking" and type_ != "execute-snapshot":
+        raise click.UsageError(f"{type_} takes no --type but incremental: only such a snapshot can be stopped or paused")
     # Commas within a regular expression's braces or classes do not separate.
     named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
     if collections and not named:

@@ -235,6 +235,7 @@ def test_corrections_that_are_no_text_are_refused_before_spark_starts(
         (["pause-snapshot", "--data-collections", "a.b"], "pause-snapshot takes no --data-collections"),
         (["stop-snapshot", "--data-collections", "a.b", "--filter", "{}"], "stop-snapshot takes no --filter"),
         (["log", "--message", "m", "--type", "blocking"], "log takes no --type"),
+        (["stop-snapshot", "--type", "blocking"], "stop-snapshot takes no --type but incremental"),
         (["execute-snapshot", "--data", "[" * 100_000], "--data is no JSON"),
     ),
 )
