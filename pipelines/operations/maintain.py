@@ -422,7 +422,7 @@ class _MaintenanceRun:
         folds, silver = self.settings.keeps_document(str(namespace)), self.layout.silver(*namespace)
         if folds and delta.exists(self.spark, silver):
             waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
-        words.left += [f"{namespace}: its events stay, {waiting} rows or events wait for others"] * bool(waiting)
+        words.left += [f"{namespace}: its events stay, {waiting} rows or events wait for others"] if waiting else []
         return bool(waiting)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:

@@ -17,8 +17,9 @@ For each collection, over its events in bronze batches (a, b]:
 
 The steps from `evolved` to `committed` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
 
-Plain events take none of them, a few at a time or, on few cores, many range by range. `pipelines.silver.in_process.applied` does the same in this process, without a
-query; where it finds anything to decide, it commits nothing, and the batch goes through the steps:
+Plain events take none of them, a few at a time or, on few cores, many range by range.
+`pipelines.silver.in_process.applied` does the same in this process, without a query; where it finds anything to decide, it
+commits nothing, and the batch goes through the steps:
 
     _events          the range's events, read from bronze's files
     folded, noted    partial updates become the documents that they leave; where those are not kept, marks of rows
