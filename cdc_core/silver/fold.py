@@ -8,29 +8,18 @@ Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
 a text that cannot be read are answers, not errors.
 
-How a path is read:
-
-* every path of an update is resolved against the document before any of them is applied; then
-  truncatedArrays, updatedFields, removedFields;
-* where the server says how (`disambiguatedPaths`, MongoDB 6.1 with `showExpandedEvents`), that decides, and a
-  path that it does not list has no names with dots;
-* otherwise a numeric component is an index in an array and a name in a document, and a *name that holds dots*
-  that takes part in any reading of the path leaves it undecided: nothing is applied there, the document is
-  incomplete;
-* a path that leads through a scalar: the base is probably newer than this update, so nothing is applied there. It stays
-  undecided until a later update of the same history explains it, since a new field with dots in its name looks the same.
+Every path of an update is resolved against the document (`update_paths`) before any of them is applied; then truncatedArrays,
+updatedFields, removedFields.
 
 Applying a whole history, or the rest of one, to any later state of the document gives its end.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -38,18 +27,11 @@ import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import wrappers
+from cdc_core.silver import update_paths
+from cdc_core.silver.update_paths import Document, Target, UndecidedPath
 
-Document = dict[str, Any]
-Container = dict[str, Any] | list[Any]
-
-PADDING_LIMIT = 1_500_000
-"""How far past its end the server extends an array; a greater index is no index."""
-MANY_PATHS = 4096
-"""So many paths are remembered with what follows from their text alone: updates name the same ones again and again."""
 OUTPUT_BYTES = 64 * 1024 * 1024
 """A batch of results is closed at this size, so that no Arrow string column overflows."""
-
-_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
 
 
 class PartialUpdate(NamedTuple):
@@ -85,20 +67,6 @@ class FoldResult(NamedTuple):
 
     document: Document | None
     incomplete: bool
-
-
-class _UndecidedPath(NamedTuple):
-    """A path left out. `blocked`: where the plain way ends; None where only a whole document can decide."""
-
-    path: str
-    blocked: str | None
-
-
-class _Target(NamedTuple):
-    """A field of a document (container and stored name) or an element of an array (container and index)."""
-
-    container: Any
-    step: Any
 
 
 def fold(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
@@ -160,149 +128,51 @@ def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> F
     return FoldResult(document, is_lost or bool(blocked))
 
 
-def _apply_in_place(document: Document, update: PartialUpdate) -> Sequence[_UndecidedPath]:
+def _apply_in_place(document: Document, update: PartialUpdate) -> Sequence[UndecidedPath]:
     """Applies what can be decided and returns the rest; the document takes the update's own values.
 
     All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter
     that those without come first: where both are about the same field, the whole field is what stays.
     """
     if not update.is_readable:
-        return (_UndecidedPath("", None),)
+        return (UndecidedPath("", None),)
     fields, cuts = update.updated_fields, update.truncated_arrays
-    whole, dotted = _by_depth(tuple(fields))
-    gone, dotted_gone = _by_depth(tuple(update.removed_fields))
-    edits: list[tuple[Callable[[Any, Any, Any], None], str, Any]]
-    # Cuts first, as the server does it: what is set behind a cut makes the array longer again.
-    edits = [(_truncate, path, size) for path, size in cuts if "." in path] if cuts else []
-    edits += [(_set, path, fields[path]) for path in dotted]
-    edits += [(_remove, path, None) for path in dotted_gone]
-    readings = [_target(document, path, update, is_set=edit is _set) for edit, path, _ in edits]
+    names = update_paths.path_names(tuple(fields), tuple(update.removed_fields))
+    readings = _readings(document, update, names) if cuts or names.dotted or names.dotted_gone else ()
     for path, size in cuts:
         if "." not in path:
-            _truncate(document, _stored(path), size)
-    for path, name in whole:
+            _truncate(document, update_paths.stored_name(path), size)
+    for path, name in names.whole:
         document[name] = fields[path]
-    for _, name in gone:
+    for name in names.gone:
         document.pop(name, None)
-    undecided: list[_UndecidedPath] = []
-    for (edit, _, argument), reading in zip(edits, readings):
-        if isinstance(reading, _UndecidedPath):
+    undecided: list[UndecidedPath] = []
+    for edit, reading, argument in readings:
+        if isinstance(reading, UndecidedPath):
             undecided.append(reading)
         elif reading is not None:
             edit(*reading, argument)
     return undecided
 
 
-@functools.lru_cache(maxsize=MANY_PATHS)
-def _by_depth(paths: tuple[str, ...]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """The paths of one name, each with the name as stored, and those of several."""
-    return tuple((path, _stored(path)) for path in paths if "." not in path), tuple(path for path in paths if "." in path)
+_Edit: TypeAlias = Callable[[Any, Any, Any], None]
 
 
-class _PathParts(NamedTuple):
-    """What follows from the text of a path of several names alone; `stored` names and `indexes` are one for each component.
-
-    `above` are the paths of what it lies in, `dotted` the names, as stored, that two or more components can be, by the
-    component that they begin with.
-    """
-
-    components: tuple[str, ...]
-    stored: tuple[str, ...]
-    indexes: tuple[int | None, ...]
-    above: frozenset[str]
-    dotted: tuple[tuple[str, ...], ...]
-
-
-@functools.lru_cache(maxsize=MANY_PATHS)
-def _split(path: str) -> _PathParts:
-    return _path_parts(tuple(path.split(".")))
-
-
-@functools.lru_cache(maxsize=MANY_PATHS)
-def _path_parts(components: tuple[str, ...]) -> _PathParts:
-    ends = range(1, len(components) + 1)
-    return _PathParts(
-        components,
-        tuple(map(_stored, components)),
-        tuple(int(name) if _INDEX.match(name) else None for name in components),
-        frozenset(".".join(components[:end]) for end in ends[:-1]),
-        tuple(
-            tuple(_stored(".".join(components[start:end])) for end in ends[start + 1 :])
-            for start in range(len(components) - 1)
-        ),
-    )
-
-
-def _target(document: Document, path: str, update: PartialUpdate, *, is_set: bool) -> _Target | _UndecidedPath | None:
-    """Where a path of several names leads in the document; None where there is nothing to do."""
-    named = update.disambiguated_paths
-    parts = _split(path) if named is None or path not in named else _path_parts(tuple(str(part) for part in named[path]))
-    walk = _walk(document, parts)
-    length = len(parts.components)
-    if named is None and (_is_within(parts, update) or _has_dotted_reading(walk, parts, is_set=is_set)):
-        return _UndecidedPath(path, None)
-    if len(walk) == length and (step := _step(walk[-1], parts, length - 1)) is not None:
-        return _Target(walk[-1], step)
-    return _UndecidedPath(path, ".".join(parts.components[: len(walk)])) if is_set and named is None else None
-
-
-def _walk(document: Container, parts: _PathParts) -> list[Container]:
-    """The containers that the components lead through; fewer than these where the way ends early."""
-    here: Container = document
-    walk = [here]
-    for depth in range(len(parts.components) - 1):
-        step = _step(here, parts, depth)
-        if isinstance(here, dict):
-            child = here.get(step)
-        else:
-            child = here[step] if step is not None and step < len(here) else None
-        if not _is_container(child):
-            break
-        here = child
-        walk.append(here)
-    return walk
-
-
-def _has_dotted_reading(walk: Sequence[Container], parts: _PathParts, *, is_set: bool) -> bool:
-    """Whether a name with dots takes part: one that is there, or a new one whose neighbours have dots too."""
-    documents = walk[: len(parts.dotted)]
-    for here, names in zip(documents, parts.dotted):
-        if isinstance(here, dict) and not here.keys().isdisjoint(names):
-            return True
-    if not is_set or (len(walk) == len(parts.components) and _has(walk[-1], parts)):
-        return False
-    return any("." in name for here in documents if isinstance(here, dict) for name in here)
-
-
-def _is_within(parts: _PathParts, update: PartialUpdate) -> bool:
-    """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
+def _readings(
+    document: Document, update: PartialUpdate, names: update_paths.PathNames
+) -> list[tuple[_Edit, Target | UndecidedPath | None, Any]]:
+    """The edits of paths of several names, each with where it leads and what it takes."""
     fields = update.updated_fields
-    return len(fields) > 1 and not parts.above.isdisjoint(fields)
-
-
-def _is_container(value: object) -> TypeGuard[Container]:
-    """A document or an array, and not the wrapper of a scalar."""
-    if isinstance(value, dict):
-        return not wrappers.is_wrapper(value)
-    return isinstance(value, list)
-
-
-def _has(container: Container, parts: _PathParts) -> bool:
-    """Whether what the last component names is there."""
-    step = _step(container, parts, len(parts.components) - 1)
-    return step in container if isinstance(container, dict) else step is not None and step < len(container)
-
-
-def _step(container: Container, parts: _PathParts, depth: int) -> Any:
-    """The stored name in a document, the index in an array; None for what no array has as an index."""
-    if isinstance(container, dict):
-        return parts.stored[depth]
-    index = parts.indexes[depth]
-    return index if index is not None and index <= len(container) + PADDING_LIMIT else None
-
-
-def _stored(name: str) -> str:
-    return wrappers.escape_key(name) if name[:1] == "$" else name
+    edits: list[tuple[_Edit, str, Any]]
+    # Cuts first, as the server does it: what is set behind a cut makes the array longer again.
+    edits = [(_truncate, path, size) for path, size in update.truncated_arrays if "." in path]
+    edits += [(_set, path, fields[path]) for path in names.dotted]
+    edits += [(_remove, path, None) for path in names.dotted_gone]
+    named = update.disambiguated_paths
+    return [
+        (edit, update_paths.target(document, path, fields, named, is_set=edit is _set), argument)
+        for edit, path, argument in edits
+    ]
 
 
 def _set(container: Any, step: Any, value: Any) -> None:
@@ -345,8 +215,8 @@ def _explains(update: PartialUpdate, blocked: str) -> bool:
 
 def _leads_on(value: Any, components: Sequence[str]) -> bool:
     """Whether the components lead to a container."""
-    parts = _path_parts((*components, ""))
-    return _is_container(value) and len(_walk(value, parts)) == len(parts.components)
+    parts = update_paths.path_parts((*components, ""))
+    return update_paths.is_container(value) and len(update_paths.containers(value, parts)[0]) == len(parts.components)
 
 
 def _sequence(update: PartialUpdate) -> str:

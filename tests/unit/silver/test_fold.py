@@ -437,3 +437,16 @@ def test_many_updates_that_end_at_one_place_are_looked_at_once_each(monkeypatch:
     assert fold.fold({"m": 5}, of) == ({"m": 5}, True)
     assert next(count) <= 200
     assert fold.fold({"m": 5}, [*of, fold.PartialUpdate("1", {"m": 5})]) == ({"m": 5}, False)
+
+
+def test_a_name_of_ten_thousand_dots_is_no_path() -> None:
+    """On a server that does not say how a path is read: each pair of its components is a name that it could be."""
+    name = "." * 10_000
+    for update in (fold.PartialUpdate("1", {name: 1}), fold.PartialUpdate("1", {}, [name])):
+        assert fold.fold({"a": 1}, [update]) == ({"a": 1}, True)
+    # The deepest document that MongoDB takes is read as ever.
+    deep: dict[str, Any] = {"n": 0}
+    for _ in range(179):
+        deep = {"n": deep}
+    document, incomplete = fold.fold(deep, [fold.PartialUpdate("1", {".".join("n" * 180): 1})])
+    assert not incomplete and text(document).count('"n":1') == 1

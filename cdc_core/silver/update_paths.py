@@ -1,0 +1,188 @@
+"""The paths of an update, read against a document: where each of them leads, or that nobody can say.
+
+The server joins names by dots, and a name may hold dots itself:
+
+* where the server says how (`disambiguatedPaths`, MongoDB 6.1 with `showExpandedEvents`), that decides, and a
+  path that it does not list has no names with dots;
+* otherwise a numeric component is an index in an array and a name in a document, and a *name that holds dots*
+  that takes part in any reading of the path leaves it undecided: nothing is applied there, the document is
+  incomplete;
+* a path that leads through a scalar: the base is probably newer than this update, so nothing is applied there. It stays
+  undecided until a later update of the same history explains it, since a new field with dots in its name looks the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
+
+from cdc_core.extended_json import wrappers
+
+Document: TypeAlias = dict[str, Any]
+Container: TypeAlias = dict[str, Any] | list[Any]
+
+PADDING_LIMIT = 1_500_000
+"""How far past its end the server extends an array; a greater index is no index."""
+MANY_PATHS = 4096
+"""So many paths are remembered with what follows from their text alone: updates name the same ones again and again."""
+MAX_COMPONENTS = 200
+"""No document is so deep (MongoDB takes 180 levels): a path of more components has a name with dots."""
+
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
+
+
+class UndecidedPath(NamedTuple):
+    """A path left out. `blocked`: where the plain way ends; None where only a whole document can decide."""
+
+    path: str
+    blocked: str | None
+
+
+class Target(NamedTuple):
+    """A field of a document (container and stored name) or an element of an array (container and index)."""
+
+    container: Any
+    step: Any
+
+
+class PathNames(NamedTuple):
+    """What follows from the paths of an update alone: those of one name, each with the name as stored, and those of several."""
+
+    whole: tuple[tuple[str, str], ...]
+    dotted: tuple[str, ...]
+    gone: tuple[str, ...]
+    dotted_gone: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=MANY_PATHS)
+def path_names(fields: tuple[str, ...], removed: tuple[str, ...]) -> PathNames:
+    """The paths that an update sets and removes, by whether they are of one name."""
+    return PathNames(
+        tuple((path, stored_name(path)) for path in fields if "." not in path),
+        tuple(path for path in fields if "." in path),
+        tuple(stored_name(path) for path in removed if "." not in path),
+        tuple(path for path in removed if "." in path),
+    )
+
+
+class PathParts(NamedTuple):
+    """What follows from the text of a path of several names alone; `stored` names and `indexes` are one for each component.
+
+    `above` are the paths of what it lies in, `dotted` the names, as stored, that two or more components can be, by the
+    component that they begin with.
+    """
+
+    components: tuple[str, ...]
+    stored: tuple[str, ...]
+    indexes: tuple[int | None, ...]
+    above: frozenset[str]
+    dotted: tuple[tuple[str, ...], ...]
+
+
+@functools.lru_cache(maxsize=MANY_PATHS)
+def _split(path: str) -> PathParts:
+    return path_parts(tuple(path.split(".")))
+
+
+@functools.lru_cache(maxsize=MANY_PATHS)
+def path_parts(components: tuple[str, ...]) -> PathParts:
+    """What follows from a path's components."""
+    ends = range(1, len(components) + 1)
+    return PathParts(
+        components,
+        tuple(map(stored_name, components)),
+        tuple(int(name) if _INDEX.match(name) else None for name in components),
+        frozenset(".".join(components[:end]) for end in ends[:-1]),
+        tuple(
+            tuple(stored_name(".".join(components[start:end])) for end in ends[start + 1 :])
+            for start in range(len(components) - 1)
+        ),
+    )
+
+
+def target(
+    document: Document,
+    path: str,
+    fields: Mapping[str, Any],
+    named: Mapping[str, Sequence[str | int]] | None,
+    *,
+    is_set: bool,
+) -> Target | UndecidedPath | None:
+    """Where a path of several names leads in the document; None where there is nothing to do.
+
+    `fields` is what the same update sets, by path, `named` its `disambiguatedPaths`.
+    """
+    if named is not None and path in named:
+        parts = path_parts(tuple(str(part) for part in named[path]))
+    elif path.count(".") >= MAX_COMPONENTS:
+        return UndecidedPath(path, None)
+    else:
+        parts = _split(path)
+    way, is_dotted = containers(document, parts)
+    length, end = len(parts.components), way[-1]
+    step = _step(end, parts, length - 1) if len(way) == length else None
+    if named is None:
+        # A name with dots takes part: one that is there, or a new one whose neighbours have dots too.
+        is_new = is_set and not (step is not None and _has(end, step))
+        if is_dotted or _is_within(parts, fields) or (is_new and _have_dots(way[: length - 1])):
+            return UndecidedPath(path, None)
+    if step is not None:
+        return Target(end, step)
+    return UndecidedPath(path, ".".join(parts.components[: len(way)])) if is_set and named is None else None
+
+
+def containers(document: Container, parts: PathParts) -> tuple[list[Container], bool]:
+    """The containers that the components lead through, fewer than these where the way ends early; and whether one of
+    them has a name with dots that the path can mean."""
+    here, is_dotted = document, False
+    way = [here]
+    for depth, names in enumerate(parts.dotted):  # one loop without calls: a fold does little else
+        child: Any
+        if isinstance(here, dict):
+            is_dotted = is_dotted or not here.keys().isdisjoint(names)
+            child = here.get(parts.stored[depth])
+        else:
+            index = parts.indexes[depth]
+            child = here[index] if index is not None and index < len(here) else None
+        if not is_container(child):
+            break
+        here = child
+        way.append(here)
+    return way, is_dotted
+
+
+def _have_dots(documents: Sequence[Container]) -> bool:
+    """Whether one of the documents has a name with dots."""
+    return any("." in name for here in documents if isinstance(here, dict) for name in here)
+
+
+def _is_within(parts: PathParts, fields: Mapping[str, Any]) -> bool:
+    """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
+    return len(fields) > 1 and not parts.above.isdisjoint(fields)
+
+
+def is_container(value: object) -> TypeGuard[Container]:
+    """A document or an array, and not the wrapper of a scalar."""
+    if isinstance(value, dict):
+        return not wrappers.is_wrapper(value)
+    return isinstance(value, list)
+
+
+def _has(container: Container, step: Any) -> bool:
+    """Whether what a step names is there."""
+    return step in container if isinstance(container, dict) else step < len(container)
+
+
+def _step(container: Container, parts: PathParts, depth: int) -> Any:
+    """The stored name in a document, the index in an array; None for what no array has as an index."""
+    if isinstance(container, dict):
+        return parts.stored[depth]
+    index = parts.indexes[depth]
+    return index if index is not None and index <= len(container) + PADDING_LIMIT else None
+
+
+def stored_name(name: str) -> str:
+    """A field's name as it stands in our text."""
+    return wrappers.escape_key(name) if name[:1] == "$" else name
