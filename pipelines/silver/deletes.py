@@ -9,7 +9,9 @@ events there (`_is_late`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,21 @@ def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], n
     columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
     facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
     ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
+
+
+@contextmanager
+def remembering(collection: SilverCollection, deleted_at: Mapping[str, str], number: int) -> Iterator[None]:
+    """`remember_rows` beside what is done within, where deletes take rows away; they are remembered when it ends.
+
+    A collection's first delete makes a table, which keeps the JVM busy for a second.
+    """
+    if not deleted_at or not collection.mode.removes_row:
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="medallion-deletes") as pool:
+        remembered_rows = pool.submit(remember_rows, collection, deleted_at, number)
+        yield
+        remembered_rows.result()
 
 
 def remember(collection: SilverCollection, deletes: Deletes, number: int) -> None:

@@ -116,24 +116,23 @@ def applied(
     if not collection.schema.schema.fields and reduction.is_at_once(collection, counts):
         evolve.record(collection, begun, range_.to)
         begun = replace(begun, changes=())
-    evolutions, typed = _typed(collection, events, given, begun, folds=folds)
-    del given  # it holds the texts
-    if typed is None:
-        return False
-    schema = evolutions[-1].schema
-    if not collection.keeps_document and "after" not in _added_bronze_columns(collection):
-        events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
-    if len(winners) < events.num_rows:  # documents are dear to copy
-        places = pa.array(winners, pa.int64())  # a list of none would have no type
-        events, typed = events.take(places), typed.take(places)
-    rows = _columns(collection, schema, events, typed, range_.to)
-    columns = _table_columns(collection, rows)
-    if columns is None:
-        return False
-    for evolution in evolutions:
-        evolve.record(collection, evolution, range_.to)  # before the table holds it
-    if last_deletes and collection.mode.removes_row:
-        deletes.remember_rows(collection, last_deletes, range_.to)
+    with deletes.remembering(collection, last_deletes, range_.to):  # the JVM has nothing else to do
+        evolutions, typed = _typed(collection, events, given, begun, folds=folds)
+        del given  # it holds the texts
+        if typed is None:
+            return False
+        schema = evolutions[-1].schema
+        if not collection.keeps_document and "after" not in _added_bronze_columns(collection):
+            events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
+        if len(winners) < events.num_rows:  # documents are dear to copy
+            places = pa.array(winners, pa.int64())  # a list of none would have no type
+            events, typed = events.take(places), typed.take(places)
+        rows = _columns(collection, schema, events, typed, range_.to)
+        columns = _table_columns(collection, rows)
+        if columns is None:
+            return False
+        for evolution in evolutions:
+            evolve.record(collection, evolution, range_.to)  # before the table holds it
     return _committed(collection, (rows, marked), columns, keys, next_position)
 
 
