@@ -1,10 +1,11 @@
-"""A Debezium connector's JSON as a settings document: what is taken over, what is left out and why, what is a secret.
+"""How each property of a Debezium connector becomes a setting: what is taken over, what is left out and why, what is a secret.
 
 Which properties there are, with types and defaults, stands in `cdc_core.properties.source`; how a settings file's are read and checked
 against each other, in `cdc_core.settings.source_section`.
 
     source properties            under `source`, the ones of older versions under their names of today
     ExtractNewDocumentState      its options under `silver.defaults`
+    debezium.source.…            Debezium Server's: the same properties without that beginning
     topic.prefix, mongodb.name   the pipeline's `name`
     passwords                    references `${env:…}`; the values are dropped here and appear in nothing that is returned
 
@@ -53,6 +54,17 @@ REMARKS: Mapping[str, str] = {
 }
 """What is to be said of a property that is taken over."""
 
+SERVER, SERVER_SOURCE = "debezium.", "debezium.source."
+"""What properties of Debezium Server begin with, and those of the connector that it runs."""
+
+SERVER_ONLY: Mapping[str, str] = {
+    "debezium.sink.": "events go to the tables of the lakehouse",
+    "debezium.format.": "events go to the tables of the lakehouse, in types of Delta",
+    "debezium.predicates": "only ExtractNewDocumentState is applied here, to every event",
+}
+"""What of Debezium Server has no meaning here, by what its name begins with, and why."""
+
+_NOT_OURS = "it configures Debezium Server"
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 _SECRET_OPTIONS = {name.lower(): variable for name, variable in values.SECRET_OPTIONS.items()}
@@ -85,15 +97,19 @@ class ConnectorImport:
 
 
 def imported(connector: object, *, root: str, where: str = "") -> ConnectorImport:
-    """The settings of a connector: its flat map of properties, or the document `{"name": …, "config": {…}}`.
+    """The settings of a connector: its flat map of properties, the document `{"name": …, "config": {…}}`, or the properties of
+    Debezium Server.
 
     Raises `SettingsError` with every mistake, each under the connector's own name for the property: values outside the
     closed sets, unknown properties with the nearest right name, another connector's class. No value of a secret is in
     any message.
     """
-    reader = _ConnectorReader(_given(connector, where))
+    given, report = _given(connector, where), _ImportReport()
+    if any(name.startswith(SERVER) for name in given):
+        given = _of_server(given, report)
+    reader = _ConnectorReader(given, report)
     reader.read()
-    report, document = reader.report, reader.document(root)
+    document = reader.document(root)
     warnings: tuple[str, ...] = ()
     try:
         warnings = settings.parse(document, where=where).warnings
@@ -112,6 +128,20 @@ def _given(connector: object, where: str) -> Mapping[str, object]:
         expected = 'a JSON object of properties, or {"name": …, "config": {…}}'
         raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.shown(connector)}"))
     return {str(name): value for name, value in connector.items() if value is not None}
+
+
+def _of_server(given: Mapping[str, object], report: _ImportReport) -> Mapping[str, object]:
+    """The properties of the connector that Debezium Server runs, and of its transformations, as a connector has them."""
+    found = {}
+    for name, value in given.items():
+        own = name.removeprefix(SERVER_SOURCE)
+        if name.startswith(f"{SERVER}transforms"):
+            own = name.removeprefix(SERVER)
+        if own != name:
+            found[own] = value
+        else:
+            report.note(name, next((why for start, why in SERVER_ONLY.items() if name.startswith(start)), _NOT_OURS))
+    return found
 
 
 @dataclass
@@ -244,10 +274,10 @@ class _ConnectorReader:
     """One connector in the reading: the properties that are there, and what has come of them."""
 
     given: Mapping[str, object]
+    report: _ImportReport
     name: str | None = None
     source: dict[str, object] = field(default_factory=dict)
     unwrap: dict[str, object] = field(default_factory=dict)
-    report: _ImportReport = field(default_factory=_ImportReport)
 
     def read(self) -> None:
         self._read_class()

@@ -64,7 +64,7 @@ def unwrap(options: str, source: str, target: str) -> None:
 
 
 @click.command("import-debezium")
-@click.argument("connector", metavar="CONNECTOR.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("connector", metavar="CONNECTOR", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--out",
     metavar="FILE",
@@ -80,9 +80,10 @@ def unwrap(options: str, source: str, target: str) -> None:
 )
 @options.debug
 def import_debezium(connector: Path, out: Path | None, root: str) -> None:
-    """Turn a Debezium connector's JSON into a settings file.
+    """Turn a Debezium connector's JSON or .properties into a settings file.
 
-    Takes the flat map of properties, or the document that Kafka Connect's REST interface holds. Names of older versions
+    Takes the flat map of properties, the document that Kafka Connect's REST interface holds, the .properties of a standalone worker, or
+    Debezium Server's application.properties. Names of older versions
     are translated, passwords become variables of the environment, and each property that is left out is named with the
     reason, in the file and on stderr.
     """

@@ -1,11 +1,12 @@
-"""A connector's file in, a settings file out: `medallion import-debezium`. What becomes of a property is in
-`cdc_core.settings.debezium_import`."""
+"""A connector's file in, JSON or `.properties`, a settings file out: `medallion import-debezium`. How a Debezium property becomes a setting
+is in `cdc_core.settings.debezium_import`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import javaproperties
 import orjson
 
 from cdc_core import errors
@@ -23,11 +24,11 @@ class Import:
 
 
 def read(path: Path, *, root: str) -> Import:
-    """The settings file that a connector's JSON becomes, its tables below `root`.
+    """The settings file that a connector's JSON becomes, or the properties of one (`*.properties`), its tables below `root`.
 
-    Raises `SettingsError` with all mistakes of the connector, or where the file is not JSON. Holds no secret.
+    Raises `SettingsError` with all mistakes of the connector, or where the file cannot be read. Holds no secret.
     """
-    return settings_text(_json(path), root=root, where=path.name)
+    return settings_text(_connector(path), root=root, where=path.name)
 
 
 def settings_text(connector: object, *, root: str, where: str) -> Import:
@@ -47,12 +48,16 @@ def _listed(head: str, lines: tuple[str, ...]) -> list[str]:
     return [head, *(f"  {line}" for line in lines)] if lines else []
 
 
-def _json(path: Path) -> object:
+def _connector(path: Path) -> object:
     where = str(path)
     try:
-        return orjson.loads(path.read_bytes())
+        content = path.read_bytes()
+        return javaproperties.loads(content.decode()) if path.suffix == ".properties" else orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")
+        hint = "" if content.lstrip()[:1] in b"{[" else "the name of a file of Java properties ends with .properties"
+        problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", hint)
         raise errors.SettingsError(problem) from None
+    except ValueError as error:  # an escape that is none, or not UTF-8
+        raise errors.SettingsError(errors.Problem(where, f"these are no Java properties: {error}")) from None
     except OSError as error:
         raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None

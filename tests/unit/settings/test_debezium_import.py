@@ -1,4 +1,4 @@
-"""A Debezium connector's JSON becomes a settings file that loads, without a secret in it, or every mistake is told."""
+"""A Debezium connector's JSON or `.properties` becomes a settings file that loads, without a secret in it, or every mistake is told."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import javaproperties
 import pytest
 
 from cdc_core import errors
@@ -19,7 +20,7 @@ from pipelines.settings import debezium_import as debezium_connector
 from pipelines.settings import file as settings_file
 
 CASES = Path(__file__).resolve().parents[2] / "cases" / "debezium_import"
-TAKEN = sorted((CASES / "taken").glob("*.json"))
+TAKEN = sorted(file for file in (CASES / "taken").iterdir() if file.suffix in (".json", ".properties"))
 REFUSED = sorted((CASES / "refused").glob("*.json"))
 SMALLEST = {"topic.prefix": "shop", "mongodb.connection.string": "mongodb://host"}
 
@@ -61,11 +62,13 @@ def test_refused_connectors(file: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("file", TAKEN, ids=lambda file: file.stem)
 def test_every_property_is_taken_or_named(file: Path) -> None:
     """No property of a connector disappears: it is in the settings, or a line says why not."""
-    connector = json.loads(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    connector: Any = json.loads(text) if file.suffix == ".json" else javaproperties.loads(text)
     found = imported(connector)
     taken: Any = found.document
     noted = {note.name for note in found.notes}
-    for name, value in connector.get("config", connector).items():
+    for given, value in connector.get("config", connector).items():
+        name = given if given in noted else given.removeprefix("debezium.source.").removeprefix("debezium.")
         today = debezium_import.RENAMED.get(name, name).removeprefix("transforms.unwrap.")
         is_named = name in noted or name.startswith("transforms.") and name.rpartition(".")[0] in noted
         is_taken = today in taken["source"] or today in taken.get("silver", {}).get("defaults", {})
@@ -223,6 +226,17 @@ def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert command_line.main(["import-debezium", str(path)]) == 2
     shown = capsys.readouterr().err
     assert "not JSON" in shown and "hunter2" not in shown
+
+
+@pytest.mark.parametrize("content", [b"topic.prefix=\\u12", b"topic.prefix=\xff"])
+def test_what_is_no_file_of_properties(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "connector.properties"
+    path.write_bytes(content)
+    assert command_line.main(["import-debezium", str(path)]) == 2
+    assert "no Java properties" in capsys.readouterr().err
+    path = path.rename(path.with_suffix(".txt"))
+    assert command_line.main(["import-debezium", str(path)]) == 2
+    assert "ends with .properties" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
