@@ -1,6 +1,7 @@
 """Every property of `source`, once: its name, type, default and meaning.
 
-`cdc_core.settings.source_section`, which reads them, the defaults and the table in docs/settings.md are made from
+`cdc_core.settings.source_section`, which reads them of a settings file (those of a connector's file are read by
+`cdc_core.settings.debezium_import`), the defaults and the table in docs/settings.md are made from
 `PROPERTIES`; the attributes of `Source` are the same names in lower case, with dots as underscores. Properties that only make sense for
 Kafka Connect are in `FOREIGN`, each with the reason, so that a pasted or imported connector gets an answer for every line.
 """

@@ -61,6 +61,8 @@ class DeleteMode(enum.Enum):
 
     For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds. A delete record is rewritten
     (`rewrites_delete`) or dropped (`drops_delete`), or else its key with a null value; tombstones follow `keeps_tombstone`.
+    A table's rows follow it in `cdc_core.silver.reduce.decided` and `pipelines.silver.deletes`, records in
+    `cdc_core.unwrap.new_document_state`.
     """
 
     DROP = "drop"

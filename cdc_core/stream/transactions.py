@@ -41,7 +41,8 @@ class OpenTransaction:
 
 @dataclass(frozen=True)
 class TransactionStep:
-    """What one event means for transactions: one that ended before it, its own that begins with it, and its place."""
+    """What one event means for transactions: the one that `ended` before it, the id of the one that `began` with it, and the event's
+    place inside its own (`block`)."""
 
     ended: OpenTransaction | None = None
     began: str | None = None

@@ -25,15 +25,14 @@ from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
-from cdc_core.unwrap import new_document_state
-from cdc_core.unwrap import rows as unwrap_rows
+from cdc_core.unwrap import new_document_state, printed_records
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import ExtractedRecord, UnchangedRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NAMING = column_names.ColumnNaming(reserved=frozenset({unwrap_rows.RESCUED}))
+_NAMING = column_names.ColumnNaming(reserved=frozenset({printed_records.RESCUED}))
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
 
 
@@ -136,7 +135,7 @@ def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str,
 
 def _typed(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     return {
-        "key": None if result.key is None else orjson.dumps(unwrap_rows.printed_key(result.key)).decode(),
+        "key": None if result.key is None else orjson.dumps(printed_records.printed_key(result.key)).decode(),
         "value": None if result.document is None else _value(result, schema),
         "deleted": result.is_delete,
         "headers": [{"name": name, "value": _header(value)} for name, value in result.headers],
@@ -150,7 +149,7 @@ def _value(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     everything = {**result.displaced}
     for path, text in rescued.items():
         cast.rescue(everything, path, text)
-    return {**kept, unwrap_rows.RESCUED: list(everything.items()) if everything else None}
+    return {**kept, printed_records.RESCUED: list(everything.items()) if everything else None}
 
 
 def _header(value: object) -> str | None:
@@ -177,7 +176,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
 
 
 def _ddl(schema: DocumentSchema) -> str:
-    rescued = f"{unwrap_rows.RESCUED}: MAP<STRING, STRING>"
+    rescued = f"{printed_records.RESCUED}: MAP<STRING, STRING>"
     columns = [f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in schema.table()]
     return (
         f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
@@ -187,6 +186,6 @@ def _ddl(schema: DocumentSchema) -> str:
 
 def _arrow_schema(schema: DocumentSchema) -> pa.Schema:
     columns = [(name, exact.arrow(type_)) for name, type_ in schema.table()]
-    value = pa.struct([*columns, (unwrap_rows.RESCUED, pa.map_(pa.string(), pa.string()))])
+    value = pa.struct([*columns, (printed_records.RESCUED, pa.map_(pa.string(), pa.string()))])
     texts = [(name, pa.string()) for name in ("collection", "passed", "error")]
     return pa.schema([("key", pa.string()), ("value", value), ("deleted", pa.bool_()), ("headers", _HEADERS), *texts])

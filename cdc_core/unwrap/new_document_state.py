@@ -5,7 +5,7 @@
 
 An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two
 steps, each usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as
-type-exact JSON; `cdc_core.unwrap.rows.RecordTables` gives the documents of each collection one schema, and `row` prints
+type-exact JSON; `cdc_core.unwrap.printed_records.RecordTables` gives the documents of each collection one schema, and `row` prints
 them by it as Kafka's JsonConverter does. `cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with
 typed columns.
 

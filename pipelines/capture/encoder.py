@@ -61,7 +61,7 @@ class Encoder:
     def _note_gap(self, rows: events.EventRows) -> None:
         """Note that a collection is incomplete from the skipped event on whose row is the last one, until a snapshot reads it again."""
         token, namespace = rows.token or "", rows.namespace
-        # What plans a snapshot waits for its commit (`then`): what is skipped behind it that snapshot need not hold.
+        # A batch that plans a snapshot once it is committed (`then`): an event that is skipped after it may be missing from that snapshot.
         if namespace in self._incomplete and not rows.then:
             return
         self._incomplete.add(namespace)

@@ -219,7 +219,7 @@ class CopiedLog:
         process."""
         with self._lock:
             if self._newest >= 0:
-                # What this process has put onto the newest one stands only where that one still does.
+                # A commit of this process is the next one only where the commit before it is still the one that was copied.
                 is_next = self._committed == self._newest + 1 and self._is_copied(self._committed)
                 if is_next and self._is_own():
                     self._newest += 1

@@ -268,8 +268,8 @@ class Writer(StatementCommits):
             file.discard()
 
     def define(self, schema: StructType) -> bool:
-        """Give the table these columns, of which those that `live` has lacks some, as one fenced commit that says what the last one
-        said; whether that was done.
+        """Add the columns that the table lacks of these, in one fenced commit that says what the last one said; whether that was
+        done.
 
         What `alter` does with ADD COLUMNS, without a statement, and not where others have changed the columns meanwhile.
         """

@@ -1,4 +1,7 @@
-"""The tables that models refer to, each at one version for the whole run."""
+"""The tables that models refer to, each at one version for the whole run.
+
+That a collection's own table is made anew after a rebuild of silver is said in `current` (`GoldWork.is_rewrite`).
+"""
 
 from __future__ import annotations
 

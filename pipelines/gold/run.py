@@ -138,8 +138,8 @@ def run(
 
 
 LOOK_SHARE = 20
-"""A look at all tables, of which there may be thousands, comes again after so many times what it took, where silver names those that it
-has moved."""
+"""Where silver names the tables that it has moved, all tables, of which there may be thousands, are looked at again only after so many
+times what the last look took."""
 
 
 @dataclass(frozen=True)

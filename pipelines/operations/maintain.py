@@ -244,7 +244,7 @@ class _MaintenanceRun:
 
     def _claimed(self, table: _Table, words: _ResultLines) -> None:
         """A table with one writer at a time, compacted without a claim: it would end a writer that comes to an idle table just
-        then, and a compaction's commit says no position. What goes from bronze does so under one."""
+        then, and a compaction's commit says no position. Rows are removed from bronze under a claim."""
         if table.kind is TableKind.BRONZE:
             # First what goes, then the compaction: rows that go are not rewritten before.
             self._trim(table.ref, words)

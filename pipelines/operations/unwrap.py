@@ -25,8 +25,7 @@ import orjson
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.unwrap import new_document_state
-from cdc_core.unwrap import rows as unwrap_rows
+from cdc_core.unwrap import new_document_state, printed_records
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import DroppedRecord, ExtractedRecord, UnchangedRecord
 
@@ -71,7 +70,7 @@ def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:
     options = load_options(options_path)
     events = os.fspath(in_path)
     with _readable(events) as path, _writable(os.fspath(out_path)) as out:
-        tables = unwrap_rows.RecordTables()
+        tables = printed_records.RecordTables()
         for _, _, result in _results(path, events, options):
             tables.see(result)
         return _written(_results(path, events, options), tables, out)
@@ -98,7 +97,9 @@ def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in properties.items() if name.startswith(starts)}
 
 
-def _written(results: Iterator[tuple[str, bytes, _Result]], tables: unwrap_rows.RecordTables, out: _Sink) -> UnwrapSummary:
+def _written(
+    results: Iterator[tuple[str, bytes, _Result]], tables: printed_records.RecordTables, out: _Sink
+) -> UnwrapSummary:
     counts = dict.fromkeys(("lines", "rows", "deletes", "dropped", "unchanged", "rescued"), 0)
     collections: dict[str, None] = {}
     for where, line, result in results:
@@ -108,14 +109,14 @@ def _written(results: Iterator[tuple[str, bytes, _Result]], tables: unwrap_rows.
                 row = tables.row(result)
                 collections.setdefault(result.collection)
                 counts["deletes" if result.is_delete else "rows"] += 1
-                counts["rescued"] += int(unwrap_rows.RESCUED in (row.value or {}))
+                counts["rescued"] += int(printed_records.RESCUED in (row.value or {}))
                 out.write(_line(row.to_json(), where))
             case DroppedRecord():
                 counts["dropped"] += 1
                 out.write(b'{"dropped":true}\n')
             case _:
                 counts["unchanged"] += 1
-                out.write(_line(unwrap_rows.passed(orjson.loads(line)), where))
+                out.write(_line(printed_records.passed(orjson.loads(line)), where))
     return UnwrapSummary(**counts, collections=tuple(name for name in collections if name))
 
 

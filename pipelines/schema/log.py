@@ -1,9 +1,8 @@
 """A batch of documents and its collection's schema: what the batch adds, how it is typed, and the record of
 both.
 
-`evolve` decodes the batch by the schema as it is, and looks into those documents alone that it does not hold, of very many into the
-first ones and into those that show more (`looks`). `append`
-and `latest` keep a collection's schema with its evolution in the table `ops/schemas`.
+`evolve` decodes the batch by the schema as it is, and looks only into documents that the schema does not cover: of very many into the
+first ones, then only into those that still show something new (`looks`). `append` and `latest` keep a collection's schema with its evolution in the table `ops/schemas`.
 """
 
 from __future__ import annotations

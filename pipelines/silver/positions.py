@@ -216,7 +216,8 @@ class Positions:
             if self._first_batches is None:
                 self._first_batches = bronze_log.first_batches(self.spark, self._bronze)
         first = self._first_batches.get(namespace, 0)
-        # What is left of one that was removed may lie in what was searched then: gold tells that it was there.
+        # A table that was removed looks like that of a new collection, and its events may lie in batches that were searched before: where
+        # gold has a position, there was one.
         return first > found or (
             is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).said.get("to"))
         )

@@ -4,6 +4,9 @@ Where the executors are this machine, a helper beside the driver reads a chunk i
 documents do not pass through the JVM. Executors send it in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and
 carries one piece while the next is encoded. A chunk is committed together with the snapshot's progress, in `pipelines.snapshot.snapshot`: after
 a kill before that commit it is read once more.
+
+There is no window in which chunk and stream are compared, as Debezium's incremental snapshots have one: both are in bronze, and of a document's
+rows the newest counts, by `sequence` (`bronze_rows.snapshot_sequence`, `cdc_core.silver.reduce.latest`).
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ CLASS_ARCHIVE = Path(sys.prefix, "share", "mongo-medallion", "spark-classes.jsa"
 
 ARCHIVING, _SHARED = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 _OF_ARCHIVES = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
-"""Options by which somebody says what a JVM maps or archives: with another archive beside it does not start, or `on` not with one that does
-not fit."""
+"""Options about class archives. Where somebody gave one, none is added: a JVM with two archives does not start, nor does one that is
+told `on` with an archive that does not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
 """How long a JVM whose connections broke may take to end."""

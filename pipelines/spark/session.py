@@ -127,7 +127,7 @@ def _carried(spark: SparkSession) -> dict[str, str]:
 
 
 _CHOSEN: dict[str, str] = {}
-"""What was asked of a session that was there already: those that are made beside it have it of the application where we started that."""
+"""Settings asked for on a session that was given: sessions that are made beside it get them, too. One that this process builds has them of its application."""
 
 
 def is_shared(spark: SparkSession) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.unwrap import new_document_state as unwrap
-from cdc_core.unwrap import rows as unwrap_rows
+from cdc_core.unwrap import printed_records
 
 SOURCE = {"db": "shop", "collection": "orders", "ts_ms": 5, "snapshot": "false"}
 
@@ -31,8 +31,8 @@ def partial(updated: Any, removed: list[str] | None = None, **envelope: Any) -> 
 def rows(events: list[Any], **options: Any) -> list[Any]:
     """What becomes of the events, as JSON; option names have underscores for dots."""
     named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
-    results = list(unwrap_rows.records(events, options=named))
-    return [result.to_json() if isinstance(result, unwrap_rows.JsonRow) else result for result in results]
+    results = list(printed_records.records(events, options=named))
+    return [result.to_json() if isinstance(result, printed_records.JsonRow) else result for result in results]
 
 
 def values(events: list[Any], **options: Any) -> list[Any]:

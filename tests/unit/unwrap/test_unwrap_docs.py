@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.unwrap import new_document_state as unwrap
-from cdc_core.unwrap import rows as unwrap_rows
+from cdc_core.unwrap import printed_records
 from tests.harness import recorded as lines_of
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -26,14 +26,14 @@ DIFFERENCES = re.findall(r"```json case (\S+) (\S+) (\S+)\n(.*?)```", DOCUMENT, 
 def rows(events: list[Any], options: dict[str, str]) -> list[Any]:
     def printed(result: Any) -> Any:
         match result:
-            case unwrap_rows.JsonRow():
+            case printed_records.JsonRow():
                 return result.to_json()
             case unwrap.UnchangedRecord():
-                return unwrap_rows.passed(result.event)
+                return printed_records.passed(result.event)
             case _:
                 return {"dropped": True}
 
-    return list(map(printed, unwrap_rows.records(events, options=unwrap_options.parse(options))))
+    return list(map(printed, printed_records.records(events, options=unwrap_options.parse(options))))
 
 
 @pytest.mark.parametrize(("options", "events", "expected"), EXAMPLES)

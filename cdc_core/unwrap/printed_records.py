@@ -1,4 +1,4 @@
-"""Records of one table as rows whose values fit its columns."""
+"""Records as `medallion unwrap` prints them: those of one collection with one schema, as of a table."""
 
 from __future__ import annotations
 
