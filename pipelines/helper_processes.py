@@ -24,7 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
-from typing import Any, TypeAlias, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -47,6 +48,7 @@ Function: TypeAlias = "Callable[[Any, pa.RecordBatch | None], tuple[Any, pa.Reco
 
 
 _Task = TypeVar("_Task")
+_Given = TypeVar("_Given", covariant=True)
 _Result = TypeVar("_Result")
 
 
@@ -167,50 +169,68 @@ PART_SECONDS = 60
 """And is done with them long before this."""
 
 
+class Tasks(Protocol[_Given]):
+    """Numbered tasks, of which this thread takes the first and others the last; None where none is left."""
+
+    def first(self) -> tuple[int, _Given] | None: ...
+
+    def last(self) -> tuple[int, _Given] | None: ...
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+
+
+class ListedTasks(Generic[_Task]):
+    """Tasks as they are listed."""
+
+    def __init__(self, tasks: Iterable[_Task]) -> None:
+        self._tasks = deque(enumerate(tasks))
+
+    def first(self) -> tuple[int, _Task] | None:
+        return self._taken(self._tasks.popleft)
+
+    def last(self) -> tuple[int, _Task] | None:
+        return self._taken(self._tasks.pop)
+
+    def close(self) -> None:
+        self._tasks.clear()
+
+    def _taken(self, take: Callable[[], tuple[int, _Task]]) -> tuple[int, _Task] | None:
+        try:
+            return take()
+        except IndexError:
+            return None
+
+
 def shared(
-    tasks: Iterable[_Task],
+    tasks: Tasks[_Task],
     here: Callable[[_Task], _Result],
     by_helper: Callable[[HelperProcess, _Task], _Result],
     helpers: Iterable[HelperProcess],
-) -> list[_Result]:
-    """What `here` gives for each task, in their order; from the end on helpers do some, which may raise `HelperGone`."""
-    queue = deque(enumerate(tasks))
-    found: dict[int, _Result] = {}
-
-    def alone() -> None:
-        for number, task in _taken(queue.popleft):
-            found[number] = here(task)
+) -> list[tuple[int, _Result]]:
+    """What `here` gives for each task, by their numbers; from the end on helpers do some, which may raise `HelperGone`."""
+    found: list[tuple[int, _Result]] = []
+    left: list[tuple[int, _Task]] = []
 
     def helped(helper: HelperProcess) -> None:
-        for number, task in _taken(queue.pop):
+        for number, task in iter(tasks.last, None):
             try:
-                found[number] = by_helper(helper, task)
+                found.append((number, by_helper(helper, task)))
             except HelperGone as gone:
                 log.debug("done here, without a helper: %s", gone)
-                queue.append((number, task))
+                left.append((number, task))
                 return
 
     with ThreadPoolExecutor(thread_name_prefix="medallion-helped") as pool:
         working = [pool.submit(helped, each) for each in helpers]
         try:
-            alone()
-        except BaseException:
-            queue.clear()
-            raise
+            found += [(number, here(task)) for number, task in iter(tasks.first, None)]
+        finally:
+            tasks.close()
         for each in working:
             each.result()
-    alone()  # what came back from helpers that are gone
-    return [found[number] for number in range(len(found))]
-
-
-def _taken(take: Callable[[], _Task]) -> Iterator[_Task]:
-    """What is taken from a queue until it is empty."""
-    while True:
-        try:
-            task = take()
-        except IndexError:
-            return
-        yield task
+    found += [(number, here(task)) for number, task in left]
+    return sorted(found, key=itemgetter(0))
 
 
 def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -5,10 +5,8 @@ A decoder learns for itself, which changes the speed and never a result.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -18,15 +16,11 @@ from cdc_core.typed.decoding import Decoder, TypedTexts, joined, slice_rows, wit
 from cdc_core.typed.plan import decoder_of
 from pipelines import helper_processes
 
-log = logging.getLogger(__name__)
-
 _Part: TypeAlias = "tuple[int, pa.Array]"
 """Some of the texts, and the place of the first."""
 
 _Task: TypeAlias = "tuple[str, tuple[tuple[tuple[str, ...], Pin], ...]]"
 """A schema and its pins, by which the texts are typed."""
-
-_Parts: TypeAlias = "list[tuple[int, TypedTexts]]"
 
 
 def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
@@ -38,37 +32,29 @@ def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
 
 
 def _typed(decoder: Decoder, texts: pa.Array, helpers: Sequence[helper_processes.HelperProcess]) -> TypedTexts:
-    queue = TextQueue(texts, share=2 * (len(helpers) + 1))
-    task = decoder.schema.to_json(), tuple(decoder.pins.items())
-    with ThreadPoolExecutor(len(helpers), thread_name_prefix="medallion-typing") as pool:
-        theirs = [pool.submit(_by_helper, each, task, queue) for each in helpers]
-        try:
-            parts = _here(decoder, texts, queue)
-        finally:
-            queue.close()
-        answers = [each.result() for each in theirs]
-    for found, untyped in answers:
-        parts += found
-        parts += [(start, decoder.typed(each)) for start, each in untyped]
+    tasks = TextTasks(texts, portion=lambda: decoder.portion(texts), share=2 * (len(helpers) + 1))
+    by = decoder.schema.to_json(), tuple(decoder.pins.items())
+    with without_collector():
+        parts = helper_processes.shared(tasks, decoder.part, lambda helper, part: _by_helper(helper, by, part), helpers)
     return joined(decoder.schema, parts)
 
 
-class TextQueue:
+class TextTasks:
     """Texts that are taken in parts, by this thread from their beginning, by others from their end."""
 
-    def __init__(self, texts: pa.Array, *, share: int) -> None:
+    def __init__(self, texts: pa.Array, *, portion: Callable[[], int], share: int) -> None:
         self._texts = texts
-        self._share = share
+        self._portion, self._share = portion, share
         self._least = slice_rows(texts)
         self._most = max(1, helper_processes.PART_BYTES * len(texts) // max(1, texts.nbytes))
         self._start, self._end = 0, len(texts)
         self._lock = threading.Lock()
 
-    def first(self, count: int) -> _Part | None:
-        """At most so many from the beginning of what is left; None where nothing is left."""
+    def first(self) -> _Part | None:
+        """A portion from the beginning of what is left; None where nothing is left."""
         with self._lock:
             start = self._start
-            self._start = min(self._end, start + count)
+            self._start = min(self._end, start + self._portion())
             return self._part(start, self._start)
 
     def last(self) -> _Part | None:
@@ -88,34 +74,11 @@ class TextQueue:
         return (start, self._texts.slice(start, end - start)) if start < end else None
 
 
-def _here(decoder: Decoder, texts: pa.Array, queue: TextQueue) -> _Parts:
-    """The rows of the texts that the decoder takes until none is left."""
-    parts = []
-    with without_collector():
-        while (taken := queue.first(decoder.portion(texts))) is not None:
-            start, part = taken
-            parts.append((start, decoder.part(part)))
-    return parts
-
-
-def _by_helper(helper: helper_processes.HelperProcess, task: _Task, queue: TextQueue) -> tuple[_Parts, list[_Part]]:
-    """The rows of the texts that the helper takes until none is left; the texts that it took and did not type."""
-    found: _Parts = []
-    while (part := queue.last()) is not None:
-        start, texts = part
-        try:
-            exact, columns = helper.call(
-                _answer,
-                task,
-                pa.RecordBatch.from_arrays([texts], names=["texts"]),
-                seconds=helper_processes.PART_SECONDS,
-            )
-        except helper_processes.HelperGone as gone:
-            log.debug("documents are typed here, without a helper: %s", gone)
-            return found, [part]
-        assert columns is not None
-        found.append((start, TypedTexts(columns["rows"], columns["new"], columns["refused"], exact)))
-    return found, []
+def _by_helper(helper: helper_processes.HelperProcess, by: _Task, texts: pa.Array) -> TypedTexts:
+    columns = pa.RecordBatch.from_arrays([texts], names=["texts"])
+    exact, typed_columns = helper.call(_answer, by, columns, seconds=helper_processes.PART_SECONDS)
+    assert typed_columns is not None
+    return TypedTexts(typed_columns["rows"], typed_columns["new"], typed_columns["refused"], exact)
 
 
 def _answer(task: _Task, columns: pa.RecordBatch | None) -> tuple[int, pa.RecordBatch | None]:

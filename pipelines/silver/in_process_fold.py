@@ -305,12 +305,12 @@ def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArra
     count = helper_processes.cores() if size_bytes >= helper_processes.MANY_BYTES else 0
     with helper_processes.DOCUMENTS.borrowed(count) as helpers:
         results = helper_processes.shared(
-            parts,
+            helper_processes.ListedTasks(parts),
             lambda some: _folded_part(part_of(some)),
             lambda helper, some: _by_helper(helper, part_of(some)),
             helpers,
         )
-    return pa.Table.from_batches(list(itertools.chain.from_iterable(results)))
+    return pa.Table.from_batches(list(itertools.chain.from_iterable(batches for _, batches in results)))
 
 
 def _folded_part(part: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -167,13 +167,15 @@ def test_what_is_shared_is_done_once_and_in_order_whatever_becomes_of_helpers() 
         return "helper", task
 
     helpers = [helper_processes.HelperProcess(), helper_processes.HelperProcess()]
-    found = helper_processes.shared(range(60), here, by_helper, helpers)
-    assert [task for _, task in found] == [*range(60)] and sorted(done) == [*range(60)]
+    listed = helper_processes.ListedTasks
+    numbered = helper_processes.shared(listed(range(60)), here, by_helper, helpers)
+    found = [each for number, each in numbered]
+    assert [number for number, _ in numbered] == [task for _, task in found] == sorted(done) == [*range(60)]
     assert found[0] == ("here", 0) and found[59] == ("helper", 59) and found[41] == ("here", 41)
-    assert helper_processes.shared([1, 2], here, by_helper, []) == [("here", 1), ("here", 2)]
-    assert helper_processes.shared([], here, by_helper, helpers) == []
+    assert helper_processes.shared(listed([1, 2]), here, by_helper, []) == [(0, ("here", 1)), (1, ("here", 2))]
+    assert helper_processes.shared(listed([]), here, by_helper, helpers) == []
     with pytest.raises(IndexError):
-        helper_processes.shared([[1], []], lambda task: task[0], lambda helper, task: task[1], helpers)
+        helper_processes.shared(listed([[1], []]), lambda task: task[0], lambda helper, task: task[1], helpers)
 
 
 def end_of(begins: str, parent: str) -> int:
