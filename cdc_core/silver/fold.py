@@ -169,8 +169,10 @@ def _readings(
     edits += [(_set, path, fields[path]) for path in names.dotted]
     edits += [(_remove, path, None) for path in names.dotted_gone]
     named = update.disambiguated_paths
+    # What is set inside of what is removed has a name with dots: the field `a.b` beside an `a` that is no more.
+    whole = {*fields, *update.removed_fields} if update.removed_fields else fields
     return [
-        (edit, update_paths.target(document, path, fields, named, is_set=edit is _set), argument)
+        (edit, update_paths.target(document, path, whole if edit is _set else fields, named, is_set=edit is _set), argument)
         for edit, path, argument in edits
     ]
 
@@ -281,6 +283,21 @@ def _read(text: str | None) -> Any:
     return document if isinstance(document, dict) else None
 
 
+def _has_repeated(parsed: Document, text: str) -> bool:
+    """Whether a field stands twice in a document of the text; of two of one name `orjson` has parsed the last alone."""
+    try:
+        if orjson.dumps(parsed) == text.encode():  # nearly every text was written so, and nothing is cheaper to see
+            return False
+    except orjson.JSONEncodeError:
+        pass
+    found: list[bool] = []
+    try:
+        json.loads(text, object_pairs_hook=lambda pairs: found.append(len(dict(pairs)) < len(pairs)))
+    except RecursionError:
+        return True
+    return any(found)
+
+
 def _written(document: Document) -> bytes:
     try:
         return orjson.dumps(document)
@@ -302,27 +319,22 @@ def _update(
         return PartialUpdate.unreadable(sequence)
     removed = removed_fields or ()
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
-    # One of two paths with one text has a name with dots, and that one the server lists.
-    if named and _names_twice(updated_fields, [*removed, *(field for field, _ in cuts)]):
+    # Of two paths with one text, `a.b` in `a` and a field `a.b`, nobody can say which value is whose.
+    others = [*removed, *(field for field, _ in cuts)]
+    names_twice = others and len({*updated, *others}) < len(updated) + len(others)
+    if names_twice:
         return PartialUpdate.unreadable(sequence)
     return PartialUpdate(sequence, updated, removed, cuts, named)
 
 
-def _names_twice(updated_fields: str | None, others: Sequence[str]) -> bool:
-    """Whether two paths have one text, `a.b` in `a` and a field `a.b`: which value is whose, nobody can say."""
-    try:
-        pairs = json.loads(updated_fields or "{}", object_pairs_hook=list)
-    except RecursionError:
-        return True
-    paths = [*(wrappers.unescape_key(path) for path, _ in pairs), *others]
-    return len({*paths}) < len(paths)
-
-
 def _paths(text: str | None) -> Any:
-    """A document whose names are paths, with their real names; None where the text is not a document."""
+    """A document whose names are paths, with their real names; None where the text is not a document, or holds more than was
+    parsed."""
     if text is None:
         return {}
     parsed = _read(text)
+    if parsed is None or _has_repeated(parsed, text):
+        return None
     # Only an escaped name holds these three characters: all other texts are saved the copy.
     if parsed and '"$$' in text:
         return {wrappers.unescape_key(path): value for path, value in parsed.items()}

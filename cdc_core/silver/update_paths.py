@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from cdc_core.extended_json import wrappers
@@ -105,14 +105,15 @@ def path_parts(components: tuple[str, ...]) -> PathParts:
 def target(
     document: Document,
     path: str,
-    fields: Mapping[str, Any],
+    others: Collection[str],
     named: Mapping[str, Sequence[str | int]] | None,
     *,
     is_set: bool,
 ) -> Target | UndecidedPath | None:
     """Where a path of several names leads in the document; None where there is nothing to do.
 
-    `fields` is what the same update sets, by path, `named` its `disambiguatedPaths`.
+    `others` are paths that the same update sets, or removes: no path that it sets lies in one of them. `named` is its
+    `disambiguatedPaths`.
     """
     if named is not None and path in named:
         parts = path_parts(tuple(str(part) for part in named[path]))
@@ -126,7 +127,7 @@ def target(
     if named is None:
         # A name with dots takes part: one that is there, or a new one whose neighbours have dots too.
         is_new = is_set and not (step is not None and _has(end, step))
-        if is_dotted or _is_within(parts, fields) or (is_new and _have_dots(way[: length - 1])):
+        if is_dotted or not parts.above.isdisjoint(others) or (is_new and _have_dots(way[: length - 1])):
             return UndecidedPath(path, None)
     if step is not None:
         return Target(end, step)
@@ -156,11 +157,6 @@ def containers(document: Container, parts: PathParts) -> tuple[list[Container], 
 def _have_dots(documents: Sequence[Container]) -> bool:
     """Whether one of the documents has a name with dots."""
     return any("." in name for here in documents if isinstance(here, dict) for name in here)
-
-
-def _is_within(parts: PathParts, fields: Mapping[str, Any]) -> bool:
-    """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
-    return len(fields) > 1 and not parts.above.isdisjoint(fields)
 
 
 def is_container(value: object) -> TypeGuard[Container]:

@@ -416,6 +416,18 @@ def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(
     assert fold.folded_text('{"a.b":1,"a":{"b":1}}', [update])[1]
 
 
+@pytest.mark.parametrize(
+    ("updated", "named"),
+    [('{"a.b":2,"a.b":3}', None), ('{"a":{"b":2,"b":3}}', None), ('{"a": {"b": 2, "b": 3}}', "{}")],
+    ids=["two paths of one text", "a value", "not as a writer of ours has it"],
+)
+def test_an_update_that_says_a_field_twice_leaves_the_document_incomplete(updated: str, named: str | None) -> None:
+    """A reader of JSON keeps the last: the other value, or the field that it was for, would be gone without a word."""
+    description = {"updatedFields": updated, "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": named}
+    update = fold.PartialUpdate.from_bronze({"sequence": "1", "updateDescription": description})
+    assert fold.folded_text('{"a":{"b":1}}', [update]) == ('{"a":{"b":1}}', True)
+
+
 def test_a_path_is_explained_by_what_ends_it() -> None:
     """`a.b` of a document without `a`: a newer base lacks it since `a` was removed or set to something else. That `a` was set to a
     document later says nothing, and the new field may be one of the name `a.b`."""
