@@ -268,8 +268,11 @@ def _folded(base: str | None, updates: list[PartialUpdate]) -> tuple[bytes | Non
     # Spark's `collect_list` keeps no order.
     if len(updates) > 1:
         updates.sort(key=_sequence)
-    folded = _fold_in_place(_read(base), updates)
-    return None if folded.document is None else _written(folded.document), folded.incomplete
+    document = _read(base)
+    # Which of two fields of one name the server changed, nobody can say, and one of them is not in what was parsed.
+    is_lost = bool(updates) and document is not None and base is not None and _has_repeated(document, base)
+    folded = _fold_in_place(document, updates)
+    return None if folded.document is None else _written(folded.document), folded.incomplete or is_lost
 
 
 def _read(text: str | None) -> Any:

@@ -428,6 +428,14 @@ def test_an_update_that_says_a_field_twice_leaves_the_document_incomplete(update
     assert fold.folded_text('{"a":{"b":1}}', [update]) == ('{"a":{"b":1}}', True)
 
 
+@pytest.mark.parametrize("base", ['{"a":1,"a":2,"b":1}', '{"a": [{"c": 1, "c": 2}], "b": 1}'])
+def test_an_update_of_a_document_that_has_a_field_twice_leaves_it_incomplete(base: str) -> None:
+    """Of the two only one is left when the updated document is written: whole, it would be said to have no other."""
+    description = {"updatedFields": '{"b":2}', "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": None}
+    [(document, incomplete)] = folded([(base, [{"sequence": "1", "updateDescription": description}])])
+    assert (document["b"], incomplete) == (2, True)
+
+
 def test_a_path_is_explained_by_what_ends_it() -> None:
     """`a.b` of a document without `a`: a newer base lacks it since `a` was removed or set to something else. That `a` was set to a
     document later says nothing, and the new field may be one of the name `a.b`."""
