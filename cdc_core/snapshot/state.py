@@ -205,10 +205,14 @@ class SnapshotState:
 
 @dataclass(frozen=True)
 class Gap:
-    """A collection is incomplete: `since` when, and why: what was lost of it, and why no snapshot has made up for it yet."""
+    """A collection is incomplete: `since` when, and why: what was lost of it, and why no snapshot has made up for it yet.
+
+    `causes` are all that opened it, the first one first.
+    """
 
     since: str
     why: str
+    causes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -217,7 +221,7 @@ class _OpenGap:
 
     since: str
     number: int
-    cause: str
+    causes: tuple[str, ...]
     why: str = "no snapshot has read it again"
 
 
@@ -225,15 +229,20 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
     """The collections of which changes were lost (or what else the `cause` of a gap says), from the payloads of heartbeats in their order.
 
     A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end, or when it is
-    dropped or gets another name (`ended`): nothing is left that could be read again.
+    dropped or gets another name (`ended`): nothing is left that could be read again. A cause that is `withdrawn` opens none any more.
     """
     gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, payload in enumerate(payloads):
         gap = payload.get("gap", {})
+        cause = gap.get("cause", "changes were lost")
         for namespace in gap.get("collections", ()):
-            first = gaps.get(namespace) or _OpenGap(gap["since"], number, gap.get("cause", "changes were lost"))
-            gaps[namespace] = _OpenGap(first.since, number, first.cause)
+            first = gaps.get(namespace) or _OpenGap(gap["since"], number, (cause,))
+            gaps[namespace] = _OpenGap(first.since, number, tuple(dict.fromkeys((*first.causes, cause))))
+        for namespace in gaps.keys() & set(gap.get("withdrawn", ())):
+            gaps[namespace].causes = tuple(each for each in gaps[namespace].causes if each != cause)
+            if not gaps[namespace].causes:
+                del gaps[namespace]
         gaps.pop(payload.get("ended", ""), None)
         found = payload.get("snapshot")
         if found is None:
@@ -250,7 +259,7 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
         for namespace in found.get("stopped", ()):
             if namespace in gaps and gaps[namespace].number < planned_at:
                 gaps[namespace].why = "the snapshot that read it again was stopped"
-    return {namespace: Gap(gap.since, f"{gap.cause}, and {gap.why}") for namespace, gap in gaps.items()}
+    return {namespace: Gap(gap.since, f"{gap.causes[0]}, and {gap.why}", gap.causes) for namespace, gap in gaps.items()}
 
 
 def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:

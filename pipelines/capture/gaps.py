@@ -131,7 +131,8 @@ class Gaps:
 
     def of_other_snapshots(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The payloads to be noted where snapshots have read less than the settings would have them read from here on: what another filter
-        let through, or nothing. `payloads` tell of the snapshots and gaps up to here."""
+        let through, or nothing; and the end of such a gap where the settings ask for no more any longer. `payloads` tell of the snapshots and gaps
+        up to here."""
         states = snapshot_state.states(each for each in payloads if "snapshot" in each)
         chosen = self.deployment.source.snapshot_collection_filter_overrides
         filtered: dict[str, str | None] = {}
@@ -139,11 +140,13 @@ class Gaps:
             whole = (name for name in state.planned if name not in state.conditions and state.of(name).completed)
             filtered |= {name: state.of(name).filter for name in whole}
         less = {name for name, read in filtered.items() if read not in (None, chosen.get(name))} | self._now_listed(states)
-        is_open = snapshot_state.unrepaired(payloads)
-        found = [name for name in self.deployment.namespaces() if name in less and name not in is_open] if less else []
         settings = "snapshot.include.collection.list or snapshot.collection.filter.overrides"
+        cause, are_open = f"{settings} was changed", snapshot_state.unrepaired(payloads)
+        unwanted = [name for name, gap in are_open.items() if cause in gap.causes and not self._is_wanted_whole(name)]
+        known = are_open.keys() - set(unwanted)
+        found = [name for name in self.deployment.namespaces() if name in less and name not in known] if less else []
         # Of one that has another filter now not all is wanted: no snapshot would end its gap.
-        noted = self._from_now((name for name in found if name not in chosen), f"{settings} was changed")
+        noted = self._from_now((name for name in found if name not in chosen), cause)
         said = said_of(self.deployment.source)
         # Where nothing is noted it is told once, and not at each start.
         if noted or (found and any(said[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))):
@@ -153,7 +156,13 @@ class Gaps:
                 ", ".join(found),
                 signals.snapshot_command(*found),
             )
-        return noted
+        withdrawn: Mapping[str, Any] = {"gap": {"cause": cause, "collections": [], "withdrawn": unwanted}}
+        return [*noted, withdrawn] if unwanted else noted
+
+    def _is_wanted_whole(self, namespace: str) -> bool:
+        """Whether snapshots are to read all of a collection; also of one that is not captured for now."""
+        is_listed = self.deployment.filter.is_snapshotted(*namespace.split(".", 1)) or not self._is_captured(namespace)
+        return is_listed and namespace not in self.deployment.source.snapshot_collection_filter_overrides
 
     def _now_listed(self, states: Sequence[snapshot_state.SnapshotState]) -> set[str]:
         """The collections that `snapshot.include.collection.list` lets in from here on, and no snapshot was planned for."""

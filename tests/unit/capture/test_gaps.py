@@ -210,6 +210,38 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_taken_back
     assert noted_of() == [] and snapshot_state.unrepaired(payloads) == {}
 
 
+@pytest.mark.parametrize(("now", "is_told"), [(FILTERS, False), ({**FILTERS, "shop.b": "{}"}, True)])
+def test_a_filter_that_is_there_again_leaves_nothing_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, now: dict[str, str], is_told: bool
+) -> None:
+    """With it no snapshot would ever end the gap, and what it reads is there; what else was lost meanwhile is missing still."""
+    with_filters, again = (replace(WHOLE, snapshot_collection_filter_overrides=each) for each in (FILTERS, now))
+    payloads = read(SnapshotKind.INITIAL, FILTERS, "1", list(FILTERS))
+    payloads += start(monkeypatch, with_filters, WHOLE).of_other_snapshots(payloads)
+    payloads.append({"gap": {"since": "later", "collections": ["shop.b"]}})
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        payloads += start(monkeypatch, WHOLE, again).of_other_snapshots(payloads)
+    assert [each.getMessage().endswith("shop.b reads all") for each in caplog.records] == [True] * is_told
+    found = snapshot_state.unrepaired(payloads)
+    assert {name: gap.causes for name, gap in found.items()} == {"shop.b": ("changes were lost",)}
+    assert start(monkeypatch, again, again).of_other_snapshots(payloads) == []
+    gaps = [each["gap"] for each in start(monkeypatch, again, WHOLE).of_other_snapshots(payloads)]
+    assert [each["collections"] for each in gaps] == [["shop.a"]]
+
+
+def test_a_collection_that_no_snapshot_is_to_read_any_more_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was let in by `snapshot.include.collection.list`, and no snapshot had read it when it was left out again."""
+    only_a = replace(WHOLE, snapshot_include_collection_list=("shop.a",))
+    both = replace(WHOLE, snapshot_include_collection_list=("shop.[ab]",))
+    payloads = read(SnapshotKind.INITIAL, {}, "1", ["shop.a"])
+    payloads += start(monkeypatch, only_a, both).of_other_snapshots(payloads)
+    assert list(snapshot_state.unrepaired(payloads)) == ["shop.b"]
+    payloads += start(monkeypatch, both, only_a).of_other_snapshots(payloads)
+    assert snapshot_state.unrepaired(payloads) == {}
+    assert start(monkeypatch, only_a, both).of_other_snapshots(payloads)
+
+
 def test_a_collection_that_no_snapshot_was_to_read_is_told_when_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one that the list let in before, which was made since, nor where no snapshot was taken at all."""
     only_a = replace(WHOLE, snapshot_include_collection_list=("shop.a",))
