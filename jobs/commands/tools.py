@@ -89,10 +89,9 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     """
     from pipelines.settings import debezium_import as debezium_connector
     from pipelines.settings import file as settings_file
+    from pipelines.terminal import signs
 
     found = debezium_connector.read(connector, root=root)
     click.echo(found.text, nl=False) if out is None else settings_file.write(out, found.text)
-    for line in found.notes:
-        click.echo(line, err=True)
-    for line in found.variables:
-        click.echo(f"set {line}", err=True)
+    for line in (*found.notes, *(f"set {each}" for each in found.variables)):
+        click.echo(signs.escaped(line), err=True)

@@ -121,8 +121,9 @@ def write(path: str | Path, text: str) -> None:
 
 
 def _comment(line: str) -> str:
-    # Whatever ends a line would end the comment, and a property's own text go on as settings.
-    return f"# {' '.join(line.splitlines())}".rstrip() + "\n"
+    # Whatever ends a line would end the comment, and a property's own text go on as settings; other signs may stand in no YAML.
+    words = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(line.splitlines()))
+    return f"# {words}".rstrip() + "\n"
 
 
 class _Dumper(yaml.SafeDumper):

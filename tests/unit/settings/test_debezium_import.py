@@ -249,11 +249,21 @@ def test_texts_stay_texts(text: str) -> None:
     assert settings_file._document(written, "x") == {"a": text, "b": True, "c": 5}
 
 
-@pytest.mark.parametrize("end", ("\n", "\r", "\x85", "\u2028"))
+@pytest.mark.parametrize("end", ("\n", "\r", "\x85", "\u2028", "\x00", "\x1b", "\ud800"))
 def test_a_remark_stays_a_comment(end: str) -> None:
-    """Whatever in its text ends a line of YAML, no key of the file comes of it."""
+    """Whatever in its text ends a line of YAML, or may not stand there, no key of the file comes of it, and it can be written and read."""
     written = settings_file.rendered({"a": "b"}, after=[f"the server cannot be asked for (?<!x){end}a: c"])
-    assert settings_file._document(written, "x") == {"a": "b"}
+    assert settings_file._document(written.encode().decode(), "x") == {"a": "b"}
+
+
+def test_no_terminal_obeys_a_connector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said of its properties names them as they stand there."""
+    path = tmp_path / "connector.properties"
+    lines = ["topic.prefix=t", "mongodb.connection.string=mongodb://h", "transforms=a", "transforms.a.type=\\u001b[2J"]
+    path.write_text("\n".join(lines))
+    assert command_line.main(["import-debezium", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err and "\\x1b[2J" in shown.err
 
 
 def test_the_example_of_the_documents() -> None:
