@@ -151,6 +151,10 @@ class Settings:
         kept = self.silver.for_collection(namespace).keep_document
         return not self.source.capture_mode.has_full_updates if kept is None else kept
 
+    def may_keep_document(self, namespace: str) -> bool:
+        """Whether they may be kept where another capture mode left updates to be folded: unless the settings refuse it."""
+        return self.silver.for_collection(namespace).keep_document is not False
+
 
 def parse(document: object, *, where: str = "") -> Settings:
     """The settings that `document` holds; `where` names it in messages.

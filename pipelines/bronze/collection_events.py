@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
@@ -66,6 +67,22 @@ def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
 def are_partial(events: pa.Table) -> pa.ChunkedArray:
     """Which events are updates without their documents: `reduce.is_partial` of events that are here."""
     return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
+
+
+def has_partial(
+    spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange, *, is_last: bool
+) -> bool:
+    """Whether a span has an update without its document; with `is_last` whether one is the last event of its document, which nothing
+    but the document of before explains."""
+    limit, size_bytes = survey.MAX_DRIVER_ROWS, batch_rows.MANY_BYTES
+    here = in_order(spark, table, namespace, span, (), limit=limit, size_bytes=size_bytes)
+    if here is not None:
+        found = are_partial(here).to_pylist()
+        return any(dict(zip(here["key"].to_pylist(), found)).values() if is_last else found)
+    events = survey.events(spark, table, namespace, span).select("key", "sequence", reduce.is_partial().alias("is_partial"))
+    if is_last:
+        events = events.groupBy("key").agg(F.max_by("is_partial", "sequence").alias("is_partial"))
+    return not events.where("is_partial").isEmpty()
 
 
 def are_readable(events: pa.Table) -> bool:

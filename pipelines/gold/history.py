@@ -42,8 +42,8 @@ from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
+from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -91,6 +91,15 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
             f"{table.label}: old events that come after its last version were taken from bronze, while no history was kept or before "
             f"it was restored, repaired or brought back. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
         )
+
+
+def _folds(kept: History, span: reduce.BatchRange, at: HistoryPosition) -> bool:
+    """Whether updates are folded in a span: also those that another capture mode has left, where the history has what to fold them onto."""
+    name = str(kept.namespace)
+    always = kept.settings.keeps_document(name)
+    if always or not (at.folds and kept.settings.may_keep_document(name)):
+        return always
+    return collection_events.has_partial(kept.spark, kept.bronze, kept.namespace, span, is_last=False)
 
 
 def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[str, str]) -> None:
@@ -152,9 +161,10 @@ class History:
         # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
         added = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
+        span = reduce.BatchRange(start, silver.to)
+        self.folds = _folds(self, span, at)
         begun = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
         reached = replace(begun, added=tuple(sorted(added)), folds=self.folds)
-        span = reduce.BatchRange(reached.to, silver.to)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
                 "%s: old events were taken from bronze; the history begins with what it holds. Documents that did not change since "

@@ -14,7 +14,7 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import quarantine_table, registry, survey
+from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 from pipelines.silver.read_ahead import ReadAhead
@@ -33,6 +33,8 @@ class SilverCollection:
     namespace: registry.Namespace
     options: CollectionSettings
     keeps_document: bool
+    """Whether its rows hold whole documents: those of the work at hand, where `may_keep_document`."""
+    may_keep_document: bool
     layout: tables.Layout
     bronze: tables.TableRef
     writer: Writer
@@ -59,6 +61,7 @@ class SilverCollection:
 
     def __post_init__(self) -> None:
         self.bronze_columns = reduce.needed(self.options.unwrap)
+        self._always_keeps_document = self.keeps_document
 
     @property
     def mode(self) -> unwrap_options.DeleteMode:
@@ -82,6 +85,14 @@ class SilverCollection:
     def events(self, span: reduce.BatchRange) -> DataFrame:
         """Its events in a span of bronze's batches, in no order."""
         return survey.events(self.spark, self.bronze, self.namespace, span)
+
+    def keep_documents(self, position: registry.SilverPosition, span: reduce.BatchRange) -> None:
+        """Decide of the work at hand whether whole documents are kept. Where another capture mode has just ended, updates without
+        documents may come still, and rows at this `position` have what to fold them onto."""
+        is_due = not self._always_keeps_document and self.may_keep_document and position.documents is True
+        self.keeps_document = self._always_keeps_document or (
+            is_due and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
+        )
 
     def is_empty(self) -> bool:
         """Whether the table was never written: then its first rows are appended, there is nothing to merge with."""

@@ -63,6 +63,7 @@ def apply(
 
     Where the collection `is_alone` the next range is read meanwhile: where others are applied beside it no core is idle.
     """
+    collection.keep_documents(work.position, work.span)
     reached = _under_these_settings(collection, work.position)
     collection.needs_steps = False
     portions = in_process.ranges(collection, work)

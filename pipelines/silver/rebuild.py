@@ -228,6 +228,7 @@ class SilverRebuild:
             namespace=self.namespace,
             options=self._options(),
             keeps_document=self.settings.keeps_document(str(self.namespace)),
+            may_keep_document=False,
             layout=layout,
             bronze=self._bronze,
             writer=Writer.claim(self.spark, table),

@@ -322,3 +322,18 @@ def test_a_sweep_that_ends_nothing_takes_no_query(tmp_path: Path, older: int, is
     else:
         with pytest.raises(NeedsSpark):
             kept.lay_out()
+
+
+def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Path) -> None:
+    """The history was behind when `capture.mode` changed: what had come without documents is folded, and only then are none kept."""
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, v=1), change("c", 2, 11, v=1)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [update(1, 20, v=2), update(2, 21, v=2), change("u", 1, 30, v=3)]})
+    kept.hop.settings = layers.pipeline(tmp_path, history=True)
+    kept.lay_out()
+    expected = [("1", 10, 20, 1, False), ("1", 20, 30, 2, False), ("1", 30, None, 3, False), ("2", 11, 21, 1, False)]
+    assert kept.versions("v", "__incomplete") == [*expected, ("2", 21, None, 2, False)]
+    kept.bronze.append({"t": [change("u", 2, 40, v=4)]})
+    kept.lay_out()
+    assert kept.at.folds is False

@@ -80,3 +80,21 @@ def test_a_delete_mode_that_was_taken_back_costs_no_query(tmp_path: Path) -> Non
         rows = oracle.read(hop.silver_table.path or "").sort_by("__key")
         assert rows.select(["__key", "__deleted"]).to_pydict() == {"__key": ["1", "3"], "__deleted": [False, False]}
         assert sorted(oracle.read(hop.gold_table.path or "")["__key"].to_pylist()) == ["1", "3"]
+
+
+def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Path) -> None:
+    """Silver was behind when `capture.mode` changed: what had come without documents is applied, and only then are none kept."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append((1, bson.encode({"_id": 1, "v": 1})), (2, bson.encode({"_id": 2, "v": 1})))
+        hop.run()
+        hop.append((1, {"updatedFields": '{"v":2}', "removedFields": []}))
+        hop.settings = layers.pipeline(tmp_path)
+        hop.append((2, bson.encode({"_id": 2, "v": 3})))
+        hop.run()
+        rows = oracle.read(hop.silver_table.path or "").sort_by("__key")
+        assert rows.select(["v", "__incomplete"]).to_pydict() == {"v": [2, 3], "__incomplete": [False, False]}
+        hop.append((2, bson.encode({"_id": 2, "v": 4})))
+        hop.run()
+        rows = oracle.read(hop.silver_table.path or "").sort_by("__key")
+        assert rows["v"].to_pylist() == [2, 4] and rows["__document"].is_valid().to_pylist() == [True, False]
