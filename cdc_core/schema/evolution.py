@@ -252,7 +252,8 @@ class _Join:
                     return type_
                 return Array(self.wider(element, shape.element, path, depth=depth + 1))
             case Map(value):
-                if Kind.DOCUMENT not in shape.kinds:
+                # `map<int>` pins the values, too.
+                if Kind.DOCUMENT not in shape.kinds or (pin is not None and pin.type is not None):
                     return type_
                 return Map(self.wider(value, values(shape), (*path, "*"), depth=depth + 1))
             case _:

@@ -100,7 +100,7 @@ def with_wider_types(
     """
     kinds: dict[Steps, set[Kind]] = {}
     for each in found:
-        if _pin_path(each.steps) not in (pins or {}):
+        if not _is_pinned(each.steps, pins or {}):
             kinds.setdefault(each.steps, set()).add(each.kind)
     struct: ColumnType = schema.struct
     changes = []
@@ -119,6 +119,13 @@ def with_wider_types(
     paths = {*(leaf_paths(fields, ()) if naming.flatten else ((item.name,) for item in fields))}
     kept = tuple(column for column in schema.columns if column.path in paths)
     return DocumentSchema(fields, columns_of(kept, fields, naming), naming), tuple(changes)
+
+
+def _is_pinned(steps: Steps, pins: Pins) -> bool:
+    """Whether the settings pin the type of a place; `map<int>` says it of a map's values, too."""
+    path = _pin_path(steps)
+    above = pins.get(path[:-1]) if steps[-1:] == (VALUE,) else None
+    return path in pins or (above is not None and above.type is not None)
 
 
 def _pin_path(steps: Steps) -> tuple[str, ...]:

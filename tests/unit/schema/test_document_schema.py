@@ -342,6 +342,16 @@ def test_a_pinned_field_gets_its_column_with_its_first_value(empty: Any, pin: st
             assert [(column.path, column.name) for column in schema.columns] == [(("V",), "V"), (("v",), "v_2")]
 
 
+@pytest.mark.parametrize("pin", ["int", "bigint", "double", "string", "decimal(20,2)"])
+@pytest.mark.parametrize("value", [{"$numberLong": "5"}, 1.5, "x"])
+def test_the_values_of_a_pinned_map_stay_as_they_are_pinned(value: Any, pin: str) -> None:
+    """Whatever comes, in one batch and in several: the settings say what they are."""
+    documents, pins = [{"v": {"a": 1}}, {"v": {"b": value}}], parse_pins({"v": f"map<{pin}>"})
+    ddl = "STRING" if pin == "string" else pin.upper()
+    for schema in (joined(documents, pins=pins), together(documents, pins=pins)):
+        assert table_ddl(schema) == f"`v` MAP<STRING, {ddl}>"
+
+
 INT64, INEXACT = {"$numberLong": "5"}, {"$numberLong": "9007199254740993"}
 REGEX = {"$regularExpression": {"pattern": "^a", "options": ""}}
 RETYPED = (
@@ -405,8 +415,10 @@ def test_retyping_leaves_pins_alone() -> None:
     found = conflicts(schema, documents)
     assert {each.steps for each in found} == {("a",), ("m", column_types.VALUE)}
     after, changes = retype.with_wider_types(schema, found, pins=pins)
+    assert (changes, table_ddl(after)) == ((), "`a` INT, `m` MAP<STRING, INT>")
+    unpinned, changes = retype.with_wider_types(schema, found, pins=parse_pins({"a": "int", "m": "map"}))
     assert [change.path for change in changes] == ["m.*"]
-    assert table_ddl(after) == "`a` INT, `m` MAP<STRING, STRING>"
+    assert table_ddl(unpinned) == "`a` INT, `m` MAP<STRING, STRING>"
 
 
 def test_retyping_flattened_documents_takes_their_columns_together() -> None:
