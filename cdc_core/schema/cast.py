@@ -77,7 +77,7 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
         return {column.name: (value or {}).get(column.name) for column in schema.columns}, rescued
     # Flattened, a document has no column of its own that could say that it is there.
     for path in _emptied(value, schema.struct, ""):
-        rescued.setdefault(path, "{}")
+        rescue(rescued, path, "{}")
     return {column.name: _value_at(value, schema.struct, column.path) for column in schema.columns}, rescued
 
 

@@ -195,7 +195,7 @@ class Decoder:
         if self.schema.naming.flatten:
             _, emptied = _flattened(self._root, structs, _root, (), arrays, findings)
             for row, path in emptied:
-                findings.rescued.setdefault(row, {}).setdefault(path or "", "{}")
+                findings.rescue(row, path, "{}")
         else:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
                 if reader is not None:

@@ -225,6 +225,18 @@ def test_any_documents(start: int, are_sparse: bool, monkeypatch: pytest.MonkeyP
     assert fast > 200
 
 
+@pytest.mark.parametrize(("value", "text"), [({}, "{}"), ("x", '"x"')])
+def test_an_empty_document_is_kept_beside_another_of_its_path(value: Any, text: str) -> None:
+    """Flattened, it has no column: what a field with dots in its name has is no sign of it."""
+    shape, documents = Shape(), [{"a.b": {"x": 1}, "a": {"b": {"y": 1}, "c": 1}}, {"a.b": value, "a": {"b": {}, "c": 1}}]
+    shape.see(documents[0], "")
+    naming = column_names.ColumnNaming(flatten=True)
+    schema, _ = evolution.join(document_schema.EMPTY, shape, naming=naming)
+    texts = pa.array(map(json.dumps, documents), pa.string())
+    for rows in (exact.rows(texts, schema), decoding.Decoder(schema).typed(texts).rows):
+        assert rows.field("rescued").to_pylist() == [None, [("a.b", text), ("a.b#2", "{}")]]
+
+
 def test_what_is_expected_is_fast() -> None:
     """Documents that fit go the fast way, with nulls, empty values, far dates and values of another type among them."""
     documents = [
