@@ -5,9 +5,12 @@ Every commit of ours carries the table's position and its writer's claim as `use
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
@@ -73,6 +76,29 @@ def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Com
         if len(found) < wanted:  # the history goes back no further
             break
     return [commit for commit in found if commit.version > version] or found
+
+
+def changed_between(spark: SparkSession, table: tables.TableRef, before: int, after: int) -> tuple[int, int]:
+    """The last version that has the rows of `before`, and the first that has those of `after`, as far as this process reads the log.
+
+    Between them is all that changed, without what a compaction put into other files meanwhile; VACUUM takes the older ones.
+    """
+    folder = local_log.readable(spark, table)
+    if folder is not None:
+        with contextlib.suppress(OSError, ValueError):  # cleaned up, or out of reach just now
+            while before < after and not _changes_rows(folder, before + 1):
+                before += 1
+            while before < after and not _changes_rows(folder, after):
+                after -= 1
+    return before, after
+
+
+def _changes_rows(folder: Path, version: int) -> bool:
+    """Whether a version has other rows than the one before it, and not the same ones in other files. Raises `OSError`."""
+    actions = [json.loads(line) for line in stored_files.commit_path(folder, version).read_text("utf-8").split("\n") if line]
+    added, removed = ([each[kind] for each in actions if kind in each] for kind in ("add", "remove"))
+    # A repair takes out the files that are gone as if that were no change, and puts none in their place.
+    return any(file.get("dataChange", True) for file in (*added, *removed)) or (bool(removed) and not added)
 
 
 def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:

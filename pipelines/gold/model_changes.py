@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
+from pipelines.delta import table_history
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +29,7 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     Only files that are not the same in both are compared: a file is the same where as many of its rows, at the same places,
     are there. That holds for tables with deletion vectors and without, after OPTIMIZE and RESTORE, and needs no change feed.
     """
+    before, after = table_history.changed_between(spark, table, before, after)
     places = [_places(spark, table, version) for version in (before, after)]
     differing = {path for path in places[0].keys() | places[1].keys() if places[0].get(path) != places[1].get(path)}
     names = ", ".join(map(identifier, columns))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +48,20 @@ def test_a_history_without_any_of_ours_ends(read: list[int], monkeypatch: pytest
         table_history, "commits", lambda *_, limit: [Commit(n, 0, None) for n in range(99, max(-1, 99 - limit), -1)]
     )
     assert table_history.last_commit(SPARK, TABLE) is None
+
+
+def test_files_that_only_moved_are_no_change(tmp_path: Path) -> None:
+    """Commits without rows, and compactions, lie on neither side of a change; where the log ends, it is as it was asked for."""
+    moved, changed = ({"add": {"path": "a", "dataChange": is_change}} for is_change in (False, True))
+    gone = {"remove": {"path": "a", "dataChange": True}}
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    for version, action in enumerate([changed, moved, {}, changed, gone, moved, {}]):
+        (log / f"{version:020}.json").write_text(f'{{"commitInfo":{{}}}}\n{json.dumps(action)}\n')
+    table = tables.TableRef.at(str(tmp_path))
+    assert table_history.changed_between(SPARK, table, 0, 6) == (2, 4)
+    assert table_history.changed_between(SPARK, table, 1, 2) == (2, 2)
+    (log / f"{2:020}.json").write_text('{"remove":{"path":"a","dataChange":false}}')  # as of a repair
+    assert table_history.changed_between(SPARK, table, 0, 3) == (1, 3)
+    (log / f"{1:020}.json").unlink()
+    assert table_history.changed_between(SPARK, table, 0, 6) == (0, 6)
