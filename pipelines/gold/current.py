@@ -8,6 +8,8 @@ went back behind gold or was rebuilt. A new column is added before the MERGE, an
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -52,6 +54,9 @@ MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
 REBUILT = "rebuilt"
 """What the commit of a rebuild says. The position has not moved, and models have to be made again: they may be made of rows that other
 hands had changed."""
+
+ROWS = "rows"
+"""What a commit says that moved the position and no row: what identifies the rows (`rows_of`)."""
 
 FEW_KEYS = 1_000
 """Up to so many keys the ranges in which the table is read are made from the keys; for more it is one, from the first key to the last."""
@@ -197,7 +202,7 @@ class GoldTable:
             columns = self._columns(has_rescued="__rescued" in wanted.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
         else:
-            self.said[:] = [judgement(writer)]
+            self.said[:] = [unmoved(writer)]
         for statement in alteration.added:
             writer.alter(statement)
         if not changes.count:
@@ -328,9 +333,21 @@ def interpreted(table: GoldTable, place: tables.TableRef, stack: ExitStack) -> G
     return replace(table, is_few=True)
 
 
-def judgement(writer: Writer) -> dict[str, object]:
-    """The audit's result in the table's last commit, for a commit that changes no row."""
-    return {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
+def rows_of(metadata: Mapping[str, object]) -> str:
+    """What identifies the rows of a table, or of a model's, whose newest commit says this: it changes with them, and with them alone."""
+    if isinstance(handed_on := metadata.get(ROWS), str):
+        return handed_on
+    # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same. A silver that was made again
+    # counts versions from the start, a bronze that was, or of which an older copy was brought back, batches.
+    names = ("to", "silver", "generation", "origin", "log", "bronze", "model", REBUILT)
+    said = {each: metadata.get(each) for each in names}
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def unmoved(writer: Writer) -> dict[str, object]:
+    """What the table's last commit says of its rows, for a commit that changes none: the audit's result, and what identifies them."""
+    held: dict[str, object] = {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
+    return {**held, ROWS: rows_of(writer.metadata)}
 
 
 def _changes(keys: Sequence[str], has_rescued: bool) -> _KeyChanges:

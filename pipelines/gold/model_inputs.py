@@ -5,8 +5,6 @@ That a collection's own table is made anew after a rebuild of silver is said in 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -128,12 +126,7 @@ class ModelInputs:
                 if commit.restored is not None:
                     return version, f"version {version}"
                 if commit.metadata is not None:
-                    # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same.
-                    # A silver that was made again counts versions from the start, a bronze that was, or of which an older copy was
-                    # brought back, batches.
-                    names = ("to", "silver", "generation", "origin", "log", "bronze", "model", current.REBUILT)
-                    said = {each: commit.metadata.get(each) for each in names}
-                    return version, hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
+                    return version, current.rows_of(commit.metadata)
         return version, f"version {version}"
 
     def relation(self, ref: sql_model.Ref) -> str:

@@ -12,11 +12,15 @@ import pytest
 from pyspark.errors import PySparkException
 
 from cdc_core import errors
-from pipelines.delta import query_execution
+from cdc_core.settings import parse as settings
+from pipelines.bronze import registry
+from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import models
-from tests.harness import gold_shop
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from tests.harness import bronze_rows, gold_shop, sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +122,42 @@ def test_what_was_compacted_is_no_change(shop: MakeShop) -> None:
     made.change("orders", {"_id": 5, "customer": 1, "amount": 6})
     assert made.run() == {"totals": "changed"}
     assert made.rows("totals") == anew(made)
+
+
+def test_a_position_that_moves_alone_is_no_change(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection to which nothing came goes on with the batches of others, and what is made of it stays."""
+    monkeypatch.setattr(registry, "IDLE_BATCHES", 1)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "cities.sql").write_text(
+        "SELECT city, count(*) AS n FROM {{ ref('cases.customers') }} GROUP BY city"
+    )
+    chosen = settings.parse(
+        {
+            "name": "hand",
+            "lakehouse": {"root": str(tmp_path / "lakehouse")},
+            "source": {"mongodb.connection.string": "${env:NOWHERE}"},
+            "gold": {"models": str(tmp_path / "models")},
+        }
+    )
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("hand"))
+
+    def made(collection: str, at: int) -> str:
+        """What a document of a collection does to the model."""
+        log.append({collection: [{"op": "c", "key": at, "at": at, "after": {"_id": at, "city": "Graz"}}]})
+        silver.run(spark, chosen, sessions=sessions.kept(spark))
+        gold.run(spark, chosen, sessions=sessions.kept(spark))
+        return models.run(spark, chosen).models[0].did
+
+    assert made("customers", 1) == "whole"
+    customers, before = layout.gold("cases", "customers"), []
+    for at in (2, 3):
+        before.append(table_history.standing(spark, customers).said["to"])
+        assert made("orders", at) == "nothing"
+    assert before[0] < before[1] < table_history.standing(spark, customers).said["to"]
+    assert made("customers", 4) == "whole"
 
 
 def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -> None:
