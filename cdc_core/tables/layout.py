@@ -65,6 +65,9 @@ class Layer(str, Enum):
 MAX_FOLDER = 255
 """Bytes that file systems allow one folder's name."""
 
+LOG = "_delta_log"
+"""The one folder's name that no collection gets."""
+
 MAX_CATALOG = 255
 """Characters that catalogs allow one table's name."""
 
@@ -78,6 +81,8 @@ def path_name(name: str) -> str:
 
     A longer one than file systems allow keeps its beginning, and `~` with a digest of the whole, which no other name has.
     """
+    if name == LOG:  # in it Delta keeps the log of a table: the folder that such a collection's lies in would be one
+        return name.replace("_", "%5F", 1)
     if _PLAIN.fullmatch(name) and len(name) <= MAX_FOLDER:
         return name
     # `quote` leaves these two: a dot would hide a folder or mean its parent, and `~` marks a name that was cut.

@@ -21,6 +21,12 @@ def test_names_that_fit_keep_their_folder() -> None:
     assert tables.path_name("x" * 255) == "x" * 255
 
 
+def test_a_collection_may_have_the_name_of_deltas_log() -> None:
+    """The folder that its table lies in would be a table, for Delta and for maintenance, and no other one below it."""
+    assert tables.path_name("_delta_log") == "%5Fdelta_log" != tables.path_name("%5Fdelta_log")
+    assert tables.path_name("_delta_logs") == "_delta_logs"
+
+
 def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
     """The beginning and a digest of the whole, the same each time; the longest name of MongoDB fits in every folder and catalog."""
     names = ["ы" * 120, "ы" * 119 + "а", "漢" * 80, "x" * 256, "🙂" * 60]
