@@ -222,6 +222,11 @@ def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
         return frozenset(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].tableFeatures or ())
 
 
+def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether somebody let the table's columns be dropped and renamed, which those of our tables are not."""
+    return properties(spark, table).get("delta.columnMapping.mode", "none") != "none"
+
+
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The names of the table's columns; from the log where this process reads it."""
     folder = local_log.readable(spark, table)

@@ -195,7 +195,12 @@ class GoldTable:
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
         alteration = merge.alterations(present, wanted)
         # Readers of gold are to need no table feature for wider types: the rows are written anew with the new type.
-        if alteration.widened or alteration.impossible:
+        # And a column that somebody dropped, or gave another name, would be null in every row that is there.
+        if (
+            alteration.widened
+            or alteration.impossible
+            or (alteration.added and delta.has_mapped_columns(self.spark, writer.table))
+        ):
             return self.rewritten(writer)
         # Without a changed key the rows are those that were judged already, and the commit repeats their judgement.
         if changes.count:

@@ -292,6 +292,7 @@ class History:
     def _write(
         self, found: DataFrame, stored: DataFrame, laid_out: DataFrame, number: int, reached: HistoryPosition, *, few: bool
     ) -> None:
+        _check_columns(self, self._stored().columns)
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         joined = (
@@ -455,6 +456,16 @@ def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
 def _are_alike(stored: T.StructType, new: T.StructType) -> bool:
     """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
     return {each.name: merge.ddl(each.dataType) for each in stored} == {each.name: merge.ddl(each.dataType) for each in new}
+
+
+def _check_columns(kept: History, present: Sequence[str]) -> None:
+    """Raise where somebody dropped or renamed columns: added again they would be null in every version that is there."""
+    lacking = {name for name, _ in kept.schema.schema.table()} - {*present}
+    if lacking and delta.has_mapped_columns(kept.spark, kept.writer.table):
+        raise errors.DecisionNeeded(
+            f"{kept.writer.table.label}: it lacks columns that it had ({', '.join(sorted(lacking))}), dropped or renamed by hand; remove "
+            "this table, and gold makes it anew from bronze"
+        )
 
 
 def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str]:

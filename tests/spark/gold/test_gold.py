@@ -271,6 +271,21 @@ def test_what_is_marked_and_small_is_compacted(
     assert shop.is_published() and shop.publish() == ()
 
 
+@pytest.mark.parametrize("change", ["DROP COLUMN v", "RENAME COLUMN v TO w"])
+def test_a_column_that_somebody_took_away_comes_back_with_its_values(
+    spark: SparkSession, lakehouse: Path, change: str
+) -> None:
+    """Added to the table it would be null in all rows that are there."""
+    shop = Shop(spark, lakehouse)
+    shop.change(put(1, 1), put(2, 2))
+    shop.publish()
+    spark.sql(f"ALTER TABLE {shop.gold_table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE {shop.gold_table} {change}")
+    shop.change(put(3, 3))
+    shop.publish()
+    assert shop.is_published()
+
+
 def test_a_late_delete_takes_nothing_away(spark: SparkSession, lakehouse: Path) -> None:
     """A delete that comes after a later document of its key is remembered, and the document stays in gold."""
     shop = Shop(spark, lakehouse)

@@ -90,6 +90,21 @@ def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spar
 
 
 @pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+def test_a_column_that_somebody_dropped_is_for_a_person(spark: SparkSession, lakehouse: Path) -> None:
+    """Added again it would be null in all versions that are there; what it held is in bronze."""
+    hop = HistoryHop(spark, lakehouse, {"things": {}})
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), change("c", 2, 11, "b")]})
+    hop.run()
+    spark.sql(f"ALTER TABLE {hop.table('things')} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE {hop.table('things')} DROP COLUMN v")
+    hop.bronze.append({"things": [change("u", 1, 20, "c")]})
+    with pytest.raises(errors.DecisionNeeded, match=r"\(v\), dropped or renamed"):
+        hop.run()
+    shutil.rmtree(hop.layout.history(bronze_rows.DB, "things").path or "")
+    hop.run()
+    assert hop.at("things", 15) == {1: "a", 2: "b"} and hop.at("things", 20) == {1: "c", 2: "b"}
+
+
 def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehouse: Path) -> None:
     """A range that is repeated finds the version before its first event, which ends where that one begins."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
