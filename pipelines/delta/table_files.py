@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from pipelines.spark import failures as spark_failures
+
 LOG = "_delta_log"
 
 
@@ -18,10 +20,13 @@ def commit_name(version: int) -> str:
 
 
 def commit_info(commit: Path) -> dict[str, Any]:
-    """Who made a commit, and what it says of itself; nothing where it does not. Raises `OSError`."""
-    with open(commit, encoding="utf-8") as lines:
-        # Only this line is parsed: the others may name thousands of files.
-        return next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
+    """Who made a commit, and what it says of itself; nothing where it does not. Raises `OSError`, and `DecisionNeeded` where it is cut off."""
+    try:
+        with open(commit, encoding="utf-8") as lines:
+            # Only this line is parsed: the others may name thousands of files.
+            return next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
+    except ValueError as error:
+        raise spark_failures.commit_damaged(str(commit)) from error
 
 
 def identity(file: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError", "ArrowMemoryError")
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
+_COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
 # Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
 _CAUSES = 5
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
@@ -115,7 +116,19 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "limit of open files (ulimit -n)"
         )
     damaged = missing_file(error, _FILE_UNREADABLE) or ""  # of a store it may be an outage
-    return _files_missing(damaged) if stores.scheme(damaged) == "file" and damaged else None
+    if damaged and stores.scheme(damaged) == "file":
+        return _files_missing(damaged)
+    commit = missing_file(error, _FILE_UNREADABLE, _COMMIT) or ""
+    return commit_damaged(unquote(urlsplit(commit).path)) if commit and stores.scheme(commit) == "file" else None
+
+
+def commit_damaged(path: str) -> errors.DecisionNeeded:
+    """That an entry of a table's log cannot be read, and what to do about it."""
+    return errors.DecisionNeeded(
+        f"{path}: this entry of the table's log is cut off, or damaged, as a power failure or a full disk leaves that of a writer which does "
+        "not wait for the disk. Stop the pipeline. Where it is the newest one, move it away, with the .crc files of its number: the table "
+        "goes on from the entry before it. Otherwise bring the table back from a backup"
+    )
 
 
 def is_scratch_gone(error: BaseException) -> bool:
@@ -181,13 +194,15 @@ def _no_right(place: str, why: str | None) -> errors.DecisionNeeded:
     )
 
 
-def missing_file(error: BaseException, conditions: Collection[str] = _FILE_MISSING) -> str | None:
+def missing_file(
+    error: BaseException, conditions: Collection[str] = _FILE_MISSING, named: re.Pattern[str] = _DATA_FILE
+) -> str | None:
     """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
     for found in _chain(error):
         if _called(found, "getCondition", "getErrorClass") in conditions:
             said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
             # A missing folder or log file is somebody's mistake in a path; only a data file that a log names was lost.
-            return said if _DATA_FILE.search(said) else None
+            return said if named.search(said) else None
     return None
 
 

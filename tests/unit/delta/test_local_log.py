@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines.delta import checkpoint, local_log, ops_tables, table_history
@@ -118,6 +120,20 @@ def test_what_columns_take_counts_those_with_dots_in_their_names(tmp_path: Path)
     pq.write_table(rows, tmp_path / "f.parquet", use_dictionary=False, write_statistics=False)
     sizes = [local_log.columns_bytes(tmp_path / "f.parquet", {name}) for name in ("a.b", "a.c", "other")]
     assert [size // 500 for size in sizes] == [2, 1, 10]
+
+
+def test_a_commit_that_is_cut_off_is_for_a_person(tmp_path: Path) -> None:
+    """One that a power failure left empty says nothing, and the position is that of the commit before it."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    last = log / f"{1:020}.json"
+    for commit in (log / f"{0:020}.json", last):
+        commit.write_text('{"commitInfo":{"operation":"WRITE","userMetadata":"{\\"writer\\":\\"a\\"}"}}\n')
+    os.truncate(last, 0)
+    assert [each.metadata for each in local_log.commits(tmp_path)] == [None, {"writer": "a"}]
+    last.write_text('{"commitInfo":{"operation":"WRI')
+    with pytest.raises(errors.DecisionNeeded, match="cut off"):
+        next(local_log.commits(tmp_path))
 
 
 def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

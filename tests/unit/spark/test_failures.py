@@ -168,6 +168,14 @@ def test_a_file_on_a_disk_that_cannot_be_read_is_told_as_missing() -> None:
     assert failures.translated(Raised("FAILED_READ_FILE.NO_HINT", FILE.replace("file:", "s3a:/"))) is None
 
 
+def test_an_entry_of_a_log_that_is_cut_off_is_for_a_person() -> None:
+    """It was told as a bug."""
+    commit = "/lake/gold/shop/a%2520b/_delta_log/00000000000000000006.json"
+    told = failures.translated(OfJava(Raised("", "", Raised("FAILED_READ_FILE.NO_HINT", f"file://{commit}"))))
+    assert type(told) is errors.DecisionNeeded and str(told).startswith(f"{commit.replace('%2520', '%20')}: this entry")
+    assert failures.translated(Raised("FAILED_READ_FILE.NO_HINT", f"s3a://bucket{commit}")) is None
+
+
 def test_a_folder_that_refuses_java_is_told_with_its_path() -> None:
     """The exception is the same on a disk, and the advice is another."""
     told = failures.translated(OfJava(OfStore("AccessDeniedException", "/lake/silver")))
