@@ -187,7 +187,8 @@ def _captured(checked: CheckedSource) -> list[catalog.SourceCollection]:
 def _collections(checked: CheckedSource) -> Iterator[Finding]:
     """Views and time-series collections have no change stream; a collection that is named ought to exist."""
     source = checked.settings.source
-    named = set(filters.of(source).named())
+    chosen = filters.of(source)
+    named = set(chosen.named())
     written = (*checked.settings.silver.collections, *source.snapshot_collection_filter_overrides)
     meant = named | {(db, name) for db, _, name in (each.partition(".") for each in written)}
     captured = _captured(checked)
@@ -197,7 +198,10 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
     known = {(each.db, each.name) for each in checked.collections}
     for db, error in checked.refused.items():
         yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
-    for db, name in sorted((db, name) for db, name in meant - known if db not in checked.refused):
+    let_in = {(db, name) for db, name in meant if chosen.includes(db, name)}
+    for db, name in sorted(meant - let_in):
+        yield _left_out(f"{db}.{name}", is_named=(db, name) in named)
+    for db, name in sorted((db, name) for db, name in let_in - known if db not in checked.refused):
         mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
         yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
     watched = [each.namespace for each in captured if each.kind == "collection"]
@@ -219,6 +223,14 @@ def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
         yield Finding("collections", CheckVerdict.WRONG, found, deployment.NARROW, errors.SourceUnsuitable())
     else:
         yield Finding("collections", CheckVerdict.WARNING, found, deployment.NARROW)
+
+
+def _left_out(namespace: str, *, is_named: bool) -> Finding:
+    """A collection of which the settings say something, and which they leave out."""
+    does_nothing = "and what silver.collections or snapshot.collection.filter.overrides say of it does nothing"
+    why = "though an include list names it" if is_named else does_nothing
+    mend = "look at the lists of source, and at capture.scope"
+    return Finding("collections", CheckVerdict.WARNING, f"{namespace} is not captured, {why}", mend)
 
 
 def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Finding:

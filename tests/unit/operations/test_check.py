@@ -61,3 +61,23 @@ def test_a_collection_that_only_looks_like_one_is_named(tmp_path: Path) -> None:
         "cases.ORDERS does not exist",
         "2 to capture: cases.orders, cases.items",
     ]
+
+
+def test_what_is_set_for_a_collection_that_is_not_captured_does_nothing(tmp_path: Path) -> None:
+    """Whether it is there or not, and whichever list leaves it out: it was not told, or called missing in a database that is there."""
+    chosen = layers.pipeline(tmp_path, {"orders": {"history": True}, "carts": {"history": True}})
+    source = dataclasses.replace(
+        chosen.source,
+        database_exclude_list=("other",),
+        collection_include_list=("cases.orders", "other.carts"),
+        snapshot_collection_filter_overrides={"cases.items": "{}"},
+    )
+    there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items", "carts")]
+    nothing: Any = None
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    assert [each.found for each in found] == [
+        "cases.carts is not captured, and what silver.collections or snapshot.collection.filter.overrides say of it does nothing",
+        "cases.items is not captured, and what silver.collections or snapshot.collection.filter.overrides say of it does nothing",
+        "other.carts is not captured, though an include list names it",
+        "1 to capture: cases.orders",
+    ]
