@@ -225,18 +225,20 @@ class _OpenGap:
     why: str = "no snapshot has read it again"
 
 
-def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
+def unrepaired(payloads: Iterable[Mapping[str, Any]], *, of: str = "collections") -> dict[str, Gap]:
     """The collections of which changes were lost (or what else the `cause` of a gap says), from the payloads of heartbeats in their order.
 
     A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end, or when it is
     dropped or gets another name (`ended`): nothing is left that could be read again. A cause that is `withdrawn` opens none any more.
+
+    `of` are the collections that are incomplete, or those that are so only once updates are folded onto their documents: `folded`.
     """
     gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, payload in enumerate(payloads):
         gap = payload.get("gap", {})
         cause = gap.get("cause", "changes were lost")
-        for namespace in gap.get("collections", ()):
+        for namespace in gap.get(of, ()):
             first = gaps.get(namespace) or _OpenGap(gap["since"], number, (cause,))
             gaps[namespace] = _OpenGap(first.since, number, tuple(dict.fromkeys((*first.causes, cause))))
         for namespace in gaps.keys() & set(gap.get("withdrawn", ())):

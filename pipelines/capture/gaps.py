@@ -101,33 +101,47 @@ class Gaps:
         state = _with_gone(empty, gone, tokens.token_of(self.log))
         return OtherStream([*payloads, state.begun()], (state,))
 
-    def of_other_fields(self) -> list[Mapping[str, Any]]:
-        """The payloads to be noted where fields are left out or renamed otherwise than up to here.
+    def of_other_fields(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The payloads to be noted where fields are left out or renamed otherwise than up to here. `payloads` tell of the snapshots and gaps
+        up to here.
 
-        A collection is incomplete where fields are let in again, and where updates would be folded onto the names of before.
+        A collection is incomplete where fields are let in again, and where updates would be folded onto the names of before: also where
+        those come only now, and the names are older.
         """
-        source, before = self.deployment.source, self.log.writer.metadata.get("fields")
-        lists: Any = (before, said_of(source)["fields"])
+        folds = not self.deployment.source.capture_mode.has_full_updates
+        changed = self._with_other_fields()
+        older = snapshot_state.unrepaired(payloads, of="folded") if folds else {}
+        are_open = snapshot_state.unrepaired(payloads) if older else {}
+        waiting = [name for name in older if name not in are_open and name not in changed and self._is_captured(name)]
+        if told := [*changed, *waiting]:
+            log.warning(
+                "field.exclude.list, field.renames: documents of %s have the fields of before until %s: %s",
+                ", ".join(told),
+                "they are read again" if folds else "they change, or are read again",
+                signals.snapshot_command(*told),
+            )
+        cause = "field.exclude.list or field.renames was changed"
+        found = [name for name, lacks_fields in changed.items() if folds or lacks_fields]
+        folded = [name for name in changed if name not in found]
+        later = (
+            [{"gap": {"cause": cause, "since": tokens.utc(tokens.token_of(self.log)), "collections": [], "folded": folded}}]
+            if folded
+            else []
+        )
+        return [*self._from_now([*found, *waiting], cause), *later]
+
+    def _with_other_fields(self) -> dict[str, bool]:
+        """The collections of which fields are left out or renamed otherwise than up to here; whether some are let in again."""
+        before = self.log.writer.metadata.get("fields")
+        lists: Any = (before, said_of(self.deployment.source)["fields"])
         if before is None or lists[0] == lists[1]:
-            return []
-        folds, read = not source.capture_mode.has_full_updates, [field_filters.read(*each) for each in lists]
-        changed: list[str] = []
-        found: list[str] = []
-        known = {*self._known()}
+            return {}
+        read, known, found = [field_filters.read(*each) for each in lists], {*self._known()}, {}
         for name in (each for each in self.deployment.namespaces() if each in known):
             old, new = (each.of(*name.split(".", 1)) or field_filters.FieldRules() for each in read)
             if {*old.excluded} != {*new.excluded} or old.renamed != new.renamed:
-                changed.append(name)
-                if folds or {*old.excluded} - {*new.excluded}:
-                    found.append(name)
-        if changed:
-            log.warning(
-                "field.exclude.list, field.renames: documents of %s have the fields of before until %s: %s",
-                ", ".join(changed),
-                "they are read again" if folds else "they change, or are read again",
-                signals.snapshot_command(*changed),
-            )
-        return self._from_now(found, "field.exclude.list or field.renames was changed")
+                found[name] = bool({*old.excluded} - {*new.excluded})
+        return found
 
     def of_other_snapshots(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The payloads to be noted where snapshots have read less than the settings would have them read from here on: what another filter

@@ -68,7 +68,7 @@ class CaptureStart:
         if self.is_other_stream and self.log.position is not None:
             noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
         unread = () if decision.takes else gaps.of_other_snapshots(told)
-        payloads = [*noted.payloads, *gaps.of_other_fields(), *unread]
+        payloads = [*noted.payloads, *gaps.of_other_fields(told), *unread]
         states = (*states, *noted.states)
         if has_position and not decision.takes:
             if payloads:

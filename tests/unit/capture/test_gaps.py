@@ -153,17 +153,36 @@ def test_rows_with_the_fields_of_before_are_told(
 ) -> None:
     """What was left out is missing, and changes alone are folded onto the names of before: only reading again mends it."""
     with caplog.at_level(logging.WARNING):
-        gaps = [each["gap"] for each in start(monkeypatch, source(before), source(now)).of_other_fields()]
+        noted = [each["gap"] for each in start(monkeypatch, source(before), source(now)).of_other_fields([])]
+    gaps = [each for each in noted if each["collections"]]
     assert [(each["since"], each["collections"]) for each in gaps] == [(tokens.utc(token(90)), ["shop.a"])] * is_incomplete
     told = [each.getMessage() for each in caplog.records if each.getMessage().startswith("field.exclude.list")]
     assert len(told) == is_told and all(each.endswith("execute-snapshot --data-collections shop.a") for each in told)
+
+
+@pytest.mark.parametrize("lists", [EXCLUDED, RENAMED])
+def test_rows_with_the_fields_of_before_are_told_when_changes_alone_begin_to_come(
+    monkeypatch: pytest.MonkeyPatch, lists: dict[str, str]
+) -> None:
+    """The names were changed long before `capture.mode`: changes would be folded onto documents that were not read since, unsaid."""
+    payloads = start(monkeypatch, WHOLE, source(lists)).of_other_fields([])
+    assert snapshot_state.unrepaired(payloads) == {}
+    assert start(monkeypatch, source(lists), source(lists)).of_other_fields(payloads) == []
+    before, now = source(lists), source({**PARTIAL, **lists})
+    read_since = [*payloads, *read(SnapshotKind.INCREMENTAL, {}, "2", ["shop.a"])]
+    assert start(monkeypatch, before, now).of_other_fields(read_since) == []
+    payloads += start(monkeypatch, before, now).of_other_fields(payloads)
+    assert list(snapshot_state.unrepaired(payloads)) == ["shop.a"]
+    assert start(monkeypatch, now, now).of_other_fields(payloads) == []
+    payloads += read(SnapshotKind.INCREMENTAL, {}, "2", ["shop.a"])
+    assert start(monkeypatch, now, now).of_other_fields(payloads) == []
 
 
 def test_lists_of_fields_are_read_once_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a collection, 500 entries kept a start over 2,000 collections for a minute."""
     read, reads = field_filters.read, []
     monkeypatch.setattr(field_filters, "read", lambda *given: reads.append(given) or read(*given))
-    assert start(monkeypatch, source({"field.exclude.list": "shop.a.x, shop.b.x"}), source({})).of_other_fields()
+    assert start(monkeypatch, source({"field.exclude.list": "shop.a.x, shop.b.x"}), source({})).of_other_fields([])
     assert len(reads) == 2
 
 
