@@ -36,8 +36,8 @@ from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
+from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison
@@ -110,8 +110,8 @@ def refuse(result: RebuildResult) -> None:
     lost = result.comparison.lost
     if result.layer is Layer.SILVER and result.version is None and lost:
         raise errors.DecisionNeeded(
-            f"{result.table}: bronze does not hold {lost:,} of its documents and no delete of them, so nothing was "
-            "swapped; --dry-run names some of them, and --drop-missing lets them go"
+            f"{result.table}: of {lost:,} of its documents bronze holds neither a delete nor all that they are made of (without "
+            "keep.document no update is folded), so nothing was swapped; --dry-run names some of them, and --drop-missing lets them go"
         )
 
 
@@ -221,13 +221,13 @@ class SilverRebuild:
         self, layout: tables.Layout, seed: DocumentSchema, to: int
     ) -> tuple[SilverCollection, registry.SilverPosition]:
         """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
-        table = layout.silver(*self.namespace)
+        table, whole = layout.silver(*self.namespace), reduce.BatchRange(0, to)
         silver_tables.create(self.spark, table)
         shadow = SilverCollection(
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
-            keeps_document=self.settings.keeps_document(str(self.namespace)),
+            keeps_document=self._keeps_document(whole),
             may_keep_document=False,
             layout=layout,
             bronze=self._bronze,
@@ -235,7 +235,6 @@ class SilverRebuild:
             schema=schemas.SchemaVersion(schema=seed),
             is_new=True,
         )
-        whole = reduce.BatchRange(0, to)
         sweeps = self._sweeps(whole)
         reached = registry.SilverPosition()
         renew = _Renewal(self.writer)
@@ -252,6 +251,13 @@ class SilverRebuild:
 
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
+
+    def _keeps_document(self, whole: reduce.BatchRange) -> bool:
+        """Whether the rebuilt rows hold whole documents: also where bronze has updates to be folded that another capture mode made."""
+        name = str(self.namespace)
+        if self.settings.keeps_document(name) or not self.settings.may_keep_document(name):
+            return self.settings.keeps_document(name)
+        return collection_events.has_partial(self.spark, self._bronze, self.namespace, whole, is_last=True)
 
     def _events(self, span: reduce.BatchRange) -> DataFrame:
         return survey.events(self.spark, self._bronze, self.namespace, span)

@@ -235,6 +235,8 @@ def test_documents_that_would_be_incomplete_are_not_lost(spark: SparkSession, la
     result = rebuilt(hop)
     assert (result.version, result.comparison.lost, result.comparison.lost_keys) == (None, 1, ("1",))
     assert [row["v"] for row in hop.rows(ORDERS)] == [2, 1]
+    with pytest.raises(errors.DecisionNeeded, match=r"without keep\.document no update is folded"):
+        silver_rebuild.refuse(result)
 
 
 def test_a_trimmed_bronze_is_refused(hop: Hop) -> None:
@@ -393,3 +395,20 @@ def test_silver_goes_on_where_it_cannot_retype(
     hop.silver()
     assert hop.rows(ORDERS)[1]["__rescued"] == {"v": '"x"'}
     assert "stays rescued" in caplog.text
+
+
+def test_updates_of_another_capture_mode_are_folded(spark: SparkSession, lakehouse: Path) -> None:
+    """Whole documents are kept where `capture.mode` needs it, and no longer; bronze still has updates that came without them."""
+    hop = Hop(spark, pipeline(lakehouse, **{"keep.document": True}))
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 10, "c", v=1)]})
+    hop.bronze.append({ORDERS: [{"op": "u", "key": 1, "at": 20, "update": {"v": 2}}]})
+    hop.silver()
+    hop.settings = pipeline(lakehouse, **{"flatten.struct": True})
+    result = rebuilt(hop)
+    assert result.version is not None and (result.comparison.lost, result.comparison.differing) == (0, 0)
+    hop.bronze.append({ORDERS: [{"op": "u", "key": 2, "at": 30, "update": {"v": 3}}, document(1, 31, v=4)]})
+    hop.run()
+    assert [(row["_id"], row["v"], "__incomplete" in row) for row in hop.rows(ORDERS)] == [(1, 4, False), (2, 3, False)]
+    hop.bronze.append({ORDERS: [document(1, 40, v=5)]})
+    hop.silver()
+    assert position(hop).documents is False
