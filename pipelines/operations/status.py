@@ -203,6 +203,12 @@ class _TableProgress:
     before: int
     seconds: float
     writer: WriterStatus | None
+    log: str | None = None
+
+    def of_bronze(self, log: str | None) -> _TableProgress:
+        """The same, at the beginning where its batches are another bronze's than the one whose history is called `log`: none of this one is applied."""
+        is_of_other = None not in (log, self.log) and self.log != log
+        return dataclasses.replace(self, batch=0, before=0) if is_of_other else self
 
 
 @dataclass(frozen=True)
@@ -271,26 +277,30 @@ class _StatusReader:
         # Of one that silver has not met bronze holds nothing up to where silver has looked for others.
         begins = dict.fromkeys(planned - {*known.namespaces, *known.refused}, known.discovered)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = list(pool.map(self._both, sorted({*known.namespaces, *planned}, key=str)))
+            found = list(pool.map(lambda each: self._both(each, log), sorted({*known.namespaces, *planned}, key=str)))
             bounds = {each.namespace: _bounds(each, begins.get(each.namespace, 0)) for each in found}
             waiting = backlog.of_layers(self.spark, self.log, bounds)
             read = pool.map(lambda each: self._collection_or_problem(each, snapshots, waiting), found)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
-    def _both(self, namespace: registry.Namespace) -> _CollectionTables:
+    def _both(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         """The tables of one collection; one that is damaged hides no other."""
         try:
-            return self._tables(namespace)
+            return self._tables(namespace, log)
         except Exception as error:
             return _CollectionTables(namespace, None, None, None, _of_table(error))
 
-    def _tables(self, namespace: registry.Namespace) -> _CollectionTables:
-        silver = self._progress(self.layout.silver(*namespace))
+    def _tables(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
+        silver, gold = (self._progress(place(*namespace)) for place in (self.layout.silver, self.layout.gold))
+        if silver is not None and gold is not None:
+            gold = dataclasses.replace(gold, log=silver.log).of_bronze(
+                log
+            )  # gold goes by silver, and says nothing of bronze
         history = None
         if silver is not None and self.settings.silver.for_collection(str(namespace)).history:
             place = self.layout.history(*namespace)
-            history = self._progress(place) or _TableProgress(place, -1, 0, 0, 0.0, None)
-        return _CollectionTables(namespace, silver, self._progress(self.layout.gold(*namespace)), history)
+            history = (self._progress(place) or _TableProgress(place, -1, 0, 0, 0.0, None)).of_bronze(log)
+        return _CollectionTables(namespace, silver and silver.of_bronze(log), gold, history)
 
     def _progress(self, table: tables.TableRef) -> _TableProgress | None:
         """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
@@ -305,7 +315,9 @@ class _StatusReader:
             each for each in reversed(commits) if last.timestamp_ms - each[0].timestamp_ms <= RATE_SECONDS * 1000
         )
         seconds = (last.timestamp_ms - first.timestamp_ms) / 1000
-        return _TableProgress(table, last.version, batch, before, seconds, self._writer(last))
+        return _TableProgress(
+            table, last.version, batch, before, seconds, self._writer(last), (last.metadata or {}).get("log")
+        )
 
     def _lately(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
         """The commits that say a position, newest first, as far back as a rate looks or further."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import bson
 import pytest
 
 from cdc_core import errors
+from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine
 from pipelines.delta.local_log import Commit
 from pipelines.operations import backlog, status
@@ -95,3 +97,22 @@ def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatc
     assert (found.silver.lag_events, found.silver.lag_batches, found.gold.lag_events, found.waiting_events) == (1, 1, 1, 1)
     assert (found.silver.rows, found.silver.deleted, found.silver.incomplete, found.silver.rescued) == (3, 0, 0, 1)
     assert (found.gold.rows, found.gold.deleted, found.gold.rescued, found.quarantined) == (3, 0, 1, 1)
+
+
+def test_events_of_a_bronze_that_was_made_anew_wait(tmp_path: Path) -> None:
+    """Its numbers begin again: silver, which stays as it was until somebody decides, has not applied them, whatever its own number is."""
+    with without_spark.running():
+        hop = Hop(tmp_path, history=True)
+        for key in range(3):
+            hop.append((key, bson.encode({"_id": key})))
+            hop.run()
+        shutil.rmtree(hop.bronze.path or "")
+        hop.log, hop._batch, hop._offset = "two", 0, 0
+        without_spark.create(SPARK, hop.bronze, columns=bronze.COLUMNS_DDL)
+        hop.append((7, bson.encode({"_id": 7})))
+        hop.append((8, bson.encode({"_id": 8})))
+        (found,) = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+    assert found.silver is not None and found.gold is not None and found.history is not None
+    layers = (found.silver, found.gold, found.history)
+    assert [(each.batch, each.lag_events, each.lag_batches) for each in layers] == [(0, 2, 2)] * 3
+    assert found.waiting_events == 2
