@@ -122,6 +122,9 @@ class StreamOpener:
         """
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
+        with mongodb_failures.translating("opening the change stream"):
+            # First: a lost position is made up for by a snapshot, which would be as far behind.
+            self._check_not_ahead(position)
         self._check_replica_set(position)
         by_time = change_stream.StreamStart(at=tokens.cluster_time(position.token))
         # A resume token holds for the pipeline that gave it: the server may not find its event through another filter. A
@@ -140,7 +143,6 @@ class StreamOpener:
                 with mongodb_failures.translating("opening the change stream"):
                     if position is not None:
                         self._check_begins_within(stream, position)
-                        self._check_not_ahead(position)
                     stream.open()
                     # Opening alone proves nothing: the server says that a position is lost with the first batch.
                     stream.probe()

@@ -1,0 +1,39 @@
+"""Where a stream begins, and where it must not."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.properties.source import SnapshotMode
+from pipelines.bronze import log as bronze
+from pipelines.capture import stream_opener
+from pipelines.mongodb import change_stream
+
+NOW = 0x66000000
+
+
+@pytest.mark.parametrize("ahead", [0, 3600])
+def test_another_deployment_whose_clock_is_behind_is_not_captured_into_these_tables(
+    monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """Its snapshot, too, would count as older than the documents that are there. One whose clock is not gets a snapshot behind a gap."""
+    monkeypatch.setattr(stream_opener.mongodb_server, "operation_time", lambda _: Timestamp(NOW, 1))
+    monkeypatch.setattr(stream_opener.catalog, "database_names", lambda _: [])
+    accepted: Any = SimpleNamespace(begins="begins")
+    monkeypatch.setattr(stream_opener.StreamOpener, "_first_accepted", lambda *_: accepted)
+    deployment: Any = SimpleNamespace(client=None, source=SimpleNamespace(snapshot_mode=SnapshotMode.WHEN_NEEDED))
+    opener = stream_opener.StreamOpener(
+        deployment, change_stream.StreamOptions(), threading.Event(), replica_sets=("rs-before", "rs-now")
+    )
+    position = bronze.BronzePosition(f"82{NOW + ahead:08X}000000012B022C0100296E04", 1, 1)
+    if ahead:
+        with pytest.raises(errors.SourceUnsuitable, match="behind the position"):
+            opener.open_or_restart(position)
+    else:
+        assert opener.open_or_restart(position).gap is not None
