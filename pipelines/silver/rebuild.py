@@ -143,6 +143,8 @@ class SilverRebuild:
         kept = self.kept(position)
         with self._shadows(generation) as shadows:
             shadow, reached = self._retyped(shadows, seed, position.to)
+            # Once more: maintenance, which waits for no rebuild, may have taken events before they were read, and says so before.
+            self._check_bronze(position.to)
             live, rebuilt = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
             deletes = self._deletes(shadow.layout)
             found = table_comparison.compared(live, rebuilt, deletes=deletes)
