@@ -350,7 +350,7 @@ class _MaintenanceRun:
         # has the position.
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
-        own = self._trimmed(registry.read(self.spark, self.settings).namespaces, words)
+        own = self._trimmed(registry.read(self.spark, self.settings).namespaces, before, words)
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
         has_idle = _has_rows(self.spark, table, idle)
         if not (has_idle or _has_rows(self.spark, table, _old_events(own, before))):
@@ -402,19 +402,19 @@ class _MaintenanceRun:
         if count:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
-    def _trimmed(self, namespaces: Iterable[registry.Namespace], words: _ResultLines) -> dict[registry.Namespace, int]:
-        """The batch before which a collection's events may go: the last that all layers applied, which tells of a table that has not."""
-        applied = {each: self._applied(each) for each in namespaces if not self._waits(each, words)}
+    def _trimmed(self, of: Iterable[registry.Namespace], before: int, words: _ResultLines) -> dict[registry.Namespace, int]:
+        """The batch before which a collection's events may go: the last that all layers applied, which tells of a table that has not, or the
+        first with a younger event, behind which none may be missing: one that came again has its old time, and a clock may be set back."""
+        applied = {each: self._applied(each) for each in of if not self._waits(each, words)}
         if not applied:
             return {}
         # All of them by one look at bronze: there may be thousands.
         bounds = ", ".join(f"({names.literal(db)}, {names.literal(name)}, {to})" for (db, name), to in applied.items())
-        rows = self.spark.sql(
-            f"""SELECT db, collection, max(batch) AS last FROM {self.bronze}
-                JOIN (SELECT * FROM VALUES {bounds} AS bounds(db, collection, applied)) USING (db, collection)
-                WHERE {bronze_log.DOCUMENT_EVENTS} AND batch <= applied GROUP BY db, collection"""
-        ).collect()
-        return {registry.Namespace(row.db, row.collection): row.last for row in rows}
+        young = f"min(CASE WHEN ts_ms >= {before} THEN batch END)"
+        chosen = f"""SELECT db, collection, least(max(batch), {young}) AS last FROM {self.bronze}
+            JOIN (SELECT * FROM VALUES {bounds} AS bounds(db, collection, applied)) USING (db, collection)
+            WHERE {bronze_log.DOCUMENT_EVENTS} AND batch <= applied GROUP BY db, collection"""
+        return {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(chosen).collect()}
 
     def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
         """Whether an event in quarantine, or an incomplete row that updates are folded onto, may need those that came since, which bronze has."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
+import duckdb
+import pyarrow as pa
 import pytest
 
 from cdc_core import errors
@@ -98,3 +101,23 @@ def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
         capture.release()
         with pytest.raises(without_spark.NeedsSpark):
             maintaining._trim(hop.bronze, words)
+
+
+def test_no_old_event_goes_behind_a_younger_one() -> None:
+    """One that was replayed has its old time: taken alone it would be missing after the first that is left, and nobody would see it."""
+    namespace, old, young = registry.Namespace(bronze_rows.DB, "t"), 5, 10**12
+    rows: dict[str, list[Any]] = {"batch": [1, 2, 3, 4], "ts_ms": [old, young, old, young]}
+    rows |= {name: [value] * 4 for name, value in (*namespace._asdict().items(), ("kind", "change"))}
+    with duckdb.connect() as engine:
+        engine.register("bronze", pa.table(rows))
+
+        def sql(text: str) -> Any:
+            found = engine.execute(text.replace("FROM VALUES", "FROM (VALUES").replace(" AS bounds(", ") AS bounds("))
+            names = [column[0] for column in found.description or ()]
+            return SimpleNamespace(collect=lambda: [SimpleNamespace(**dict(zip(names, row))) for row in found.fetchall()])
+
+        run: Any = SimpleNamespace(
+            spark=SimpleNamespace(sql=sql), bronze="bronze", _applied=lambda _: 4, _waits=lambda *_: False
+        )
+        found = maintain._MaintenanceRun._trimmed(run, [namespace], 10**9, maintain._ResultLines())
+    assert found == {namespace: 2}
