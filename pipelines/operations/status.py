@@ -293,9 +293,8 @@ class _StatusReader:
     def _tables(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         silver, gold = (self._progress(place(*namespace)) for place in (self.layout.silver, self.layout.gold))
         if silver is not None and gold is not None:
-            gold = dataclasses.replace(gold, log=silver.log).of_bronze(
-                log
-            )  # gold goes by silver, and says nothing of bronze
+            # Gold goes by silver, and says nothing of bronze.
+            gold = dataclasses.replace(gold, log=silver.log).of_bronze(log)
         history = None
         if silver is not None and self.settings.silver.for_collection(str(namespace)).history:
             place = self.layout.history(*namespace)
