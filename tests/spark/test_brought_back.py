@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_core import errors
-from pipelines import clock
 from pipelines.bronze import log as bronze
-from pipelines.delta import table_history
 from pipelines.operations import maintain
 from pipelines.spark import jvm, parallel
 from tests.harness import bronze_rows
@@ -96,23 +94,6 @@ def test_what_was_trimmed_since_is_asked_for(
     if "silver" in layers:
         hop.gold()
     assert keys(hop, "b") == [[1, 2, 4]] * 3
-
-
-@pytest.mark.journey
-def test_old_events_that_came_again_stay_with_those_before_them(spark: SparkSession, lakehouse: Path) -> None:
-    """Replayed from quarantine, an event keeps its time: taken alone it would leave a gap that a table which went back does not see."""
-    hop = Hop(spark, pipeline(lakehouse, history=True), log="one")
-    table, versions = hop.bronze.table, {}
-    for key in (1, 2, 3, 4):
-        hop.bronze.append({"a": [document(key, 10 + key, "c")]})
-        hop.run()
-        versions[key] = table_history.version(spark, hop.silver_table("a"))
-    spark.sql(f"UPDATE {table} SET ts_ms = {clock.now_ms()} WHERE batch IN (2, 4)")
-    trimmed(hop)
-    spark.sql(f"RESTORE TABLE {hop.silver_table('a')} TO VERSION AS OF {versions[2]}").collect()
-    hop.run()
-    assert keys(hop, "a") == [[1, 2, 3, 4]] * 3
-    assert {row.batch for row in spark.table(str(table)).select("batch").collect()} == {2, 3, 4}
 
 
 @pytest.mark.journey
