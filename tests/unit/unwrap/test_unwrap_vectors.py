@@ -25,7 +25,7 @@ from cdc_core.schema import document_schema, evolution
 from cdc_core.schema.column_types import Array, Scalar, Struct
 from cdc_core.schema.shape import observe
 from cdc_core.unwrap import new_document_state as unwrap
-from cdc_core.unwrap import rows
+from cdc_core.unwrap import printed_records
 from tests.harness import recorded
 
 CASES = pathlib.Path(__file__).parents[2] / "cases" / "unwrap"
@@ -94,9 +94,9 @@ def real_answer(case: Case) -> dict[str, Any]:
     return {"key": without_nulls(out["key"]), "value": without_nulls(out["value"]), "headers": headers}
 
 
-def our_answer(result: rows.JsonRow | unwrap.UnchangedRecord | unwrap.DroppedRecord) -> dict[str, Any]:
+def our_answer(result: printed_records.JsonRow | unwrap.UnchangedRecord | unwrap.DroppedRecord) -> dict[str, Any]:
     match result:
-        case rows.JsonRow():
+        case printed_records.JsonRow():
             return {**result.to_json(), "key": without_nulls(result.key)}
         case unwrap.UnchangedRecord():
             return SAME
@@ -106,7 +106,7 @@ def our_answer(result: rows.JsonRow | unwrap.UnchangedRecord | unwrap.DroppedRec
 
 def answer(case: Case) -> dict[str, Any]:
     """Ours, the case being a table of its own."""
-    [result] = rows.records([case["in"]], options=unwrap_options.parse(case["options"]))
+    [result] = printed_records.records([case["in"]], options=unwrap_options.parse(case["options"]))
     return our_answer(result)
 
 
@@ -154,10 +154,10 @@ def difference_of_records(case: Case, ours: dict[str, Any], real: dict[str, Any]
 
 def difference_of_values(case: Case, ours: dict[str, Any], real: dict[str, Any]) -> Difference:
     options = unwrap_options.parse(case["options"])
-    kept = {name: value for name, value in ours.items() if name != rows.RESCUED}
+    kept = {name: value for name, value in ours.items() if name != printed_records.RESCUED}
     if kept != ours and is_equal(kept, real):
         document = dict(source_document(case["in"]["value"], debezium_json.parse(case["in"]["key"]["id"])))
-        for path, text in ours[rows.RESCUED].items():
+        for path, text in ours[printed_records.RESCUED].items():
             assert list(values_at(document, path)) == [json.loads(text)]
         return Difference.COLLISION
     dotless = {name.replace(".", options.flatten_struct_delimiter): value for name, value in real.items()}
@@ -259,7 +259,7 @@ def check_where_the_real_one_raised(case: Case, ours: dict[str, Any]) -> None:
         assert ours["value"] is None
         return
     value = dict(ours["value"])
-    rescued = value.pop(rows.RESCUED, {})
+    rescued = value.pop(printed_records.RESCUED, {})
     assert is_held(expected["value"], value), (case["set"], case["case"], ours["value"], expected["value"])
     assert {path: json.loads(text) for path, text in rescued.items()} == expected["displaced"]
 
@@ -474,7 +474,7 @@ def test_columns_have_the_types_of_the_real_schema() -> None:
             if not case.get("out", {}).get("schema") or case["out"].get("same") or difference(case) is not None:
                 continue
             result = unwrap.extracted(case["in"], options=unwrap_options.parse(case["options"]))
-            tables = rows.RecordTables()
+            tables = printed_records.RecordTables()
             tables.see(result)
             struct = tables.schema(result.collection).struct
             assert has_type(struct, case["out"]["schema"], case["out"]["value"]), (case["set"], case["case"], struct)
@@ -514,10 +514,10 @@ def compatible_groups(every: list[Case]) -> Iterator[list[Case]]:
     """Tables of cases: those with a value that does not fit the columns go to the next table."""
     options = unwrap_options.parse(every[0]["options"])
     while every:
-        results = [our_answer(row) for row in rows.records([case["in"] for case in every], options=options)]
-        fitting = [case for case, ours in zip(every, results) if rows.RESCUED not in (ours["value"] or {})]
+        results = [our_answer(row) for row in printed_records.records([case["in"] for case in every], options=options)]
+        fitting = [case for case, ours in zip(every, results) if printed_records.RESCUED not in (ours["value"] or {})]
         for case, ours in zip(every, results):
-            if rows.RESCUED not in (ours["value"] or {}):
+            if printed_records.RESCUED not in (ours["value"] or {}):
                 assert ours == real_answer(case)
         assert fitting, "the first record of a table fits it"
         yield fitting
