@@ -54,10 +54,10 @@ REMARKS: Mapping[str, str] = {
 }
 """What is to be said of a property that is taken over."""
 
-SERVER, SERVER_SOURCE = "debezium.", "debezium.source."
+_SERVER, _SERVER_SOURCE = "debezium.", "debezium.source."
 """What properties of Debezium Server begin with, and those of the connector that it runs."""
 
-SERVER_ONLY: Mapping[str, str] = {
+_SERVER_ONLY: Mapping[str, str] = {
     "debezium.sink.": "events go to the tables of the lakehouse",
     "debezium.format.": "events go to the tables of the lakehouse, in types of Delta",
     "debezium.predicates": "only ExtractNewDocumentState is applied here, to every event",
@@ -105,7 +105,7 @@ def imported(connector: object, *, root: str, where: str = "") -> ConnectorImpor
     any message.
     """
     given, report = _given(connector, where), _ImportReport()
-    if any(name.startswith(SERVER) for name in given):
+    if any(name.startswith(_SERVER) for name in given):
         given = _of_server(given, report)
     reader = _ConnectorReader(given, report)
     reader.read()
@@ -134,13 +134,13 @@ def _of_server(given: Mapping[str, object], report: _ImportReport) -> Mapping[st
     """The properties of the connector that Debezium Server runs, and of its transformations, as a connector has them."""
     found = {}
     for name, value in given.items():
-        own = name.removeprefix(SERVER_SOURCE)
-        if name.startswith(f"{SERVER}transforms"):
-            own = name.removeprefix(SERVER)
+        own = name.removeprefix(_SERVER_SOURCE)
+        if name.startswith(f"{_SERVER}transforms"):
+            own = name.removeprefix(_SERVER)
         if own != name:
             found[own] = value
         else:
-            report.note(name, next((why for start, why in SERVER_ONLY.items() if name.startswith(start)), _NOT_OURS))
+            report.note(name, next((why for start, why in _SERVER_ONLY.items() if name.startswith(start)), _NOT_OURS))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,16 +144,12 @@ class Settings:
     maintenance: MaintenanceSettings = MaintenanceSettings()
     warnings: tuple[str, ...] = ()
 
-    def keeps_document(self, namespace: str) -> bool:
+    def keeps_document(self, namespace: str, *, has_waiting: Callable[[], bool] = lambda: False) -> bool:
         """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs
-        it."""
+        it, or needed it: `has_waiting` tells whether updates that another mode wrote are to be folded still."""
         # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
         kept = self.silver.for_collection(namespace).keep_document
-        return not self.source.capture_mode.has_full_updates if kept is None else kept
-
-    def may_keep_document(self, namespace: str) -> bool:
-        """Whether they may be kept where another capture mode left updates to be folded: unless the settings refuse it."""
-        return self.silver.for_collection(namespace).keep_document is not False
+        return not self.source.capture_mode.has_full_updates or has_waiting() if kept is None else kept
 
 
 def parse(document: object, *, where: str = "") -> Settings:

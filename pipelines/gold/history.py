@@ -93,15 +93,6 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
         )
 
 
-def _folds(kept: History, span: reduce.BatchRange, at: HistoryPosition) -> bool:
-    """Whether updates are folded in a span: also those that another capture mode has left, where the history has what to fold them onto."""
-    name = str(kept.namespace)
-    always = kept.settings.keeps_document(name)
-    if always or not (at.folds and kept.settings.may_keep_document(name)):
-        return always
-    return collection_events.has_partial(kept.spark, kept.bronze, kept.namespace, span, is_last=False)
-
-
 def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[str, str]) -> None:
     """Make a collection's table where there is none, without any column of documents."""
     delta.create(spark, table, columns=ENGINE_DDL, properties=properties)
@@ -162,7 +153,14 @@ class History:
         added = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
         span = reduce.BatchRange(start, silver.to)
-        self.folds = _folds(self, span, at)
+        # Also those that another capture mode has left, where the history has what to fold them onto.
+        self.folds = self.settings.keeps_document(
+            str(self.namespace),
+            has_waiting=lambda: (
+                bool(at.folds)
+                and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
+            ),
+        )
         begun = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
         reached = replace(begun, added=tuple(sorted(added)), folds=self.folds)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):

@@ -35,7 +35,7 @@ def _typed(decoder: Decoder, texts: pa.Array, helpers: Sequence[helper_processes
     tasks = TextTasks(texts, portion=lambda: decoder.portion(texts), share=2 * (len(helpers) + 1))
     by = decoder.schema.to_json(), tuple(decoder.pins.items())
     with without_collector():
-        parts = helper_processes.shared(tasks, decoder.part, lambda helper, part: _by_helper(helper, by, part), helpers)
+        parts = helper_processes.shared(tasks, decoder.typed, lambda helper, part: _by_helper(helper, by, part), helpers)
     return joined(decoder.schema, parts)
 
 

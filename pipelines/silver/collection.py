@@ -33,8 +33,7 @@ class SilverCollection:
     namespace: registry.Namespace
     options: CollectionSettings
     keeps_document: bool
-    """Whether its rows hold whole documents: those of the work at hand, where `may_keep_document`."""
-    may_keep_document: bool
+    """Whether its rows hold whole documents; of the work at hand, where the settings leave it to the capture mode."""
     layout: tables.Layout
     bronze: tables.TableRef
     writer: Writer
@@ -89,7 +88,7 @@ class SilverCollection:
     def keep_documents(self, position: registry.SilverPosition, span: reduce.BatchRange) -> None:
         """Decide of the work at hand whether whole documents are kept. Where another capture mode has just ended, updates without
         documents may come still, and rows at this `position` have what to fold them onto."""
-        is_due = not self._always_keeps_document and self.may_keep_document and position.documents is True
+        is_due = self.options.keep_document is None and position.documents is True
         self.keeps_document = self._always_keeps_document or (
             is_due and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
         )

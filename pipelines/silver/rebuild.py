@@ -229,8 +229,7 @@ class SilverRebuild:
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
-            keeps_document=self._keeps_document(whole),
-            may_keep_document=False,
+            keeps_document=self.settings.keeps_document(str(self.namespace), has_waiting=lambda: self._has_waiting(whole)),
             layout=layout,
             bronze=self._bronze,
             writer=Writer.claim(self.spark, table),
@@ -254,11 +253,8 @@ class SilverRebuild:
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
 
-    def _keeps_document(self, whole: reduce.BatchRange) -> bool:
-        """Whether the rebuilt rows hold whole documents: also where bronze has updates to be folded that another capture mode made."""
-        name = str(self.namespace)
-        if self.settings.keeps_document(name) or not self.settings.may_keep_document(name):
-            return self.settings.keeps_document(name)
+    def _has_waiting(self, whole: reduce.BatchRange) -> bool:
+        """Whether bronze has updates to be folded that another capture mode made."""
         return collection_events.has_partial(self.spark, self._bronze, self.namespace, whole, is_last=True)
 
     def _events(self, span: reduce.BatchRange) -> DataFrame:

@@ -364,7 +364,6 @@ class _SilverRun:
             namespace=work.namespace,
             options=options,
             keeps_document=self.settings.keeps_document(str(work.namespace)),
-            may_keep_document=self.settings.may_keep_document(str(work.namespace)),
             layout=self.layout,
             bronze=self.bronze,
             writer=writer,
