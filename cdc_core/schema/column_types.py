@@ -2,7 +2,7 @@
 
 A Decimal128 is a STRING with the digits that the server shows. Where the settings pin a DECIMAL(p,s) (`pins`) it becomes that if it
 fits exactly, and else null, with its text in `__rescued` (`cast._to_decimal`). How two types of one field come together is in
-`evolution`, how a value becomes one of its column in `cast`.
+`evolution`, how a value becomes one of its column in `cast`, and whole columns at a time in `cdc_core.typed.readers`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ExtractNewDocumentState`: change events in, records out. What a `$unset` and a missing field become in a record is here.
 
-    for row in rows.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
+    for row in printed_records.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
 
 An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two

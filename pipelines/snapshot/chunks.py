@@ -6,7 +6,8 @@ carries one piece while the next is encoded. A chunk is committed together with 
 a kill before that commit it is read once more.
 
 There is no window in which chunk and stream are compared, as Debezium's incremental snapshots have one: both are in bronze, and of a document's
-rows the newest counts, by `sequence` (`bronze_rows.snapshot_sequence`, `cdc_core.silver.reduce.latest`).
+rows the newest counts, by `sequence` (`cdc_core.stream.resume_token.snapshot_sequence`,
+`cdc_core.silver.reduce.latest`).
 """
 
 from __future__ import annotations

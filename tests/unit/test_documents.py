@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipelines.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -47,6 +49,21 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     text = _FENCED.sub("", path.read_text(encoding="utf-8"))
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if _PYTHON.search(path.read_text("utf-8"))], ids=_named)
+def test_python_that_is_shown_names_what_exists(path: Path) -> None:
+    """What is imported is there, and so is each attribute of it that a document uses."""
+    for block in _PYTHON.findall(path.read_text("utf-8")):
+        tree = ast.parse(block)
+        known: dict[str, object] = {}
+        for node in [each for each in ast.walk(tree) if isinstance(each, (ast.Import, ast.ImportFrom))]:
+            exec(ast.unparse(node), known)
+        used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+        missing = [
+            ast.unparse(node) for node in used if node.value.id in known and not hasattr(known[node.value.id], node.attr)
+        ]
+        assert missing == []
 
 
 def test_every_property_is_in_the_settings_document() -> None:
