@@ -113,6 +113,14 @@ class Writer(StatementCommits):
         """The table's files as this process sees them; None where it sees none."""
         return live_files.of(self.spark, self.table)
 
+    def replaceable(self) -> live_files.LiveFiles | None:
+        """The table's files as they are now, where `replace_arrow` may put rows in and take rows out: this process sees them, and
+        Delta asks nothing more of a row than its type."""
+        live = self.live
+        if live is None or self.direct is None or not live.at(self.version):
+            return None
+        return live if live.is_unchecked() and live.has_vectors() else None
+
     @property
     def is_direct(self) -> bool:
         """Whether `upsert` writes files first and commits them after, so that a commit can still be called off."""

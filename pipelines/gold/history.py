@@ -49,6 +49,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.history_position import HistoryPosition
 from pipelines.schema import log as schemas
+from pipelines.schema.document_typer import DocumentTyper
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import CollectionSettings, Settings
     from cdc_core.tables import layout as tables
-    from cdc_core.typed.decoding import Decoder
 
 log = logging.getLogger(__name__)
 
@@ -121,11 +121,10 @@ class History:
     namespace: registry.Namespace
     writer: Writer
     local: LocalHistory
-    decoder: Decoder | None = None
-    """What `local` types by, with what it learned."""
 
     def __post_init__(self) -> None:
         self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
+        self.typer = DocumentTyper(self.options)
         self.folds = self.settings.keeps_document(str(self.namespace))
         self.bronze = self.layout.bronze(self.settings.name)
         self.mode = self.options.unwrap.delete_tombstone_handling_mode

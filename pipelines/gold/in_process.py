@@ -83,14 +83,12 @@ def _state(rows: pa.Table) -> pa.Table:
 def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
     """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was
     committed."""
-    live = writer.live
-    if live is None or writer.direct is None:
+    live = writer.replaceable()
+    if live is None:
         return None
     try:
         changes = _changes(table, sources)
-        if changes is None or not live.at(writer.version) or not live.is_unchecked() or not live.has_vectors():
-            return None
-        if live.is_many(upsert.KEY, changes.keys):
+        if changes is None or live.is_many(upsert.KEY, changes.keys):
             return None
         columns = _columns(sources.silver, live, has_rescued=changes.has_rescued)
         if columns is None:

@@ -19,12 +19,11 @@ from cdc_core.gold import versions
 from cdc_core.gold.versions import DocumentVersion
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import fold, merge, reduce
-from cdc_core.typed.decoding import Decoder, without_collector
+from cdc_core.typed.decoding import without_collector
 from pipelines.bronze import batch_rows, collection_events, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.gold.history import History
 from pipelines.gold.history_position import HistoryPosition
-from pipelines.schema import decoder_processes
 from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
@@ -139,11 +138,8 @@ class InProcess:
 
 
 def _live(kept: History) -> LiveFiles | None:
-    """The table as it is now, where this process can apply anything: it sees it, and nothing more is asked of a row than its type."""
-    live = kept.writer.live
-    if live is None or kept.writer.direct is None or any(each.path is None for each in kept.added()):
-        return None
-    return live if live.at(kept.writer.version) and live.is_unchecked() and live.has_vectors() else None
+    """The table as it is now, where this process can apply anything to it."""
+    return None if any(each.path is None for each in kept.added()) else kept.writer.replaceable()
 
 
 def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
@@ -319,35 +315,13 @@ def _typed(
     kept: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
     """The documents typed, and what they do to the schema; None where some cannot be read, or this process cannot tell."""
-    options, pins = kept.options.unwrap, kept.options.pins
     current, reserved = kept.schema.schema, kept.reserved(reached)
-    evolution = schemas.start_here(texts, sequences, current=current, options=options, pins=pins, reserved=reserved)
-    if evolution is None:
+    begun = kept.typer.begun(texts, sequences, current=current, reserved=reserved)
+    if begun is None:
         return None
-    typed = decoder_processes.typed(_decoder(kept, evolution), texts)
-    if pc.any(typed.refused).as_py():
-        return None
-    if pc.any(typed.new).as_py():
-        begun = evolution
-        evolution = schemas.evolve_here(
-            texts,
-            sequences,
-            current=current,
-            options=options,
-            pins=pins,
-            reserved=reserved,
-            beginning=begun.beginning,
-        )
-        if evolution.schema.fields != begun.schema.fields:
-            typed = decoder_processes.typed(_decoder(kept, evolution), texts)
-    rows = typed.with_doubts()
-    return None if pc.any(rows.field("unreadable")).as_py() else (evolution, rows)
-
-
-def _decoder(kept: History, evolution: schemas.Evolution) -> Decoder:
-    """The history's decoder, of this schema."""
-    kept.decoder = Decoder.kept(kept.decoder, evolution.schema, kept.options.pins)
-    return kept.decoder
+    looks = [pa.table([texts, sequences], names=["after", "sequence"])]
+    found = kept.typer.typed(texts, begun, looks=looks, current=current, reserved=reserved)
+    return None if found is None else (found[0][-1], found[1])
 
 
 def _ended(kept: History, schema: pa.Schema, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:

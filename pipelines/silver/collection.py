@@ -13,10 +13,10 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
-from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
+from pipelines.schema.document_typer import DocumentTyper
 from pipelines.silver.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ class SilverCollection:
     """What is known of its events in quarantine, once there is one."""
     ahead: ReadAhead = field(default_factory=ReadAhead)
     """What reads the events of batches that this process applies itself (`pipelines.silver.in_process`)."""
-    decoder: Decoder | None = None
+    typer: DocumentTyper = field(init=False)
     """What types the documents of such batches."""
 
     def __post_init__(self) -> None:
+        self.typer = DocumentTyper(self.options)
         self.bronze_columns = reduce.needed(self.options.unwrap)
         self._always_keeps_document = self.keeps_document
 

@@ -7,7 +7,7 @@ through the steps: then `applied` is False, and nothing was committed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,19 +18,22 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
-from cdc_core.typed.decoding import Decoder
 from pipelines import helper_processes
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
-from pipelines.schema import decoder_processes
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
+from pipelines.silver.read_ahead import Read, ReadAhead
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from cdc_core.properties import unwrap as unwrap_options
+    from cdc_core.settings.parse import CollectionSettings
+    from cdc_core.tables import layout as tables
     from pipelines.bronze import registry
 
 SERVICE_EVENTS = 2_000
@@ -40,18 +43,40 @@ STATISTICS = ("__key", "__sequence", "__batch")
 """The columns by which silver's files are skipped, as its table says it, too."""
 
 
+def reading(
+    spark: SparkSession,
+    bronze_table: tables.TableRef,
+    work: CollectionWork,
+    settings: CollectionSettings,
+    *,
+    keeps_document: bool,
+) -> ReadAhead:
+    """What reads the work's events for this process, beginning now with those of the first range where they may be many: the claim on
+    the table takes a second in which nothing else is done here."""
+    ahead = ReadAhead()
+    if not SERVICE_EVENTS < work.counts.events <= collection_events.SPAN_EVENTS:
+        return ahead
+    ahead.counts = found = survey.by_batch(spark, bronze_table, work.namespace, work.span)
+    if found is not None:
+        limit = collection_events.portion(found.row_bytes, most=settings.max_batch_events)
+        first, *_ = reduce.ranges(found.events, span=work.span, limit=limit)
+        columns = _bronze_columns(settings.unwrap, reduce.added(settings.unwrap), keeps_document=keeps_document)
+        read = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
+        ahead.begin(first, columns, read, size_bytes=collection_events.MANY_BYTES)
+    return ahead
+
+
 def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
     """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
     events = work.counts.events
     if collection.max_local_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= collection_events.SPAN_EVENTS:
         return None
-    if not (_is_able(collection) and _takes_rows(collection)):
+    live = _live(collection)
+    if live is None:
         return None
-    found = survey.by_batch(collection.spark, collection.bronze, collection.namespace, work.span)
+    found = collection.ahead.counts or survey.by_batch(collection.spark, collection.bronze, collection.namespace, work.span)
     if found is None:
         return None
-    live = collection.writer.live
-    assert live is not None
     row_bytes = found.row_bytes
     if collection.keeps_document:  # a partial update is as large as the document that it is folded onto
         row_bytes = max(row_bytes, _row_bytes(live))
@@ -75,7 +100,10 @@ def applied(
 
     Only for events that are newer than what the table has seen.
     """
-    if not (_is_plain(collection, counts) and _takes_rows(collection)):
+    # What a kept document becomes when it is deleted and its row stays is SQL's to say.
+    keeps_deleted = collection.keeps_document and collection.shows_deleted(counts)
+    live = None if keeps_deleted or counts.events > collection.max_local_events else _live(collection)
+    if live is None:
         return False
     events = _events(collection, range_)
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
@@ -90,14 +118,14 @@ def applied(
     quarantined = _quarantined_keys(collection, before=range_.after)
     if quarantined is None or (quarantined and not quarantined.isdisjoint(events["key"].to_pylist())):
         return False
-    shows_deleted, live, size_bytes = collection.shows_deleted(counts), collection.writer.live, _many_bytes(collection)
+    shows_deleted, size_bytes = collection.shows_deleted(counts), _many_bytes(collection)
     given = _with_deleted(events) if shows_deleted else events
     whole = (
         in_process_fold.folded(given, live, size_bytes=size_bytes)
         if folds
         else in_process_fold.noted(given, shows_deleted=shows_deleted)
     )
-    if live is None or whole is None:
+    if whole is None:
         return False
     events = whole.events
     winners, keys, last_deletes = _winners(events)
@@ -117,12 +145,22 @@ def applied(
         evolve.record(collection, begun, range_.to)
         begun = replace(begun, changes=())
     with deletes.remembering(collection, last_deletes, range_.to):  # the JVM has nothing else to do
-        evolutions, typed = _typed(collection, events, given, begun, folds=folds)
-        del given  # it holds the texts
-        if typed is None:
+        looks = [given.select(["after", "sequence"])]
+        if folds:  # once more, as the steps do, at what became of the others
+            looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
+        found = collection.typer.typed(
+            table_schema.as_array(events["after"]),
+            begun,
+            looks=looks,
+            current=collection.schema.schema,
+            reserved=collection.reserved,
+        )
+        del given, looks  # they hold the texts
+        if found is None:
             return False
+        evolutions, typed = found
         schema = evolutions[-1].schema
-        if not collection.keeps_document and "after" not in _added_bronze_columns(collection):
+        if not collection.keeps_document and "after" not in _of_bronze(collection.added(collection.schema.schema)):
             events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
         if len(winners) < events.num_rows:  # documents are dear to copy
             places = pa.array(winners, pa.int64())  # a list of none would have no type
@@ -141,8 +179,8 @@ def swept(collection: SilverCollection, sweep: reduce.Sweep, next_position: regi
 
     A database that is dropped calls for one of each of its collections.
     """
-    live = collection.writer.live
-    if live is None or not (collection.mode.removes_row and _is_able(collection) and _takes_rows(collection)):
+    live = _live(collection) if collection.mode.removes_row else None
+    if live is None:
         return False
     # What quarantine holds may spare a row.
     if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
@@ -190,26 +228,11 @@ def _committed(
     return version is not None
 
 
-def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
-    """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
-    # What a kept document becomes when it is deleted and its row stays is SQL's to say.
-    keeps_deleted = collection.keeps_document and collection.shows_deleted(counts)
-    return counts.events <= collection.max_local_events and not keeps_deleted and _is_able(collection)
-
-
-def _is_able(collection: SilverCollection) -> bool:
-    """Whether, by the settings and where the table lies, this process can apply anything to it."""
-    return (
-        collection.writer.direct is not None
-        and collection.writer.live is not None
-        and all(each.path is not None for each in collection.added(collection.schema.schema))
-    )
-
-
-def _takes_rows(collection: SilverCollection) -> bool:
-    """Whether the table can be read here, and Delta asks nothing more of a row than its type."""
-    live = collection.writer.live
-    return live is not None and live.at(collection.writer.version) and live.is_unchecked() and live.has_vectors()
+def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
+    """The table as it is now, where this process can apply anything to it."""
+    if any(each.path is None for each in collection.added(collection.schema.schema)):
+        return None
+    return collection.writer.replaceable()
 
 
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
@@ -225,19 +248,35 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
-    updates = ("updateDescription",) if collection.keeps_document else ()
-    columns = (*updates, *collection.bronze_columns, *_added_bronze_columns(collection))
-    # Other collections' events stand in the same files.
-    limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.max_local_events)
-    spark, bronze_table, namespace = collection.spark, collection.bronze, collection.namespace
+    read = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
+    columns = _bronze_columns(
+        collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
+    )
+    ahead_bytes = 2 * collection_events.PORTION_BYTES
+    return collection.ahead.events(range_, columns, read, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
 
-    def read(range_: reduce.BatchRange, size_bytes: int) -> pa.Table | None:
+
+def _reader(
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, *, max_local_events: int
+) -> Read:
+    """What reads a collection's events of a range, in their order; it gives None where this process cannot."""
+    # Other collections' events stand in the same files.
+    limit = max(survey.MAX_DRIVER_ROWS, 2 * max_local_events)
+
+    def read(range_: reduce.BatchRange, columns: Sequence[str], size_bytes: int) -> pa.Table | None:
         return collection_events.in_order(
             spark, bronze_table, namespace, range_, columns, limit=limit, size_bytes=size_bytes
         )
 
-    ahead_bytes = 2 * collection_events.PORTION_BYTES
-    return collection.ahead.events(range_, columns, read, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
+    return read
+
+
+def _bronze_columns(
+    options: unwrap_options.UnwrapOptions, added: Iterable[reduce.AddedColumn], *, keeps_document: bool
+) -> tuple[str, ...]:
+    """The columns of bronze that rows are made of, beside their documents."""
+    updates = ("updateDescription",) if keeps_document else ()
+    return (*updates, *reduce.needed(options), *_of_bronze(added))
 
 
 def _many_bytes(collection: SilverCollection) -> int:
@@ -260,9 +299,9 @@ def _row_bytes(live: live_files.LiveFiles) -> int:
     return sum(file["size"] for file in live.files()) // max(1, live.row_count())
 
 
-def _added_bronze_columns(collection: SilverCollection) -> list[str]:
+def _of_bronze(added: Iterable[reduce.AddedColumn]) -> list[str]:
     """The bronze columns that `add.fields` asks for."""
-    return [each.path[0] for each in collection.added(collection.schema.schema) if each.path]
+    return [each.path[0] for each in added if each.path]
 
 
 def _with_deleted(events: pa.Table) -> pa.Table:
@@ -285,56 +324,11 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
 
 def _begun(collection: SilverCollection, events: pa.Table, *, folds: bool) -> schemas.Evolution | None:
     """The schema to type the events' documents by; None where their first ones cannot give one."""
-    current, pins = collection.schema.schema, collection.options.pins
+    current = collection.schema.schema
     if folds:  # what became of the updates is looked at when the other documents were
-        return schemas.unchanged(current, pins)
-    return schemas.start_here(
-        table_schema.as_array(events["after"]),
-        table_schema.as_array(events["sequence"]),
-        current=current,
-        options=collection.options.unwrap,
-        pins=pins,
-        reserved=collection.reserved,
-    )
-
-
-def _typed(
-    collection: SilverCollection, events: pa.Table, given: pa.Table, begun: schemas.Evolution, *, folds: bool
-) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
-    """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
-    cannot tell. `given` are the events before partial updates were folded."""
-    texts, schema = table_schema.as_array(events["after"]), collection.schema.schema
-    typed = decoder_processes.typed(_decoder(collection, begun.schema), texts)
-    if pc.any(typed.refused).as_py():
-        return [], None
-    evolutions = [begun]
-    if pc.any(typed.new).as_py():
-        evolutions = []  # of all documents at once: what looks like columns in the first ones may be a map
-        looks = [given.select(["after", "sequence"])]
-        if folds:  # once more, as the steps do, at what became of the others
-            looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
-        for each in looks:
-            evolution = schemas.evolve_here(
-                table_schema.as_array(each["after"]),
-                table_schema.as_array(each["sequence"]),
-                current=schema,
-                options=collection.options.unwrap,
-                pins=collection.options.pins,
-                reserved=collection.reserved,
-                beginning=begun.beginning,
-            )
-            evolutions.append(evolution)
-            schema = evolution.schema
-        if schema.fields != begun.schema.fields:
-            typed = decoder_processes.typed(_decoder(collection, schema), texts)
-    rows = typed.with_doubts()
-    return evolutions, None if pc.any(rows.field("unreadable")).as_py() else rows
-
-
-def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
-    """The collection's decoder, of this schema."""
-    collection.decoder = Decoder.kept(collection.decoder, schema, collection.options.pins)
-    return collection.decoder
+        return schemas.unchanged(current, collection.options.pins)
+    texts, places = map(table_schema.as_array, (events["after"], events["sequence"]))
+    return collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
 
 
 def _columns(

@@ -1,4 +1,5 @@
-"""The events of the next range, read while this process applies one: typing and folding leave a core idle now and then."""
+"""The events of the next range, read while this process applies one: typing and folding leave a core idle now and then. And those of
+the first one, while the table is claimed: that waits for the JVM."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from cdc_core.silver import reduce
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Read: TypeAlias = "Callable[[reduce.BatchRange, int], pa.Table | None]"
-"""Reads a range's events, of at most so many bytes; None where it cannot."""
+    from pipelines.bronze import survey
+
+Read: TypeAlias = "Callable[[reduce.BatchRange, Sequence[str], int], pa.Table | None]"
+"""Reads these columns of a range's events, of at most so many bytes; None where it cannot."""
 
 
 class _NextRange(NamedTuple):
@@ -29,6 +32,8 @@ class ReadAhead:
     def __init__(self) -> None:
         self._next: reduce.BatchRange | None = None
         self._pending: _NextRange | None = None
+        self.counts: survey.EventsByBatch | None = None
+        """How the events lie in the batches of the work at hand, where that is known before the table is claimed."""
 
     def expect(self, range_: reduce.BatchRange | None) -> None:
         """The range that comes after the one that is read next; None where none does."""
@@ -36,7 +41,13 @@ class ReadAhead:
 
     def forget(self) -> None:
         """Nothing comes, and nothing is held for it."""
-        self._next = self._pending = None
+        self._next = self._pending = self.counts = None
+
+    def begin(self, range_: reduce.BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
+        """Read this range from now on, before it is asked for."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
+        self._pending = _NextRange(range_, columns, pool.submit(read, range_, columns, size_bytes))
+        pool.shutdown(wait=False)
 
     def events(
         self, range_: reduce.BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int, ahead_bytes: int
@@ -47,9 +58,7 @@ class ReadAhead:
         if pending is not None and (pending.range_, pending.columns) == (range_, columns):
             events = pending.events.result()
         if events is None:
-            events = read(range_, size_bytes)
+            events = read(range_, columns, size_bytes)
         if events is not None and self._next is not None:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
-            self._pending = _NextRange(self._next, columns, pool.submit(read, self._next, min(size_bytes, ahead_bytes)))
-            pool.shutdown(wait=False)
+            self.begin(self._next, columns, read, size_bytes=min(size_bytes, ahead_bytes))
         return events

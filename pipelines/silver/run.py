@@ -59,7 +59,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
 from pipelines.schema import log as schemas
-from pipelines.silver import in_process, ranges
+from pipelines.silver import in_process, ranges, read_ahead
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -347,14 +347,22 @@ class _SilverRun:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
+            ahead = self._reading(spark, work) if self.once and self.is_alone else read_ahead.ReadAhead()
             writer = self._claimed(spark, work.namespace)
             with writer.released_on_error():
-                collection = self.collections[work.namespace] = self._collection_of(spark, work, writer)
+                collection = self.collections[work.namespace] = self._collection_of(spark, work, writer, ahead)
         # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
         collection.spark = collection.writer.spark = spark
         return collection
 
-    def _collection_of(self, spark: SparkSession, work: CollectionWork, writer: Writer) -> SilverCollection:
+    def _reading(self, spark: SparkSession, work: CollectionWork) -> read_ahead.ReadAhead:
+        name = str(work.namespace)
+        options, keeps_document = self.settings.silver.for_collection(name), self.settings.keeps_document(name)
+        return in_process.reading(spark, self.bronze, work, options, keeps_document=keeps_document)
+
+    def _collection_of(
+        self, spark: SparkSession, work: CollectionWork, writer: Writer, ahead: read_ahead.ReadAhead
+    ) -> SilverCollection:
         # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
         self._check_claimed(work.namespace, writer)
         options = self.settings.silver.for_collection(str(work.namespace))
@@ -372,6 +380,7 @@ class _SilverRun:
             max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
             # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
             origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
+            ahead=ahead,
         )
 
     def _schema(

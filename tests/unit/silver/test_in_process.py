@@ -31,6 +31,7 @@ from pipelines.bronze import collection_events, survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import looks
+from pipelines.schema.document_typer import DocumentTyper
 from pipelines.silver import in_process, in_process_fold, ranges
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
@@ -318,7 +319,7 @@ def test_updates_that_are_for_spark_are_known_before_documents_are_typed(
         before = sorted(Path(hop.silver_table.path or "").iterdir())
         typed: list[Any] = []
         with monkeypatch.context() as patch:
-            patch.setattr(in_process, "_typed", lambda *given: typed.append(given))
+            patch.setattr(DocumentTyper, "typed", lambda *given, **named: typed.append(given))
             patch.setattr(owner, bound, value)
             with pytest.raises(NeedsSpark):
                 hop.silver()
@@ -417,7 +418,7 @@ def test_what_a_table_asks_more_than_this_is_for_spark(
 ) -> None:
     """And is known before documents are typed: they would be typed twice."""
     typed: list[Any] = []
-    monkeypatch.setattr(in_process, "_typed", lambda *given: typed.append(given))
+    monkeypatch.setattr(DocumentTyper, "typed", lambda *given, **named: typed.append(given))
     if layer == "gold":
         monkeypatch.undo()
         hop.append((1, document(1, n=5)))
@@ -466,7 +467,7 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
     hop: Hop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed: list[Any] = []
-    monkeypatch.setattr(in_process, "_typed", lambda *given: typed.append(given))
+    monkeypatch.setattr(DocumentTyper, "typed", lambda *given, **named: typed.append(given))
     monkeypatch.setattr(live_files, "MANY_ROWS", 3)
     hop.append((1, document(1, n=5)))
     with pytest.raises(NeedsSpark):

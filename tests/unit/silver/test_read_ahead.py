@@ -20,7 +20,7 @@ class Bronze:
     def __init__(self) -> None:
         self.read: list[tuple[BatchRange, str]] = []
 
-    def __call__(self, range_: BatchRange, size_bytes: int) -> pa.Table | None:
+    def __call__(self, range_: BatchRange, columns: tuple[str, ...], size_bytes: int) -> pa.Table | None:
         self.read.append((range_, threading.current_thread().name.split("_")[0]))
         if range_.to == 13:
             raise OSError("unlucky")
@@ -81,3 +81,10 @@ def test_nothing_is_held_where_nothing_comes() -> None:
     ahead.forget()
     assert batches(ahead, bronze, SECOND) == [2]
     assert [range_ for range_, _ in bronze.read].count(SECOND) == 2
+
+
+def test_a_range_that_was_begun_is_not_read_again() -> None:
+    ahead, bronze = ReadAhead(), Bronze()
+    ahead.begin(FIRST, COLUMNS, bronze, size_bytes=100)
+    assert batches(ahead, bronze, FIRST, SECOND) == [1, 2]
+    assert bronze.read == [(FIRST, "medallion-ahead"), (SECOND, "MainThread")]

@@ -1,0 +1,74 @@
+"""Documents that this process has, typed by their collection's schema, and what they do to it: for silver and for histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.typed.decoding import Decoder
+from pipelines.delta import table_schema
+from pipelines.schema import decoder_processes
+from pipelines.schema import log as schemas
+
+if TYPE_CHECKING:
+    from cdc_core.schema.document_schema import DocumentSchema
+    from cdc_core.settings.parse import CollectionSettings
+
+
+@dataclass
+class DocumentTyper:
+    """Types one collection's documents, batch after batch: what its decoder learned stays."""
+
+    options: CollectionSettings
+    _decoder: Decoder | None = field(default=None, repr=False)
+
+    def begun(
+        self, texts: pa.Array, places: pa.Array, *, current: DocumentSchema, reserved: frozenset[str]
+    ) -> schemas.Evolution | None:
+        """The schema to type the documents by; None where their first ones cannot give one."""
+        return schemas.start_here(
+            texts, places, current=current, options=self.options.unwrap, pins=self.options.pins, reserved=reserved
+        )
+
+    def typed(
+        self,
+        texts: pa.Array,
+        begun: schemas.Evolution,
+        *,
+        looks: Sequence[pa.Table],
+        current: DocumentSchema,
+        reserved: frozenset[str],
+    ) -> tuple[list[schemas.Evolution], pa.StructArray] | None:
+        """What the documents do to the schema, and their rows; None where some cannot be read, or this process cannot tell.
+
+        Where they are not all as they `begun`, each of `looks`, texts and their places in the order, is looked at, one after the other.
+        """
+        typed = decoder_processes.typed(self._by(begun.schema), texts)
+        if pc.any(typed.refused).as_py():
+            return None
+        evolutions = [begun]
+        if pc.any(typed.new).as_py():
+            # Of all documents at once: what looks like columns in the first ones may be a map.
+            evolutions = []
+            for look in looks:
+                evolution = schemas.evolve_here(
+                    *map(table_schema.as_array, look.columns),
+                    current=evolutions[-1].schema if evolutions else current,
+                    options=self.options.unwrap,
+                    pins=self.options.pins,
+                    reserved=reserved,
+                    beginning=begun.beginning,
+                )
+                evolutions.append(evolution)
+            if evolutions[-1].schema.fields != begun.schema.fields:
+                typed = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
+        rows = typed.with_doubts()
+        return None if pc.any(rows.field("unreadable")).as_py() else (evolutions, rows)
+
+    def _by(self, schema: DocumentSchema) -> Decoder:
+        self._decoder = Decoder.kept(self._decoder, schema, self.options.pins)
+        return self._decoder
