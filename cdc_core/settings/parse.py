@@ -23,7 +23,6 @@ from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.settings.section_reader import SectionKey, SectionReader
 from cdc_core.settings.source_section import read_source
 from cdc_core.stream import filters
-from cdc_core.tables import layout as tables
 
 
 class OnConflict(enum.Enum):
@@ -55,10 +54,6 @@ class Lakehouse:
     schema_prefix: str = ""
     single_driver: bool = False
     store: Mapping[str, values.Reference] = field(default_factory=dict)
-
-    def layout(self) -> tables.Layout:
-        """The names of the tables."""
-        return tables.Layout(self.root, self.catalog, self.schema_prefix)
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def span_files(
         batches = file.between("batch")
         if batches is None:
             return []
-        if not all(may_hold(file, column, value) for column, value in among.items()):
+        if not all(file.may_hold(column, [value]) for column, value in among.items()):
             continue
         low, high = batches
         if high <= span.after or low > span.to:
@@ -279,11 +279,6 @@ def span_files(
 def _appended(folder: Path, after: int, newest: int, stamp: tuple[int, int] | None) -> Sequence[local_log.AddedFile] | None:
     """The files of the batches behind `after`, in the log that ends with this commit: thousands of collections ask for the same."""
     return local_log.appended(folder, lambda commit: _is_up_to(after, commit))
-
-
-def may_hold(file: local_log.AddedFile, column: str, value: str) -> bool:
-    low, high = file.between(column) or (value, value)
-    return bool(low <= value <= high)
 
 
 def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
@@ -305,7 +300,7 @@ def brought(
 def of_kinds(folder: Path, columns: list[str], *kinds: bronze.RowKind, limit: float = math.inf) -> pa.Table | None:
     """Columns of all rows of these kinds; None where they are not to be read from here, or lie among more than `limit`."""
     values, files = [kind.value for kind in kinds], local_log.files(folder)
-    held = [file for file in files or () if any(may_hold(file, "kind", value) for value in values)]
+    held = [file for file in files or () if file.may_hold("kind", values)]
     if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
         return None
     return brought(folder, held, columns, where=[("kind", "in", values)])
@@ -315,7 +310,7 @@ def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | N
     """Payload and offset of the last row of a kind, by the newest files; none where there is none, None where that cannot be told from
     here."""
     files = local_log.files(folder)
-    held = [(file.between("offset"), file) for file in files or () if may_hold(file, "kind", kind.value)]
+    held = [(file.between("offset"), file) for file in files or () if file.may_hold("kind", [kind.value])]
     ends = [(span[1], file) for span, file in held if span is not None]
     if files is None or len(ends) < len(held):
         return None

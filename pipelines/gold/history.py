@@ -301,7 +301,6 @@ class History:
             current=self.schema.schema,
             options=self.options.unwrap,
             pins=self.options.pins,
-            mark="sequence",
             reserved=self.reserved(reached),
         )
         self.record(evolution, number)

@@ -39,8 +39,6 @@ SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.st
 soon as the table's own commit names its generation, and never before.
 """
 
-_MARKS = ("sequence", "__sequence", "offset")
-
 FEW_FIELDS = 100
 """A document inside others that shows more fields among so many documents may be used as a map."""
 
@@ -72,30 +70,24 @@ def evolve(
     df: DataFrame,
     *,
     current: DocumentSchema = document_schema.EMPTY,
-    column: str = "after",
     options: unwrap_options.UnwrapOptions | None = None,
     pins: Pins | None = None,
-    mark: str | None = None,
     also: Mapping[str, str] | None = None,
     reserved: frozenset[str] = frozenset(),
     events: int = 0,
 ) -> Evolution:
-    """The schema after the batch `df`, its changes, and the plan for `typed.documents` over the same rows
+    """The schema after the batch `df` of `after` and `sequence`, its changes, and the plan for `typed.documents` over the same rows
     (or fewer).
 
     Reads `df` once; where there is no schema yet, the first documents are looked at before, and where very many show something new, all
-    once more after the first of these. `mark` is a column that sorts as
-    the events do (`sequence`, `__sequence` or `offset` by default): where one path shows values of several kinds, the
-    first one gives the column its type, so that the result depends on the documents and the current schema alone, and is
+    once more after the first of these. Where one path shows values of several kinds, the
+    first one by `sequence` gives the column its type, so that the result depends on the documents and the current schema alone, and is
     the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are
     counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many
     rows there are, where that is known: of few the first documents are all of them, and are not searched for.
     """
-    order = mark or next((name for name in _MARKS if name in df.columns), None)
-    documents = looks.SparkDocuments(df, column, order, small=0 < events <= looks.BEGINNING)
-    options = options or unwrap_options.UnwrapOptions()
-    evolution = _evolution(documents, current, options, pins, reserved, also=also or {})
-    return evolution if order else replace(evolution, seen_at=None)
+    documents = looks.SparkDocuments(df, small=0 < events <= looks.BEGINNING)
+    return _evolution(documents, current, options or unwrap_options.UnwrapOptions(), pins, reserved, also=also or {})
 
 
 def evolve_here(
@@ -194,7 +186,6 @@ def begun(
     *,
     options: unwrap_options.UnwrapOptions,
     pins: Pins,
-    mark: str,
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
     """The schema of the first documents of `df`, as a first batch of `BEGINNING` of them would lead to it.
@@ -202,7 +193,7 @@ def begun(
     None where it shall be made of all: there is no document, or one of them may be used as a map, or may belong to quarantine,
     where it must leave no column behind.
     """
-    return _begun(looks.SparkDocuments(df, "after", mark), options=options, pins=pins, reserved=reserved)
+    return _begun(looks.SparkDocuments(df), options=options, pins=pins, reserved=reserved)
 
 
 def _begun(

@@ -18,7 +18,6 @@ import xxhash
 from pyspark.sql import functions as F
 
 from cdc_core.schema.shape import Shape
-from cdc_core.sql.names import identifier
 from cdc_core.typed import decoding
 from cdc_core.typed import plan as typed
 
@@ -49,14 +48,12 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class SparkDocuments:
-    """The texts in a `column` of `df`, in the order of the column `order` where there is one.
+    """The texts in the column `after` of `df`, in the order of its `sequence`.
 
     Of a batch that is `small` the first documents are all of them, and are not searched for.
     """
 
     df: DataFrame
-    column: str
-    order: str | None
     small: bool = False
 
     def first(self, plan: typed.Plan) -> typed.Inference:
@@ -67,13 +64,12 @@ class SparkDocuments:
 
     def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
         marks = self._given(self.df).mapInArrow(typed.new_marks(plan), "mark STRING")
-        _, mark = self._marks()
-        return self._look(_up_to(self.df, mark, last=_last(marks, "mark", count)), plan)
+        return self._look(_up_to(self.df, _MARK, last=_last(marks, "mark", count)), plan)
 
     def _beginning(self) -> DataFrame:
         """About the first `BEGINNING` rows: all up to some mark. Only places in the order are sorted, and few digests."""
         df = self.df
-        for by in self._marks():
+        for by in (_PLACE, _MARK):
             df = _up_to(df, by, last=_last(df, by, BEGINNING))
         return df
 
@@ -91,21 +87,15 @@ class SparkDocuments:
         return functools.reduce(typed.Inference.with_other, map(typed.Inference.of_row, rows), typed.Inference())
 
     def _given(self, df: DataFrame, also: Mapping[str, str] = {}) -> DataFrame:
-        place, mark = self._marks()
         conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
-        return df.selectExpr(f"{identifier(self.column)} AS text", f"{mark} AS mark", f"{place} AS place", *conditions)
+        return df.selectExpr("after AS text", f"{_MARK} AS mark", f"{_PLACE} AS place", *conditions)
 
-    def _marks(self) -> tuple[str, str]:
-        """A row's place in the order, and its document's own mark, as SQL.
 
-        Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in
-        a mark.
-        """
-        place = "''"
-        if self.order is not None:
-            place = f"CAST({identifier(self.order)} AS STRING)"
-            place = place if dict(self.df.dtypes)[self.order] == "string" else f"lpad({place}, 20, '0')"
-        return place, f"concat({place}, '/', hex(xxhash64({identifier(self.column)})))"
+_PLACE = "sequence"
+"""A row's place in the order, as SQL."""
+
+_MARK = f"concat({_PLACE}, '/', hex(xxhash64(after)))"
+"""Its document's own mark, which sorts as the events do, too: rows of a snapshot's chunk share their place, so that a digest follows it."""
 
 
 def _last(df: DataFrame, by: str, count: int) -> str | None:

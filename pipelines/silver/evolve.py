@@ -50,7 +50,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     counted = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
     # Not recorded yet: documents that go to quarantine must leave no column behind.
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
-    evolution = evolve(collection, texts, batch.number, also=counted, records=False, events=events)
+    evolution = evolve(collection, texts, also=counted, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
     parted = quarantine_table.applicable(
         collection.spark,
@@ -62,8 +62,8 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     if parted is None:
         record(collection, evolution, batch.number)
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
-    texts = looked_at(collection, parted, batch.counts)
-    evolution = evolve(collection, texts, batch.number, also=counted, events=events)
+    evolution = evolve(collection, looked_at(collection, parted, batch.counts), also=counted, events=events)
+    record(collection, evolution, batch.number)
     # The search for keys took those of the events in quarantine for replaced, too; their rows stay.
     return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
 
@@ -71,26 +71,20 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 def evolve(
     collection: SilverCollection,
     texts: DataFrame,
-    number: int,
     *,
-    also: Mapping[str, str] = {},
-    records: bool = True,
-    events: int = 0,
+    also: Mapping[str, str],
+    events: int,
 ) -> schemas.Evolution:
-    """What documents do to the collection's schema; recorded by default, else the caller has to."""
-    evolution = schemas.evolve(
+    """What documents do to the collection's schema; the caller has to `record` it."""
+    return schemas.evolve(
         texts,
         current=collection.schema.schema,
         options=collection.options.unwrap,
         pins=collection.options.pins,
-        mark="sequence",
         also=also,
         reserved=collection.reserved,
         events=events,
     )
-    if records:
-        record(collection, evolution, number)
-    return evolution
 
 
 def record(collection: SilverCollection, evolution: schemas.Evolution, number: int) -> None:
@@ -106,7 +100,6 @@ def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
             batch.rows,
             options=collection.options.unwrap,
             pins=collection.options.pins,
-            mark="sequence",
             reserved=collection.reserved,
         )
         if begun is not None:

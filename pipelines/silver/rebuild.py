@@ -229,7 +229,13 @@ class SilverRebuild:
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
-            keeps_document=self.settings.keeps_document(str(self.namespace), has_waiting=lambda: self._has_waiting(whole)),
+            keeps_document=self.settings.keeps_document(
+                str(self.namespace),
+                # Updates that another capture mode made.
+                has_waiting=lambda: collection_events.has_partial(
+                    self.spark, self._bronze, self.namespace, whole, is_last=True
+                ),
+            ),
             layout=layout,
             bronze=self._bronze,
             writer=Writer.claim(self.spark, table),
@@ -239,7 +245,8 @@ class SilverRebuild:
         sweeps = self._sweeps(whole)
         reached = registry.SilverPosition()
         renew = _Renewal(self.writer)
-        for range_ in self._ranges(whole):
+        events = survey.events(self.spark, self._bronze, self.namespace, whole)
+        for range_ in survey.bounded(events, span=whole, limit=self._options().max_batch_events):
             if self.stop.is_set():
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
             counts = survey.counts_of(self.spark, self._bronze, self.namespace, range_)
@@ -252,16 +259,6 @@ class SilverRebuild:
 
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
-
-    def _has_waiting(self, whole: reduce.BatchRange) -> bool:
-        """Whether bronze has updates to be folded that another capture mode made."""
-        return collection_events.has_partial(self.spark, self._bronze, self.namespace, whole, is_last=True)
-
-    def _events(self, span: reduce.BatchRange) -> DataFrame:
-        return survey.events(self.spark, self._bronze, self.namespace, span)
-
-    def _ranges(self, whole: reduce.BatchRange) -> tuple[reduce.BatchRange, ...]:
-        return survey.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
 
     def _sweeps(self, whole: reduce.BatchRange) -> tuple[reduce.Sweep, ...]:
         _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)

@@ -68,7 +68,7 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
         texts = lost.unionByName(texts)
     # Once more: a field that an update set is in no document that the step `evolved` saw.
     also = {"incomplete": "`__incomplete`"}
-    evolution = evolve.evolve(collection, texts, batch.number, also=also, records=False, events=batch.counts.events)
+    evolution = evolve.evolve(collection, texts, also=also, events=batch.counts.events)
     # A row says where its last event was.
     seen_at = evolution.seen_at if has_lost else batch.counts.low
     evolve.record(collection, replace(evolution, seen_at=seen_at), batch.number)

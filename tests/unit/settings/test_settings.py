@@ -158,7 +158,7 @@ def test_the_example_is_accepted_without_a_warning() -> None:
     """conf/shop.yml is a settings file."""
     loaded = settings_file.load(ROOT / "conf" / "shop.yml")
     assert (loaded.name, loaded.warnings) == ("shop", ())
-    assert loaded.lakehouse.layout().bronze("shop").path == "./lakehouse/bronze/shop"
+    assert loaded.lakehouse.root == "./lakehouse"
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
