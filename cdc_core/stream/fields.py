@@ -206,7 +206,9 @@ def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str])
         updated={**same, **moved},
         removed=tuple(named[key] for key in before.removed),
         truncated=tuple((named[key], size) for key, size in before.truncated),
-        disambiguated=_disambiguated(before, {key: (named[key], new[key]) for key in named}),
+        disambiguated=_disambiguated(
+            before, {key: (name, None if name == key else new[key]) for key, name in named.items()}
+        ),
     )
 
 

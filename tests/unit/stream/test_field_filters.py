@@ -153,6 +153,14 @@ def test_of_several_fields_of_an_update_none_gets_the_new_name() -> None:
     assert field_filters.update(UpdateDescription({"a.x": 1}), fields=fields)[0].updated == {"a.new": 1}
 
 
+def test_a_field_that_keeps_its_name_keeps_its_steps() -> None:
+    """The server says how its path divides: of the new name that was taken its value would go to the other field, and itself be lost."""
+    fields = FieldRules(renamed=(Rename(("items", "b"), "z"),))
+    steps = {"items.0.b": ["items", 0, "b"], "items.0.z": ["items", 0, "z"]}
+    before = UpdateDescription({"items.0.b": 1, "items.0.z": 2}, disambiguated=steps)
+    assert field_filters.update(before, fields=fields) == (before, ("items.0.z",))
+
+
 def test_the_text_of_an_update_has_its_names_escaped() -> None:
     """A field whose name looks like a wrapper's stands so in bronze, under its old name and under a new one."""
     fields = field_filters.read(("shop.orders.$ref",), ("shop.orders.$date:$oid",)).of("shop", "orders")
