@@ -318,7 +318,7 @@ def _update(
     """An update of the texts of a bronze row."""
     updated = _paths(updated_fields)
     named = None if disambiguated_paths is None else _paths(disambiguated_paths)
-    if updated is None or (named is None and disambiguated_paths is not None):
+    if updated is None or (disambiguated_paths is not None and not _is_division(named)):
         return PartialUpdate.unreadable(sequence)
     removed = removed_fields or ()
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
@@ -328,6 +328,14 @@ def _update(
     if names_twice:
         return PartialUpdate.unreadable(sequence)
     return PartialUpdate(sequence, updated, removed, cuts, named)
+
+
+def _is_division(named: Mapping[str, Any] | None) -> bool:
+    """Whether each path is said to have steps that are its own: a person who corrects an event may write others, and its value would get
+    into another field."""
+    return named is not None and all(
+        isinstance(steps, list) and ".".join(map(str, steps)) == path for path, steps in named.items()
+    )
 
 
 def _paths(text: str | None) -> Any:

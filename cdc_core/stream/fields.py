@@ -241,8 +241,9 @@ class _NameOrIndex(str):
 def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
     """How a key divides, as the server says it where names hold dots or are numbers; elsewhere dots divide, and numbers are indexes."""
     said = before.disambiguated
-    if said is not None and said.get(key):
-        return said[key]
+    steps = None if said is None else said.get(key)
+    if steps and isinstance(steps, list | tuple):  # a stage of cursor.pipeline may say anything
+        return steps
     number: Callable[[str], str | int] = _NameOrIndex if said is None else int
     first, *others = key.split(".")
     return [first, *(number(step) if _INDEX.fullmatch(step) else step for step in others)]

@@ -341,6 +341,14 @@ def test_text_that_cannot_be_read_leaves_the_row_incomplete(broken: str) -> None
     assert folded(rows) == [({"b": 2}, True), ({"a": 1}, True), ({"a": 1}, True), ({"a": 1, "b": 2}, False)]
 
 
+@pytest.mark.parametrize("steps", ["5", "null", '"a"', "{}", '["a"]', '["a","c"]', '[["a"],"b"]'])
+def test_steps_that_are_none_of_their_path_leave_the_row_incomplete(steps: str) -> None:
+    """As a replay may bring them, whose texts a person writes: the collection stood still, or another field got the value."""
+    paths = f'{{"a.b":{steps}}}'
+    update = {"updatedFields": '{"a.b":2}', "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": paths}
+    assert folded([('{"a":{"b":1}}', [{"sequence": "1", "updateDescription": update}])]) == [({"a": {"b": 1}}, True)]
+
+
 def test_slices_and_missing_lists() -> None:
     """A slice of a batch, a null list and null descriptions are read at their own rows."""
     one = structs([{"updatedFields": {"a": 1}}])

@@ -161,6 +161,14 @@ def test_a_field_that_keeps_its_name_keeps_its_steps() -> None:
     assert field_filters.update(before, fields=fields) == (before, ("items.0.z",))
 
 
+def test_steps_that_no_server_says_are_none() -> None:
+    """A stage of cursor.pipeline may write anything there: the paths divide as they do where nothing is said."""
+    fields = FieldRules(excluded=(("a", "x"),), renamed=(Rename(("a", "y"), "z"),))
+    for steps in (5, "x", None, {"x": 1}):
+        before = UpdateDescription({"a.x": 1, "a.y": 2}, disambiguated={"a.x": steps, "a.y": steps})  # type: ignore[dict-item]
+        assert field_filters.update(before, fields=fields)[0].updated == {"a.z": 2}
+
+
 def test_the_text_of_an_update_has_its_names_escaped() -> None:
     """A field whose name looks like a wrapper's stands so in bronze, under its old name and under a new one."""
     fields = field_filters.read(("shop.orders.$ref",), ("shop.orders.$date:$oid",)).of("shop", "orders")
