@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,12 +80,14 @@ _TEMPORARY = re.compile(r"tmp\.(agg_out|mr)\.|tmp\w{5}\.renameCollection$")
 class KnownCollections:
     """The collections that have events in bronze batches up to `discovered`, in the order of their names.
 
-    `refused` are those without tables, because a collection that was known before has the name that theirs would get.
+    `refused` are those without tables, because a collection that was known before has the name that theirs would get, `of_others` those
+    that were noted of other bronzes alone.
     """
 
     discovered: int = 0
     namespaces: tuple[Namespace, ...] = ()
     refused: Mapping[Namespace, errors.DecisionNeeded] = field(default_factory=dict)
+    of_others: frozenset[Namespace] = frozenset()
 
 
 def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
@@ -118,7 +121,7 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
 
 @stored_files.one_look()
 def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> KnownCollections:
-    """What `ops/collections` holds of a pipeline; `discovered` counts for the bronze whose history is called `log`.
+    """What `ops/collections` holds of a pipeline; `discovered` and `of_others` count for the bronze whose history is called `log`.
     Nothing where the table does not exist yet."""
     table = delta.layout(settings.lakehouse).ops("collections")
     if delta.found(spark, table) is None:
@@ -131,9 +134,14 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
             # Noted more than once after a crash: the earliest says when it was first seen, and who had the table's name
             # first.
             first[namespace] = min(row["batch"], first.get(namespace, row["batch"]))
-    discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
+    own = [row for row in rows if row["log"] == log]
     known = with_own_tables(settings, sorted(first, key=lambda namespace: (first[namespace], namespace)))
-    return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces)))
+    return replace(
+        known,
+        discovered=max((row["batch"] for row in own), default=0),
+        namespaces=tuple(sorted(known.namespaces)),
+        of_others=frozenset(first).difference((row["db"], row["collection"]) for row in own),
+    )
 
 
 def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
@@ -147,11 +155,14 @@ def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
 _READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]] = {}
 
 
-def searched(spark: SparkSession, settings: Settings, namespace: Namespace) -> tuple[int, int]:
-    """The batches up to which bronze was searched before the collection was found, and then: its first events lie between."""
+def searched(spark: SparkSession, settings: Settings, namespace: Namespace, *, log: str | None) -> tuple[int, int]:
+    """The batches up to which the bronze `log` was searched before the collection was found, and then: its first events lie between.
+    Anywhere, where it was noted of other bronzes alone."""
     noted = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
-    rows = [row for row in noted if row["pipeline"] == settings.name]
-    found = min((row["batch"] for row in rows if (row["db"], row["collection"]) == namespace), default=0)
+    rows = [row for row in noted if row["pipeline"] == settings.name and row["log"] == log]
+    found = min((row["batch"] for row in rows if (row["db"], row["collection"]) == namespace), default=None)
+    if found is None:
+        return 0, sys.maxsize
     return max((row["batch"] for row in rows if row["batch"] < found), default=0), found
 
 

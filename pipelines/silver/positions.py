@@ -7,7 +7,7 @@ is killed at any moment leaves nothing behind that the next one would miss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ class Positions:
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     unread: set[registry.Namespace] = field(default_factory=set)
     """Collections whose position could not be read so far."""
+    unnoted: set[registry.Namespace] = field(default_factory=set)
+    """Collections that were noted of another bronze alone, and have no events in this one so far."""
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
     """Up to which batch bronze was searched for a collection's events, where there were none."""
     schemas: dict[str, schemas.SchemaVersion] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class Positions:
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
         self.settled = 0 if is_other else registry.CaughtUp.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
+        self.unnoted = {each for each in noted.of_others if each in self.known and not self.known[each].to}
         self.noted = noted.discovered
         self.discovered = max(noted.discovered, self.settled)
         generations = {str(namespace): position.generation for namespace, position in self.known.items()}
@@ -117,13 +120,15 @@ class Positions:
                     ),
                 )
 
-    def note(self, new: Sequence[registry.Namespace], to: int) -> None:
+    def note(self, new: Sequence[registry.Namespace], to: int, *, met: Collection[registry.Namespace] = ()) -> None:
         """Write new collections down before any of their tables is touched: a crash after the first one's commit loses
-        none of the others."""
+        none of the others. Of those that are `met` also what only another bronze was known to have."""
+        known_elsewhere = self.unnoted.intersection(met)
         # Without new ones now and then, so that the next start need not search all of bronze for them.
-        if new or to - self.noted >= registry.IDLE_BATCHES:
-            registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
+        if new or known_elsewhere or to - self.noted >= registry.IDLE_BATCHES:
+            registry.note(self.spark, self.settings, new=[*new, *sorted(known_elsewhere)], discovered=to, log=self.log)
             self.noted = to
+        self.unnoted -= known_elsewhere
         self.discovered = to
         if not new:
             return
@@ -209,7 +214,9 @@ class Positions:
         """Whether a table stands before events that maintenance took from bronze, because all layers had applied them."""
         # Where it has no position the collection may be new: its events come after those that were searched before it was found.
         is_new = not position.to
-        after, found = registry.searched(self.spark, self.settings, namespace) if is_new else (position.to, position.to)
+        after, found = (
+            registry.searched(self.spark, self.settings, namespace, log=self.log) if is_new else (position.to, position.to)
+        )
         if after >= self.trimmed_to:
             return False
         with self._lock:  # once for all of them: it is a look at all of bronze

@@ -276,7 +276,7 @@ class _SilverRun:
             # A drop may have come before the rows of the snapshot that it overtook.
             earlier = survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new)
         sweeps = (*earlier, *sweeps)
-        positions.note(new, to)
+        positions.note(new, to, met=counts)
         positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
         swept = {registry.Namespace.parse(sweep.db_collection) for sweep in sweeps}
         # Not one for each that is known: of thousands a few have events.

@@ -171,8 +171,8 @@ def test_a_removed_table_asks_for_what_was_trimmed(
 ) -> None:
     """What is left may begin with the very batch up to which bronze was searched when the collection was found, here 2."""
     hop.gold()
-    assert registry.searched(SPARK, hop.settings, registry.Namespace(bronze_rows.DB, "t")) == (0, 2)
-    monkeypatch.setattr(registry, "searched", lambda *_: (1, 2))
+    assert registry.searched(SPARK, hop.settings, registry.Namespace(bronze_rows.DB, "t"), log="one") == (0, 2)
+    monkeypatch.setattr(registry, "searched", lambda *_, **__: (1, 2))
     monkeypatch.setattr(bronze_log, "trimmed_to", lambda *_: taken)
     monkeypatch.setattr(bronze_log, "first_batches", lambda *_: {(bronze_rows.DB, "t"): left})
     monkeypatch.setattr(bronze_log, "is_whole", lambda *_: False)
@@ -180,6 +180,30 @@ def test_a_removed_table_asks_for_what_was_trimmed(
     with pytest.raises(errors.DecisionNeeded, match="execute-snapshot") if is_lost else contextlib.nullcontext():
         append(hop, 5)
     assert position(hop).to == (0 if is_lost else 5)
+
+
+@pytest.mark.parametrize(("taken", "left", "is_lost"), [(2, 5, False), (5, 6, True)])
+def test_what_was_noted_of_another_bronze_says_nothing_of_what_was_trimmed(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
+) -> None:
+    """Bronze and silver were made anew, and `ops` was kept: a collection that comes late, as of batch 5, was called one that had been
+    restored, for it was found in batch 2 of the other one. Removed later it is looked for where it was found in this one."""
+    for layer in ("bronze", "silver"):
+        shutil.rmtree(Path(hop.settings.lakehouse.root or "") / layer)
+    without_spark.create(SPARK, hop.bronze, columns=bronze.COLUMNS_DDL)
+    hop.log, hop._batch = "two", 0
+    for key in range(4):
+        append(hop, key, collection="u")
+    hop.append((5, bson.encode({"_id": 5})))
+    if is_lost:
+        hop.silver()
+        shutil.rmtree(hop.silver_table.path or "")
+    monkeypatch.setattr(bronze_log, "trimmed_to", lambda *_: taken)
+    monkeypatch.setattr(bronze_log, "first_batches", lambda *_: {(bronze_rows.DB, "t"): left})
+    monkeypatch.setattr(bronze_log, "is_whole", lambda *_: False)
+    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot") if is_lost else contextlib.nullcontext():
+        append(hop, 6)
+    assert position(hop).to == (0 if is_lost else 6)
 
 
 @pytest.mark.parametrize("layers", [("bronze", "silver"), ("bronze",)])
