@@ -5,6 +5,9 @@ The page needs nothing from elsewhere: styles and plots (SVG) are in it, and it 
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,11 +96,34 @@ class PageContent:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the page there; `SettingsError` where nothing can be written."""
+    """Put the page there, in the place of the one of before when it is whole; `SettingsError` where nothing can be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        if not _has_replaced(path.resolve(), text):
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise errors.SettingsError(errors.Problem("--html", f"{path} cannot be written: {error.strerror}")) from None
+
+
+_ALONE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""What is said of a file beside another one, or in its place, where that one alone may be written."""
+
+
+def _has_replaced(path: Path, text: str) -> bool:
+    """Whether a file with the text has taken the path; not where that is a pipe, or no other file has a place beside it."""
+    if path.exists() and not path.is_file():
+        return False
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        if error.errno not in _ALONE:
+            raise
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return True
 
 
 def text(spark: SparkSession, settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import re
@@ -96,6 +97,31 @@ def test_the_page_cannot_be_written() -> None:
     """A folder that is not there is told in one line."""
     with pytest.raises(errors.SettingsError, match=r"--html: .*page.html cannot be written"):
         page.write(Path("/nowhere/at/all/page.html"), "")
+
+
+def test_the_page_of_before_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    """Whoever looks meanwhile sees one of the two, and a disk that is full, or a kill, takes none away."""
+    path, link = tmp_path / "page.html", tmp_path / "link"
+    link.symlink_to(path)
+    page.write(link, "old")
+    with pytest.raises(UnicodeEncodeError):
+        page.write(path, 100_000 * "new" + "\ud800")
+    assert path.read_text() == "old" and sorted(tmp_path.iterdir()) == [link, path]
+    page.write(link, "new")
+    assert path.read_text() == "new" and link.is_symlink() and sorted(tmp_path.iterdir()) == [link, path]
+
+
+def test_a_page_goes_where_no_file_can_be_put_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a pipe, or a file that alone may be written, as one that is mounted into a container."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBUSY, "mounted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    path = tmp_path / "page.html"
+    page.write(path, "page")
+    page.write(Path("/dev/null"), "page")
+    assert path.read_text() == "page" and [*tmp_path.iterdir()] == [path] and not Path("/dev/null").is_file()
 
 
 def test_the_port_shows_metrics_and_the_page() -> None:
