@@ -15,10 +15,12 @@ import contextlib
 import errno
 import io
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -59,10 +61,43 @@ def _open_streams() -> None:
     """Give a process that was started without stdout or stderr (`>&-`) a place to write to, and stdout an escape for each
     sign that its encoding lacks, as stderr has: what a name or a table's frame holds must not end a command."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "r+"))
+        elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
+            setattr(sys, name, _piped(stream))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class _Pipe(io.FileIO):
+    """A pipe that takes also what nobody reads any more: a reader that ends first, as `head` does, changes nothing."""
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            return super().write(data)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return super().write(data)
+
+
+def _piped(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The stream, through a `_Pipe` where it goes into a pipe."""
+    try:
+        number = stream.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
+    except (OSError, ValueError):
+        return stream
+    if not is_pipe or isinstance(getattr(stream.buffer, "raw", None), _Pipe):
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Pipe(number, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def _interrupted() -> int:

@@ -497,6 +497,21 @@ def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_reader_that_ends_first_changes_nothing() -> None:
+    """As `head` does: what the command has still to do is done, and its exit code is its own."""
+    program = (
+        "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import tables\n"
+        "code = command_line.main(['--help'])\ntables.console().print('x' * 100_000)\nprint('y', file=sys.stderr)\n"
+        "print('left for the end')\nsys.exit(code or 75)\n"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as pipe:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (75, "y\n")
+        assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=pipe, stderr=pipe).returncode == 75
+
+
 def test_a_command_whose_output_is_closed_does_its_work(tmp_path: Path) -> None:
     """As a scheduler may start it, without stdin, stdout and stderr."""
     made = tmp_path / "made"
