@@ -235,7 +235,7 @@ class EventRows:
         self.bytes += len(after_text or b"") + len(before_text or b"") + len(lossless or b"") + ROW_BYTES
         self.bytes += len(key) + len(document_key_text) + len(token) + (0 if document is None else len(raw))
         if description_row is not None:
-            self.bytes += len(description_row["updatedFields"] or b"") + 100 * len(description_row["removedFields"] or ())
+            self.bytes += raw_event.description_bytes(description_row)
         return event if is_control else None
 
     def end_transaction(self, tracker: transactions.TransactionTracker, *, token: str, ts_ms: int) -> None:

@@ -132,6 +132,17 @@ def update_description(description: Mapping[str, Any], text: EventText) -> dict[
     }
 
 
+NAME_BYTES = 100
+"""What a path takes beside its text."""
+
+
+def description_bytes(row: Mapping[str, Any]) -> int:
+    """About what a row's `updateDescription` takes: paths may be as long as what is set."""
+    paths = [*(row["removedFields"] or ()), *(entry["field"] for entry in row["truncatedArrays"] or ())]
+    texts = len(row["updatedFields"] or b"") + len(row["disambiguatedPaths"] or b"")
+    return texts + sum(map(len, paths)) + NAME_BYTES * len(paths)
+
+
 def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
     """The key of an event's document, from its bytes where the decoded value is not all of them."""
     return (

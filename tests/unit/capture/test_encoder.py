@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import bson
 import pytest
@@ -74,6 +75,26 @@ def test_a_delete_needs_no_document(encoder: Encoder) -> None:
     assert (rows.skipped, rows.changes) == (0, 1) and not gaps(rows)
     (row,) = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
     assert (row["kind"], row["op"], row["key"], row["before"]) == ("change", "d", "60", None)
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"updatedFields": {"a": "x" * 10_000}},
+        {"removedFields": ["x" * 10_000]},
+        {"removedFields": ["a"] * 100},
+        {"disambiguatedPaths": {"a.0": ["x" * 10_000, 0]}},
+        {"truncatedArrays": [{"field": "x" * 10_000, "newSize": 1}]},
+        {"truncatedArrays": [{"field": "a", "newSize": 1}] * 100},
+    ],
+)
+def test_all_of_an_update_counts_for_the_size_of_its_commit(encoder: Encoder, description: dict[str, Any]) -> None:
+    """Names are data, too: 300 fields of 50,000 characters that an update removes are 15 MB, and 100,000 of such events were one commit."""
+    bare = {**bson.decode(event(60, is_large=False)), "updateDescription": {"updatedFields": {}}}
+    encoder.add(bson.encode(bare))
+    assert not encoder.is_full
+    encoder.add(bson.encode(bare | {"updateDescription": {"updatedFields": {}, **description}}))
+    assert encoder.is_full
 
 
 @pytest.mark.parametrize(("order", "changes"), [("user_only", 1), ("user_first", 0)])
