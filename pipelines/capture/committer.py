@@ -74,6 +74,13 @@ class Committer:
         if self.sessions is not None:
             self.log.compact(self.sessions)
 
+    def count_left_out(self, rows: events.EventRows) -> None:
+        """Count the events that are not captured, where they are no rows' that wait: of a source of which nothing is captured there is no
+        commit. No other thread counts while everything is committed."""
+        if rows.filtered and len(rows) == 0 and self.has_committed_all:
+            self.metrics.streaming.filtered += rows.filtered
+            rows.filtered = 0
+
     @property
     def has_room(self) -> bool:
         """Whether no rows wait for their commit."""

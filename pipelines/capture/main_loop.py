@@ -112,6 +112,7 @@ class MainLoop:
             if len(encoder.rows) and self._is_due(first_at):
                 self._hand_over()
                 first_at = idle_since = time.monotonic()
+            self.committer.count_left_out(encoder.rows)
             # Behind the hand-over and before the heartbeat: the end of a run commits its position by itself
             # (`Heartbeats.last`).
             if self.end.is_reached(read):

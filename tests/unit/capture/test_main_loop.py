@@ -9,8 +9,9 @@ from typing import Any
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
-from pipelines.capture import byte_queue, main_loop, threads
+from pipelines.capture import byte_queue, main_loop, metrics, threads
 from pipelines.capture.committer import Committer
+from pipelines.capture.progress import RunCounts
 from pipelines.mongodb import change_stream
 
 
@@ -44,6 +45,33 @@ def test_a_signal_that_cannot_be_done_ends_the_run_behind_what_was_read() -> Non
     assert loop.run("8200") == main_loop.StreamPosition("8201", is_drained=True)
     assert running.stream_failure is away
     assert rows.table(batch=1, first_offset=0, ts_ms=1).column("kind").to_pylist() == ["change"]
+
+
+def test_events_that_are_not_captured_are_counted_without_a_commit() -> None:
+    """Of a source of which nothing is captured there is none, and it looked as if nothing was left out. Those of rows count with them."""
+    seen, running, rows = metrics.Metrics("shop"), threads.Threads(byte_queue.ByteQueue(10)), events.EventRows("shop")
+    nothing: Any = SimpleNamespace(show=lambda: None, handle_received=lambda *_, **__: None, is_blocking=False)
+
+    def left_out(_: bytes) -> None:
+        rows.filtered += 1
+
+    loop = main_loop.MainLoop(
+        threads=running,
+        intake=SimpleNamespace(events=lambda batch: batch.events),  # type: ignore[arg-type]
+        encoder=SimpleNamespace(rows=rows, is_full=False, add=left_out),  # type: ignore[arg-type]
+        control=nothing,
+        committer=Committer(nothing, running, RunCounts(), seen, nothing, None),
+        heartbeats=nothing,
+        reporter=nothing,
+        end=SimpleNamespace(is_reached=lambda _: True),  # type: ignore[arg-type]
+        commit_seconds=60,
+    )
+    for is_row in (False, True):
+        if is_row:
+            rows.mark(events.OtherRow("8201", bronze.RowKind.CHANGE, {}))
+        running.queue.put(change_stream.EventBatch([b"event"] * 3, "8201", 1, is_drained=True))
+        loop.run("8200")
+        assert (seen.streaming.filtered, rows.filtered) == (3, 3 * is_row)
 
 
 def test_a_quiet_stream_lets_bronze_be_compacted() -> None:
