@@ -123,14 +123,18 @@ class SnapshotState:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing left to read."""
-        return not self.missing
+        # From the end, where one that is left is found at once: they are read in their order, and may be thousands.
+        return not any(map(self.misses, reversed(self.planned)))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The collections that are not read to their end, and can be."""
-        return tuple(
-            name for name in self.planned if not (name in self.stopped or self.of(name).completed or self.of(name).failed)
-        )
+        return tuple(filter(self.misses, self.planned))
+
+    def misses(self, namespace: str) -> bool:
+        """Whether a collection of the plan is not read to its end, and can be."""
+        found = self.of(namespace)
+        return not (found.completed or found.failed or namespace in self.stopped)
 
     @property
     def failed(self) -> dict[str, str]:
@@ -158,7 +162,8 @@ class SnapshotState:
 
     def without(self, namespaces: Iterable[str]) -> SnapshotState:
         """The snapshot after some of its collections were stopped."""
-        return replace(self, stopped=self.stopped | (frozenset(namespaces) & frozenset(self.planned)))
+        added = frozenset(namespaces) - self.stopped
+        return replace(self, stopped=self.stopped | (added & frozenset(self.planned))) if added else self
 
     # --- as payloads of heartbeats
 

@@ -49,6 +49,40 @@ class SnapshotProgress:
     seconds_left: float | None
 
 
+@dataclass
+class DocumentCounts:
+    """How many documents of each collection are read, of `about` how many, and of all: not counted anew with each chunk, which would take longer
+    than the chunks where there are thousands of collections.
+
+    `at_start` were read before, by earlier runs.
+    """
+
+    about: Mapping[str, int]
+    at_start: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _counted: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _read: int = 0
+    _all: int = 0
+
+    def count(self, namespace: str, state: CollectionState) -> None:
+        """A collection is read so far."""
+        read_before, all_before = self._counted.get(namespace, (0, 0))
+        read, all_ = state.documents, state.documents if state.completed else self._of(namespace, state)
+        self._counted[namespace] = read, all_
+        self._read += read - read_before
+        self._all += all_ - all_before
+
+    def progress(self, namespace: str, state: CollectionState) -> SnapshotProgress:
+        """All of it, when a collection is read so far."""
+        rate = (self._read - self.at_start) / max(time.monotonic() - self._began, 1e-3)
+        left = (self._all - self._read) / rate if rate > 0 else None
+        about = self._of(namespace, state)
+        return SnapshotProgress(namespace, state.documents, about, self._read, self._all, rate, left)
+
+    def _of(self, namespace: str, state: CollectionState) -> int:
+        return max(self.about.get(namespace, 0), state.documents)
+
+
 Notify = Callable[[notifications.NotificationType, Mapping[str, str]], None]
 """``(what happened, additional data)`` as in a notification: called by the snapshot's thread, between its commits."""
 
@@ -76,6 +110,7 @@ class Snapshot:
     notify: Notify = lambda what, data: None
     has_paused: bool = False
     """Whether it ended because it was paused: another one goes on from its state when it is resumed."""
+    _documents: DocumentCounts = field(init=False, default_factory=lambda: DocumentCounts({}))
 
     def run(self) -> SnapshotState:
         """Read and commit what is missing; the state at its end, which is not done if it was stopped or paused."""
@@ -84,8 +119,9 @@ class Snapshot:
             missing = self._missing()
             # All of them before the first chunk: progress is shown over the whole snapshot.
             sizes = {each.namespace: self.reader.size(client, each) for each in missing}
-            self._about = {name: size.documents for name, size in sizes.items()}
-            self._began, self._at_start = time.monotonic(), self.state.documents
+            self._documents = DocumentCounts({name: size.documents for name, size in sizes.items()}, self.state.documents)
+            for name in self.state.planned:
+                self._documents.count(name, self.state.of(name))
             self._gone({each.namespace for each in missing})
             # Those without documents come first: the last row of the last chunk is marked as the snapshot's last.
             missing.sort(key=lambda each: sizes[each.namespace].documents > 0)
@@ -104,7 +140,7 @@ class Snapshot:
     def _may_read(self, namespace: str) -> bool:
         """Whether the collection is to be read on; no more is read in this run once it was paused."""
         self.state = self.state.without(self.controls.stopped)
-        is_missing = not self.stopped.is_set() and namespace in self.state.missing
+        is_missing = not self.stopped.is_set() and self.state.misses(namespace)
         self.has_paused = self.has_paused or (is_missing and self.controls.is_paused)
         return is_missing and not self.has_paused
 
@@ -120,6 +156,7 @@ class Snapshot:
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)
+        self._documents.count(namespace, ended)
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         self._tell_completed(namespace)
 
@@ -180,7 +217,9 @@ class Snapshot:
         if found.chunks and found.filter != self._filter(namespace):
             # What the other filter let in is in bronze already; read again it changes nothing, and what it left out comes
             # with this one.
-            self.state = self.state.advanced(namespace, replace(found, hi=None, documents=0, sweep=True))
+            anew = replace(found, hi=None, documents=0, sweep=True)
+            self.state = self.state.advanced(namespace, anew)
+            self._documents.count(namespace, anew)
 
     def _read_to_end(
         self,
@@ -298,20 +337,10 @@ class Snapshot:
         return self.state.conditions.get(namespace) or self.filters.get(namespace)
 
     def _report(self, namespace: str) -> None:
-        if self.report is None:
-            return
-        done, about = self.state.documents, 0
-        for name in self.state.planned:
-            state = self.state.of(name)
-            about += state.documents if state.completed else max(self._about.get(name, 0), state.documents)
-        rate = (done - self._at_start) / max(time.monotonic() - self._began, 1e-3)
-        left = (about - done) / rate if rate > 0 else None
         state = self.state.of(namespace)
-        self.report(
-            SnapshotProgress(
-                namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left
-            )
-        )
+        self._documents.count(namespace, state)
+        if self.report is not None:
+            self.report(self._documents.progress(namespace, state))
 
 
 def _with_chunk(

@@ -129,6 +129,31 @@ class Log:
         self.told += payloads
 
 
+def test_a_chunk_costs_the_same_however_many_collections_there_are(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 10,000 each was looked at with each chunk, several times: minutes in which the stream had no turn. The progress is of all of them."""
+    names = [f"c{number:03}" for number in range(150)]
+    looks: list[str] = []
+    of, told = SnapshotState.of, list[snapshot.SnapshotProgress]()
+    documents = pa.table({"key": ["1", "2"], "after": ["{}", "{}"], "payload": pa.nulls(2, pa.string())}, schema=chunks.ROWS)
+    monkeypatch.setattr(SnapshotState, "of", lambda self, name: looks.append(name) or of(self, name))
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(5, 1))
+    monkeypatch.setattr(snapshot_read, "boundary", lambda *_, **__: None)
+    monkeypatch.setattr(chunk_reader.ChunkReader, "read", lambda *_, **__: chunks.ChunkRows(documents, (1, 1)))
+    many = replace(
+        taking,
+        log=SimpleNamespace(append=lambda numbered: numbered(1, 0), position=Log.position, heartbeat=Log().heartbeat),
+        collections=[replace(COLLECTION, name=name) for name in names[1:]],
+        state=SnapshotState("s", tuple(f"db.{name}" for name in names)),
+        report=told.append,
+    )
+    assert many.run().is_done and len(looks) < 40 * len(names)
+    assert [(each.total_documents, each.total_about) for each in told] == [
+        (2 * read, 2 * read + 5 * (len(names) - 1 - read)) for read in range(1, len(names))
+    ]
+
+
 class Expired:
     """A Spark whose executors are told each time that the server's window is over."""
 
