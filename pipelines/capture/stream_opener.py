@@ -103,6 +103,8 @@ class StreamOpener:
         except errors.PositionLost:
             if not snapshot_mode.replaces_lost_position(self.deployment.source, custom=self.custom):
                 raise
+            if position is not None:
+                self._wait_for_time_of(position)
             # Opened before the gap is written down: the gap ends where this stream begins.
             stream = self._first_accepted([change_stream.StreamStart()], None)
             if position is None:
@@ -192,6 +194,17 @@ class StreamOpener:
                 "the one that was captured, or its clock was set back. Nothing was changed. Capture it under another name or "
                 "lakehouse root: in these tables its documents would count as older than those that are there"
             )
+
+    def _wait_for_time_of(self, position: bronze_log.BronzePosition) -> None:
+        """Wait until the server's time is that of a position which it may be behind (`_check_not_ahead`), as another deployment is whose clock
+        is a little slow: what is read of it before that would count as older than what is there."""
+        for _ in range(2 * AHEAD_SECONDS):
+            if mongodb_server.operation_time(self.deployment.client) >= tokens.cluster_time(position.token):
+                return
+            self.halt.wait(1.0)
+        raise errors.SourceUnreachable(
+            f"opening the change stream: the server's time does not come to the position of {tokens.utc(position.token)}; start again"
+        )
 
     def _check_held(
         self,

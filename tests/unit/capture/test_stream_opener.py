@@ -37,3 +37,20 @@ def test_another_deployment_whose_clock_is_behind_is_not_captured_into_these_tab
             opener.open_or_restart(position)
     else:
         assert opener.open_or_restart(position).gap is not None
+
+
+def test_the_time_of_another_deployment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock may be a little slow: what its snapshot reads before counts as older than the documents that are there, and they stay."""
+    times = [NOW - 40, NOW - 2, NOW - 1, NOW]
+    monkeypatch.setattr(stream_opener.mongodb_server, "operation_time", lambda _: Timestamp(times.pop(0), 1))
+    opened: list[int] = []
+    accepted: Any = SimpleNamespace(begins="begins")
+    monkeypatch.setattr(stream_opener.StreamOpener, "_first_accepted", lambda *_: opened.append(len(times)) or accepted)
+    deployment: Any = SimpleNamespace(client=None, source=SimpleNamespace(snapshot_mode=SnapshotMode.WHEN_NEEDED))
+    halt: Any = SimpleNamespace(wait=lambda seconds: None)
+    opener = stream_opener.StreamOpener(deployment, change_stream.StreamOptions(), halt, replica_sets=("before", "now"))
+    position = bronze.BronzePosition(f"82{NOW:08X}000000012B022C0100296E04", 1, 1)
+    assert opener.open_or_restart(position).gap is not None and opened == [0]
+    times += [NOW - 1] * 1000
+    with pytest.raises(errors.SourceUnreachable, match="does not come to"):
+        opener.open_or_restart(position)
