@@ -177,6 +177,7 @@ class Capture:
         log = self._log = bronze_log.BronzeLog.open(
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
         )
+        service.metrics.opened(log)
         # The stream was opened behind a position that is not the table's any more: events would be missing, or come twice.
         if log.position != existing.position:  # another capture has committed in between
             opened.stream.close()

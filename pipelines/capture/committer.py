@@ -141,7 +141,6 @@ class Committer:
         streaming.filtered += rows.filtered
         streaming.erroneous += rows.skipped
         streaming.transactions += rows.ended_transactions
-        self.metrics.commits += 1
         self._count(rows, newest)
         self.compact()
 

@@ -33,6 +33,7 @@ from pipelines.snapshot import queue as snapshot_queue
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from pipelines.bronze import log as bronze_log
     from pipelines.capture.byte_queue import ByteQueue
     from pipelines.mongodb import change_stream
 
@@ -112,8 +113,18 @@ class Metrics:
     streaming: StreamingMetrics = field(default_factory=StreamingMetrics)
     snapshot: snapshot_queue.SnapshotMetrics = field(default_factory=snapshot_queue.SnapshotMetrics)
     headroom_hours: float | None = None
-    commits: int = 0
     restarts: int = 0
+    bronze: bronze_log.BronzeLog | None = None
+    closed_commits: int = 0
+
+    def opened(self, bronze: bronze_log.BronzeLog) -> None:
+        """Bronze is claimed anew, after a restart of the capture: what was committed before stays counted."""
+        self.closed_commits, self.bronze = self.commits, bronze
+
+    @property
+    def commits(self) -> int:
+        """The commits of rows since the service started, whoever brought them: the stream, snapshots, heartbeats."""
+        return self.closed_commits + (self.bronze.commits if self.bronze is not None else 0)
 
     def families(self, *, now: float) -> Iterator[Metric]:
         """All metrics as they are now."""

@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,17 @@ def test_every_attribute_of_the_connector_is_told_or_left_out_with_a_reason(cont
     assert kept <= shown
     labelled = {key[1] for key in told(found) if key[0] == context}
     assert labelled <= kept
+
+
+def test_commits_are_counted_whoever_brings_them() -> None:
+    """Those of a snapshot, and heartbeats, too: while the first documents came, none was told. A restart does not begin anew."""
+    found = metrics.Metrics("shop")
+    assert told(found)["", "medallion_commits"] == 0
+    for commits in (3, 2):
+        log: Any = SimpleNamespace(commits=0)
+        found.opened(log)
+        log.commits = commits
+    assert told(found)["", "medallion_commits"] == 5
 
 
 def test_the_stream_counts_by_the_batch_and_the_commit() -> None:
