@@ -30,9 +30,11 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
         return None
     try:
         said = json.loads(filter_).get("$comment")
-        return tuple(json.loads(said.removeprefix(_NAME))) if said.startswith(_NAME) else None
-    except (ValueError, AttributeError):
+        keys = json.loads(said.removeprefix(_NAME)) if said.startswith(_NAME) else None
+    except (ValueError, AttributeError, RecursionError):
         return None
+    # A person's own comment may begin so: taken for keys it would end the capture, and each start.
+    return tuple(keys) if isinstance(keys, list) and all(isinstance(each, str) for each in keys) else None
 
 
 def condition(keys: Iterable[str]) -> dict[str, Any]:

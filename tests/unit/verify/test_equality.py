@@ -178,6 +178,8 @@ def test_a_repair_travels_as_a_condition() -> None:
     assert key_filter.keys_of(key_filter.filter_of(keys)) == tuple(keys)
     assert key_filter.keys_of('{"state": "new"}') is None and key_filter.keys_of(None) is None
     assert key_filter.keys_of('{"$comment": "not a medallion repair []"}') is None
+    for said in ("5", "{}", "[5]", "null", "[" * 100_000):
+        assert key_filter.keys_of(json.dumps({"$comment": f"medallion repair {said}"})) is None
     assert [str(each) for each in key_filter.condition(keys[:3])["_id"]["$in"]] == ["5", "x", "65f0c0ffee0123456789abcd"]
 
 
