@@ -19,6 +19,7 @@ from cdc_core import errors
 from cdc_core.properties import source as properties
 from cdc_core.signals import notification as notifications
 from cdc_core.signals import signal as signals
+from pipelines import clock
 from pipelines.settings import secrets
 
 if TYPE_CHECKING:
@@ -147,6 +148,9 @@ class KafkaTopic:
     _waits_for: set[int] = field(default_factory=set)
     """Partitions whose end the first look has not reached."""
     _has_looked: bool = False
+    _has_failed: bool = False
+    """Whether a look before the first that found the topic got no answer."""
+    _opened_ms: int = field(default_factory=clock.now_ms)
 
     def __post_init__(self) -> None:
         self.name = signal_topic(self.settings)
@@ -162,9 +166,10 @@ class KafkaTopic:
             if self._next or self._assign():
                 self._drain(found)
                 self._commit()
+            self._has_looked = True
         except kafka.KafkaException as error:
+            self._has_failed = True
             self._trouble(error.args[0])
-        self._has_looked = True
         return found
 
     def handled(self, received: signals.ReceivedSignal) -> None:
@@ -201,11 +206,17 @@ class KafkaTopic:
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
         """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made
-        since."""
+        since; behind looks that got no answer the end of what was there when the capture began."""
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         reset = self.settings.source.signal_consumer.get("auto.offset.reset")
         from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")
-        return int(low if from_beginning or self._has_looked else high)
+        if from_beginning or self._has_looked:
+            return int(low)
+        if not self._has_failed:
+            return int(high)
+        asked = library().TopicPartition(self.name, partition.partition, self._opened_ms)
+        (since,) = self._consumer.offsets_for_times([asked], timeout=ANSWER_SECONDS)
+        return int(since.offset if since.offset >= 0 else high)
 
     def _drain(self, found: list[signals.ReceivedSignal]) -> None:
         """What has arrived; the first time, everything up to the end of each partition. Of a topic to which others write all the time

@@ -33,6 +33,7 @@ class Consumer:
 
     def __init__(self) -> None:
         self.assigned: list[int] = []
+        self.begins: list[int] = []
         self.failures = 1
 
     def list_topics(self, name: str, **_: Any) -> Any:
@@ -45,10 +46,15 @@ class Consumer:
         if partition.partition == 1 and self.failures:
             self.failures -= 1
             raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
-        return 0, 0
+        return 0, 7
+
+    def offsets_for_times(self, partitions: list[Any], **_: Any) -> list[Any]:
+        """Of the first one two messages were sent meanwhile, of the other none."""
+        (asked,) = partitions
+        return [confluent_kafka.TopicPartition("t", asked.partition, (5, confluent_kafka.OFFSET_END)[asked.partition])]
 
     def assign(self, partitions: list[Any]) -> None:
-        self.assigned = [each.partition for each in partitions]
+        self.assigned, self.begins = ([getattr(each, name) for each in partitions] for name in ("partition", "offset"))
 
     def poll(self, _: float) -> None:
         return None
@@ -58,12 +64,13 @@ class Consumer:
 
 
 def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one partition does not answer at first, the next look asks for all of them again."""
+    """Where one partition does not answer at first, the next look asks for all of them again. It begins with what was sent since the
+    start: what was there before is not done."""
     consumer = Consumer()
     monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
     topic = kafka.KafkaTopic(SETTINGS, set())
     assert topic.poll() == [] and consumer.assigned == []
-    assert topic.poll() == [] and consumer.assigned == [0, 1]
+    assert topic.poll() == [] and (consumer.assigned, consumer.begins) == ([0, 1], [5, 7])
 
 
 def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
