@@ -44,7 +44,7 @@ CATCH_UP_SECONDS = 60.0
 
 
 class NamespaceGone(Exception):
-    """The collection was dropped or renamed between the two times."""
+    """The collection was dropped, renamed or replaced between the two times."""
 
 
 def changed_keys(
@@ -55,8 +55,10 @@ def changed_keys(
     Raises `HistoryLost`, or `NamespaceGone`.
     """
     at = resume_token.position(behind)
+    # An event of the other collection alone: `$out` and `dropTarget` put that one in this one's place.
+    replaced = {"operationType": "rename", "to.coll": name}
     stages: list[Mapping[str, Any]] = [
-        {"$match": {"$or": [{"ns.coll": name}, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
+        {"$match": {"$or": [{"ns.coll": name}, replaced, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
         {"$project": {"operationType": 1, "documentKey": 1, "clusterTime": 1}},
     ]
     options = change_stream.StreamOptions(db=db, stages=stages, max_await_ms=200, show_expanded_events=False)

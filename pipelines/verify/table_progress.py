@@ -192,7 +192,7 @@ class TableProgressReader:
             ) from None
         except document_keys.NamespaceGone:
             raise errors.Temporary(
-                f"verifying {name}: it was dropped or renamed, and that is not in bronze yet; "
+                f"verifying {name}: it was dropped, renamed or replaced, and that is not in bronze yet; "
                 "let the pipeline catch up and try again"
             ) from None
         # The list ends there: keys beyond it would be judged as if nothing had happened to them.
