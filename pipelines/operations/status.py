@@ -453,15 +453,26 @@ def _with_gap(each: CollectionStatus, gap: snapshot_state.Gap | None) -> Collect
 
 
 def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_log.Commit, int]]:
-    """The commits, newest first, that say a position, without what a RESTORE has undone."""
+    """The commits, newest first, that say a position, without what a RESTORE has undone.
+
+    A table that had one, and whose newest commit of ours says none, is at its beginning: its next run writes it anew.
+    """
     reached: int | None = None
+    without: local_log.Commit | None = None
+    is_known = False
     for commit in commits:
         if reached is not None and commit.version > reached:
             continue
         reached = reached if commit.restored is None else commit.restored
-        to: Any = (commit.metadata or {}).get("to")
+        said: Mapping[str, Any] = commit.metadata or {}
+        to = said.get("to")
         if isinstance(to, int):
+            if without is not None and not is_known:
+                yield without, 0
+            is_known = True
             yield commit, to
+        elif "to" in said:
+            without = without or commit
 
 
 def _bounds(each: _CollectionTables, begins: int) -> backlog.Bounds:

@@ -25,6 +25,19 @@ def test_a_restore_takes_the_position_back() -> None:
     assert [to for _, to in status._with_position(history)] == [20, 10]
 
 
+def test_a_table_whose_position_was_taken_back_is_at_its_beginning() -> None:
+    """What `medallion repair` mended in gold waits for the next run to write it; a first claim says nothing of that kind."""
+    history = [
+        *(Commit(n, n, {"to": None}) for n in (5, 4)),
+        Commit(3, 3, None),
+        Commit(2, 2, {"to": 7}),
+        Commit(1, 1, {"to": None}),
+    ]
+    assert [(commit.version, to) for commit, to in status._with_position(history)] == [(5, 0), (2, 7)]
+    assert [to for _, to in status._with_position(history[3:])] == [7]
+    assert [*status._with_position(history[4:])] == []
+
+
 @pytest.mark.parametrize("raised", (errors.FilesMissing("its log names a file"), errors.StoreUnreachable("its log is away")))
 def test_a_damaged_table_hides_no_other_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: errors.MedallionError
