@@ -106,11 +106,11 @@ class CollectionComparison:
         self.spark = self.context.spark
         self.known = explanations.Explanations(self.context.settings, self.progress, has_source=self.collection is not None)
         self.gone: set[str] = set()
-        # Reads that come later are later than everything that bronze holds by now, unless --as-of names a time.
-        now = mongodb_server.operation_time(self.context.client)
-        self.begun = (now.time, now.inc)
+        # Bronze first: reads that come later are later than everything that it holds by now, on a secondary, too, unless --as-of names a time.
         position = table_progress.position_of(self.spark, self.context.bronze)
         self.first_batch = position.batch if self.context.at is None else 0
+        now = mongodb_server.operation_time(self.context.client)
+        self.begun = (now.time, now.inc)
 
     # --- what is read
 

@@ -18,6 +18,7 @@ from cdc_core.schema import document_schema
 from cdc_core.schema.evolution import Change, ChangeKind
 from cdc_core.settings import parse as settings
 from cdc_core.typed.plan import Plan
+from pipelines.bronze import log as bronze_log
 from pipelines.bronze.registry import Namespace
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
@@ -146,6 +147,18 @@ def test_a_repair_leaves_the_count_of_what_is_kept(monkeypatch: pytest.MonkeyPat
     seen = (KeyDifference("1", KeyVerdict.MISSING), KeyDifference("2", KeyVerdict.KEPT))
     after = compared.repaired(result("shop.a", missing=1, kept=8, differences=seen), ["1"])
     assert (after.kept, after.missing, after.repaired) == (8, 0, 1)
+
+
+def test_reads_are_later_than_what_bronze_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secondary may answer as of the time that it is asked for: what bronze got meanwhile would be in a batch that nobody looks into."""
+    clock = iter(range(1, 9))
+    monkeypatch.setattr(comparison.mongodb_server, "operation_time", lambda _: Timestamp(next(clock), 0))
+    held = bronze_log.BronzePosition
+    monkeypatch.setattr(comparison.table_progress, "position_of", lambda *_: held("82", batch=next(clock), offset=0))
+    unused: Any = None
+    context: Any = SimpleNamespace(spark=unused, settings=unused, client=unused, bronze=unused, at=None)
+    compared = comparison.CollectionComparison(context, Namespace("shop", "a"), unused, None)
+    assert compared.begun >= (compared.first_batch, 0)
 
 
 def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
