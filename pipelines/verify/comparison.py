@@ -43,7 +43,8 @@ MOST_SUSPECTS = 1_000_000
 LOOK_SECONDS = 900.0
 """For so long further keys are looked at closely: layers may be so far behind that each look waits for them."""
 SLICE = 2_000
-"""So many keys are looked at closely at once: their documents are held by the driver."""
+SLICE_BYTES = 64 * 1024 * 1024
+"""So many keys are looked at closely at once, and of documents of so many bytes: the driver holds them, as BSON, as texts and as rows."""
 READ_TIMES = 3
 """How often a collection is read whole where a column was widened while it was read."""
 
@@ -220,9 +221,10 @@ class CollectionComparison:
         waiting: list[KeyDifference] = []
         wrong = done = 0
         end = time.monotonic() + LOOK_SECONDS
+        size = self._slice()
         until = time.monotonic() + self.context.patience
         while done < len(keys) and wrong < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
-            some = keys[done : done + SLICE]
+            some = keys[done : done + size]
             done += len(some)
             until = time.monotonic() + self.context.patience
             found, moving = self._parted(some, until=until)
@@ -231,13 +233,18 @@ class CollectionComparison:
             wrong += sum(each.kind.is_wrong for each in found)
         while waiting and self._can_settle(waiting, until=until):
             again, waiting = [each.key for each in waiting], []
-            for start in range(0, len(again), SLICE):
-                found, moving = self._parted(again[start : start + SLICE], until=until)
+            for start in range(0, len(again), size):
+                found, moving = self._parted(again[start : start + size], until=until)
                 settled += found
                 waiting += moving
         # What is gone from both sides is no document.
         equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
         return _SettledKeys([*settled, *waiting], equal, len(keys) - done)
+
+    def _slice(self) -> int:
+        """How many keys are looked at closely at once."""
+        average = 1 if self.collection is None else catalog.size(self.context.client, self.collection).average
+        return max(1, min(SLICE, SLICE_BYTES // average))
 
     def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
         """The verdicts of one look, explained, and those that another look may change."""

@@ -161,6 +161,25 @@ def test_reads_are_later_than_what_bronze_holds(monkeypatch: pytest.MonkeyPatch)
     assert compared.begun >= (compared.first_batch, 0)
 
 
+def test_as_many_documents_are_held_at_once_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand of a megabyte are more than a process has, as BSON, as texts and as rows; and Spark hands over no gigabyte of these."""
+    monkeypatch.setattr(comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "gone", set()))
+    monkeypatch.setattr(comparison.catalog, "size", lambda *_: comparison.catalog.CollectionSize(9, 2**20))
+    looked: list[int] = []
+
+    def parted(self: Any, keys: Any, *, until: float) -> Any:
+        looked.append(len(keys))
+        return [KeyDifference(each, KeyVerdict.EQUAL) for each in keys], []
+
+    monkeypatch.setattr(comparison.CollectionComparison, "_parted", parted)
+    unused: Any = None
+    context: Any = SimpleNamespace(client=None, patience=60.0, stop=threading.Event())
+    source = comparison.catalog.SourceCollection("shop", "a", None)
+    compared = comparison.CollectionComparison(context, Namespace("shop", "a"), unused, source)
+    assert compared._settled([str(number) for number in range(150)]).equal == 150
+    assert looked == [64, 64, 22]
+
+
 def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silver may have been rebuilt since, with wider types: each value that is narrower in gold would be another one."""
     monkeypatch.setattr(
