@@ -34,7 +34,7 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
             warnings.simplefilter("always")
             made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
         if said:
-            _tell_left_out(tuple(name for name, value in _given(uri).items() if not _is_valid(name, value)))
+            _tell_left_out(left_out(uri))
         # A host that was found once exists: from now on, that its name cannot be looked up is an outage.
         _looked_up.add(_host(uri))
         return made
@@ -72,7 +72,7 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     scheme, found, _ = uri.partition("://")
     if not found or scheme not in ("mongodb", "mongodb+srv"):
         return errors.SettingsError(errors.Problem(path, "it must begin with mongodb:// or mongodb+srv://"))
-    bad = [name for name, value in {**_given(uri), **options}.items() if not _is_valid(name, value)]
+    bad = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
     if bad:
         return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad)} cannot be used"))
     hint = "in a user name or password / : @ ? # [ ] and % are percent-encoded: p@ss is written p%40ss"
@@ -87,9 +87,14 @@ def _given(uri: str) -> dict[str, str]:
     return {name: value for name, _, value in options if name.isalnum()}
 
 
+def left_out(uri: str) -> tuple[str, ...]:
+    """The options of a connection string that the driver goes on without: it does not know them, or cannot use their values."""
+    return tuple(name for name, value in _given(uri).items() if not _is_valid(name, value))
+
+
 @functools.lru_cache
 def _tell_left_out(names: tuple[str, ...]) -> None:
-    """Once a process: the driver goes on without an option that it does not know, or whose value it cannot use."""
+    """Once a process."""
     log.warning(
         "source.mongodb.connection.string: left out, unknown or with an unfit value: %s", ", ".join(names) or "an option"
     )

@@ -73,7 +73,9 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     A server that cannot be used ends the questions: the findings before it, and that one.
     """
     findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
-    client = connections.connection(settings.source).client()
+    connection = connections.connection(settings.source)
+    findings.extend(_connection_string(connection.uri))
+    client = connection.client()
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
@@ -148,6 +150,12 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
         else:
             mend = "make it, with one partition; look at signal.kafka.bootstrap.servers, signal.consumer.* and producer.override.*"
             yield Finding("kafka", CheckVerdict.WARNING, f"the topic {topic} cannot be used: {trouble}", mend)
+
+
+def _connection_string(uri: str) -> Iterator[Finding]:
+    if names := mongodb.left_out(uri):
+        found = f"its connection string has options that are unknown or have an unfit value: {', '.join(names)}"
+        yield Finding("server", CheckVerdict.WARNING, found, "look at their spelling: the driver goes on without them")
 
 
 def _server(client: mongodb.Client) -> Finding:

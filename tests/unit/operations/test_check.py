@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.errors import AnalysisException
 
+from cdc_core.settings import parse as settings
 from jobs.commands import application
 from pipelines.mongodb import catalog
 from pipelines.operations import check
@@ -32,6 +33,15 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
         told = (f"{tmp_path}/file is no folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
         assert (found.verdict, found.found, found.mend) == (verdict, *told)
         application._profile(placed, is_service=False)
+
+
+def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_path: Path) -> None:
+    """A mistyped `tls` is no encryption, and only a line in the log of the capture told of it."""
+    source = {"mongodb.connection.string": "mongodb://127.0.0.1:1/?tls=Secret9&replicaSet=rs0&readPreferense=secondary"}
+    quick = {"mongodb.server.selection.timeout.ms": 1}
+    found = check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source | quick}))
+    warned = [each.found for each in found if each.verdict is check.CheckVerdict.WARNING]
+    assert warned == ["its connection string has options that are unknown or have an unfit value: tls, readPreferense"]
 
 
 def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:
