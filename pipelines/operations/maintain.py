@@ -417,10 +417,10 @@ class _MaintenanceRun:
         return {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(chosen).collect()}
 
     def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
-        """Whether an event in quarantine, or an incomplete row that updates are folded onto, may need those that came since, which bronze has."""
+        """Whether an event in quarantine, or an incomplete row that updates are folded onto, or were before `capture.mode` was changed, waits."""
         waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
-        folds, silver = self.settings.keeps_document(str(namespace)), self.layout.silver(*namespace)
-        if folds and delta.exists(self.spark, silver):
+        at = registry.silver_position(self.spark, silver := self.layout.silver(*namespace))
+        if at.version >= 0 and (at.documents or self.settings.keeps_document(str(namespace))):
             waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
         words.left += [f"{namespace}: its events stay, {waiting} rows or events wait for others"] if waiting else []
         return bool(waiting)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core import errors
+from cdc_core.properties.source import CaptureMode
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta.writer import Writer
@@ -81,6 +82,26 @@ def test_incomplete_rows_keep_no_events_where_nothing_is_folded(tmp_path: Path) 
         namespace = registry.Namespace(bronze_rows.DB, "t")
         maintaining = maintain._MaintenanceRun(SPARK, hop.settings, beside_writers=False, now_ms=0)
         assert not maintaining._waits(namespace, words) and not words.left
+
+
+def test_incomplete_rows_keep_events_behind_a_change_of_the_capture_mode(tmp_path: Path) -> None:
+    """Silver goes on to fold what came before it: without some of the updates a row would be complete, and lack their values."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        folding = replace(hop.settings, source=replace(hop.settings.source, capture_mode=CaptureMode.CHANGE_STREAMS))
+        lookups, hop.settings = hop.settings, folding
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        namespace = registry.Namespace(bronze_rows.DB, "t")
+        for settings in (folding, lookups):
+            maintaining = maintain._MaintenanceRun(SPARK, settings, beside_writers=False, now_ms=0)
+            with pytest.raises(without_spark.NeedsSpark):  # it counts them
+                maintaining._waits(namespace, maintain._ResultLines())
+        hop.settings = lookups
+        hop.append((2, bson.encode({"_id": 2})))
+        hop.silver()
+        maintaining = maintain._MaintenanceRun(SPARK, lookups, beside_writers=False, now_ms=0)
+        assert not maintaining._waits(namespace, maintain._ResultLines())
 
 
 @pytest.mark.parametrize("is_old", [True, False])
