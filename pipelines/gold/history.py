@@ -218,7 +218,7 @@ class History:
         bounds = (F.min("sequence").alias("low"), F.min("key").alias("first"), F.max("key").alias("last"))
         seen = found.agg(*bounds, F.count("*").alias("events")).first()
         if not seen.events:
-            self.writer.mark(to=reached.to, extra=reached.extra)
+            self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
             return
         with ExitStack() as stack:
             if self.folds:
@@ -412,7 +412,7 @@ class History:
     def _sweep(self, sweep: reduce.Sweep, reached: HistoryPosition) -> None:
         """End what a drop or a rename took away, or, at its first chunk's sequence, what a snapshot of the whole did not find."""
         if self.mode.keeps_row:
-            self.writer.mark(to=reached.to, extra=reached.extra)
+            self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
             return
         if self.local.is_swept(self, sweep, reached):
             return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from pipelines.bronze import registry
 from pipelines.delta import table_history
+from pipelines.gold import current
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,10 @@ class HistoryPosition:
         """What a commit says beside `to`."""
         own = {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
         return {**own, "bronze": self.bronze}
+
+    def of_the_same_rows(self, held: Mapping[str, object]) -> dict[str, object]:
+        """The same for a commit without rows, behind one that says what is `held`: what is made of the versions stays."""
+        return {**self.extra, current.ROWS: current.rows_of(held)}
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:

@@ -112,7 +112,7 @@ class InProcess:
         if live is None or events is None:
             return False
         if not events.num_rows:
-            kept.writer.mark(to=reached.to, extra=reached.extra)
+            kept.writer.mark(to=reached.to, extra=reached.of_the_same_rows(kept.writer.metadata))
             return True
         try:
             return _is_written(kept, live, events, range_.to, reached)
@@ -133,7 +133,7 @@ class InProcess:
             is_open = pc.or_(is_open, pc.fill_null(pc.greater(held["__until"], sweep.first), False))
         if pc.any(pc.and_(is_open, pc.less(held["__sequence"], sweep.first))).as_py():
             return False
-        kept.writer.mark(to=reached.to, extra=reached.extra)
+        kept.writer.mark(to=reached.to, extra=reached.of_the_same_rows(kept.writer.metadata))
         return True
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from cdc_core.silver import reduce
 from pipelines.bronze import collection_events, registry
-from pipelines.delta import live_files
+from pipelines.delta import live_files, table_history
 from pipelines.delta.writer import Writer
-from pipelines.gold import history, in_process_history
+from pipelines.gold import current, history, in_process_history
 from pipelines.gold.history_position import HistoryPosition
 from tests.harness import bronze_rows, layers, oracle, without_spark
 from tests.harness.history_tables import ENDS
@@ -337,3 +337,17 @@ def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Pa
     kept.bronze.append({"t": [change("u", 2, 40, v=4)]})
     kept.lay_out()
     assert kept.at.folds is False
+
+
+def test_a_position_that_moves_alone_leaves_what_is_made_of_the_versions(tmp_path: Path) -> None:
+    """Every run moves all positions: a model over a history would be made whole each time, though nothing came."""
+    kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "drop"})
+    seen = []
+    for events in ([change("c", 1, 10, a=1)], [change("d", 1, 20)], [change("d", 1, 21)], [change("c", 2, 30, a=1)]):
+        kept.bronze.append({"t": events})
+        kept.lay_out()
+        said = table_history.standing(SPARK, kept.table).said
+        seen.append((said["to"], current.rows_of(said)))
+    assert [to for to, _ in seen] == [1, 2, 3, 4]
+    first, second, third, last = (rows for _, rows in seen)
+    assert first == second == third != last
