@@ -66,7 +66,7 @@ MAX_FOLDER = 255
 """Bytes that file systems allow one folder's name."""
 
 LOG = "_delta_log"
-"""The one folder's name that no collection gets."""
+"""Where a table's folder has its log: the one folder's name that no collection gets."""
 
 MAX_CATALOG = 255
 """Characters that catalogs allow one table's name."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import LOG
 from pipelines import clock
 from pipelines.delta import local_log, table_errors
-from pipelines.delta.table_files import LOG
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 

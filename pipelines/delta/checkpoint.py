@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from cdc_core.tables.layout import LOG
+
 _NAME = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 
 _PART_ROWS = 4096
@@ -20,7 +22,7 @@ _PART_ROWS = 4096
 
 def newest(folder: Path, version: int | None = None) -> Path | None:
     """The newest checkpoint, or that of a version up to this one; None where there is none."""
-    log = folder / "_delta_log"
+    log = folder / LOG
     # As Delta notes it: to list a long log takes seconds.
     at = noted(log)
     if at is not None and (version is None or at <= version) and (path := log / name(at)).exists():

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.tables import definition
+from cdc_core.tables.layout import LOG
 from pipelines.delta import checkpoint, table_files
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def write(folder: Path, version: int) -> bool:
     The commit has been made, whatever becomes of its checkpoint: nothing is raised where the disk is full or the log says what
     is not known here, and Delta goes on from the one before.
     """
-    logs = folder / table_files.LOG
+    logs = folder / LOG
     try:
         begun = checkpoint.newest(folder, version)
         if begun is not None and begun.name == checkpoint.name(version):

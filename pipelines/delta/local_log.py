@@ -124,7 +124,7 @@ def data_path(folder: Path, name: str) -> Path:
 
 def exists(folder: Path) -> bool:
     """Whether a Delta table lies there."""
-    log = folder / "_delta_log"
+    log = folder / tables.LOG
     # A log without a commit is what a CREATE TABLE leaves that was killed: no table yet.
     return log.is_dir() and newest_version(folder) is not None
 
@@ -137,7 +137,7 @@ def newest_version(folder: Path) -> int | None:
     """
     if (copied := stored_files.copied(folder)) is not None:
         return copied.newest  # not by what lies there: a commit may be copied by itself
-    log, last = folder / "_delta_log", _NEWEST.get(folder)
+    log, last = folder / tables.LOG, _NEWEST.get(folder)
     # A table that was removed and made again has fewer.
     if last is None or not (log / f"{last:020}.json").exists():
         last = checkpoint.noted(log)
@@ -262,7 +262,7 @@ def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
         for name in names:
             if int(name[:20]) <= after:
                 break
-            for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
+            for line in (folder / tables.LOG / name).read_text("utf-8").split("\n"):
                 if line.startswith(f'{{"{kind}"'):
                     return dict(json.loads(line)[kind])
         if held_there is None:
@@ -287,7 +287,7 @@ def size(folder: Path) -> VersionSize | None:
     if newest is None:
         return VersionSize()
     try:
-        checksum = json.loads((folder / "_delta_log" / newest).with_suffix(".crc").read_text("utf-8"))
+        checksum = json.loads((folder / tables.LOG / newest).with_suffix(".crc").read_text("utf-8"))
         return VersionSize(checksum["numFiles"], checksum["tableSizeBytes"])
     except (OSError, ValueError, KeyError):
         return None
@@ -457,7 +457,7 @@ class _LogFiles:
         # One that is missing is an error: the files would be those of no version, where a clean-up, or another writer, changed the
         # folder meanwhile.
         for version in range(0 if begun is None else int(begun.name[:20]) + 1, newest + 1):
-            for line in (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8").split("\n"):
+            for line in (folder / table_files.commit_name(version)).read_text("utf-8").split("\n"):
                 if line:
                     found._action(json.loads(line))
         return found

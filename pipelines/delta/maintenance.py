@@ -120,7 +120,7 @@ def _lying(folder: Path) -> set[Path]:
     """The files in a table's folder without its log; Spark hides names with a dot, the checksums of a local disk among them."""
     found: set[Path] = set()
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "_delta_log"]
+        folders[:] = [name for name in folders if name != tables.LOG]
         found |= {Path(place, name) for name in names if not name.startswith(".")}
     return found
 

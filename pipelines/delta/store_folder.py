@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
-from pipelines.delta.table_files import LOG
+from cdc_core.tables.layout import LOG
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
 

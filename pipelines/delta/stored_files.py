@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from cdc_core.tables.layout import LOG
 from pipelines.delta import checkpoint, table_files
 from pipelines.delta.store_folder import StoreFolder
-from pipelines.delta.table_files import LOG, commit_name
+from pipelines.delta.table_files import commit_name
 from pipelines.spark import scratch, stores
 from pipelines.spark import session as sparks
 

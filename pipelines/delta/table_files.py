@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from cdc_core.tables.layout import LOG
 from pipelines.spark import failures as spark_failures
-
-LOG = "_delta_log"
 
 
 def commit_name(version: int) -> str:

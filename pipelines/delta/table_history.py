@@ -53,7 +53,7 @@ def _commit(row: Row) -> Commit:
 def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
     """The newest commits, newest first, as far back as this process reads the log."""
     folder = local_log.readable(spark, table)
-    if folder is None or not (folder / "_delta_log").is_dir():
+    if folder is None or not (folder / tables.LOG).is_dir():
         return
     try:
         yield from local_log.commits(folder)

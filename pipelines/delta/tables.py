@@ -238,7 +238,7 @@ def tables_below(root: Path) -> list[Path]:
     """The folders of all Delta tables below a root, in the order of their names; also of a layer that is a link to another disk."""
     found, seen = [], set()
     for place, folders, _ in os.walk(root, followlinks=True):
-        if "_delta_log" in folders:
+        if tables.LOG in folders:
             found.append(Path(place))
             folders.clear()
         elif os.path.realpath(place) in seen:  # a link leads back
