@@ -149,7 +149,7 @@ class DirectLog:
         table one that checks its rows or has another `schema` than the file; then nothing is changed.
         """
         transaction = self._able(base)
-        if not live.at(base) or not live.is_unchecked() or live.schema != schema:
+        if not live.takes_rows(base) or live.schema != schema:
             raise upsert.NeedsMerge
         try:
             placed = live.places(upsert.KEY, keys) if places is None else places

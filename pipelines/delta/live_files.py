@@ -241,10 +241,6 @@ class LiveFiles:
         """The table's columns as Spark has them, with their metadata."""
         return StructType.fromJson(json.loads(self.schema_json))
 
-    def has_vectors(self) -> bool:
-        """Whether a row may be replaced by marking it as deleted and writing another one (`definition.replaces_rows`)."""
-        return definition.replaces_rows(self.configuration)
-
     def is_many(self, column: str, values: Sequence[str]) -> bool:
         """Whether `places` would have to look through too many rows for these values."""
         if self.row_count() <= MANY_ROWS:
@@ -255,10 +251,14 @@ class LiveFiles:
             > MANY_ROWS
         )
 
-    def is_unchecked(self) -> bool:
-        """Whether the table asks nothing of a row that is written, beside its type."""
-        return not any(name.startswith("delta.constraints.") for name in self.configuration) and not any(
-            each.metadata for each in self.schema
+    def takes_rows(self, version: int) -> bool:
+        """Go to a version; whether rows may be put in here, and replaced by marking others as deleted: it can be read here, and the table
+        asks nothing of a row beside its type."""
+        return (
+            self.at(version)
+            and definition.replaces_rows(self.configuration)
+            and not any(name.startswith("delta.constraints.") for name in self.configuration)
+            and not any(each.metadata for each in self.schema)
         )
 
 

@@ -117,9 +117,7 @@ class Writer(StatementCommits):
         """The table's files as they are now, where `replace_arrow` may put rows in and take rows out: this process sees them, and
         Delta asks nothing more of a row than its type."""
         live = self.live
-        if live is None or self.direct is None or not live.at(self.version):
-            return None
-        return live if live.is_unchecked() and live.has_vectors() else None
+        return live if live is not None and self.direct is not None and live.takes_rows(self.version) else None
 
     @property
     def is_direct(self) -> bool:

@@ -28,6 +28,8 @@ SCHEMA = {
     ],
 }
 
+VECTORS = {"delta.enableDeletionVectors": "true"}
+
 
 class Table:
     """A table that is written by hand."""
@@ -216,13 +218,13 @@ def test_a_table_that_was_made_again_is_another(table: Table, more: int) -> None
 
 
 def test_constraints_are_for_delta_to_check(table: Table) -> None:
-    live = LiveFiles(table.folder)
-    assert live.at(0) and live.is_unchecked()
-    said = {"schemaString": json.dumps(SCHEMA), "configuration": {"delta.constraints.positive": "n > 0"}}
-    assert live.at(table.commit({"metaData": said})) and not live.is_unchecked()
+    live, said = LiveFiles(table.folder), {"schemaString": json.dumps(SCHEMA), "configuration": VECTORS}
+    assert live.takes_rows(table.commit({"metaData": said}))
+    said = {**said, "configuration": {**VECTORS, "delta.constraints.positive": "n > 0"}}
+    assert not live.takes_rows(table.commit({"metaData": said}))
     fields = [{**each, "nullable": each["name"] != "n"} for each in SCHEMA["fields"]]  # type: ignore[attr-defined]
-    text = json.dumps({"type": "struct", "fields": fields})
-    assert live.at(table.commit({"metaData": {"schemaString": text}})) and not live.is_unchecked()
+    said = {"schemaString": json.dumps({"type": "struct", "fields": fields}), "configuration": VECTORS}
+    assert not live.takes_rows(table.commit({"metaData": said}))
 
 
 @pytest.mark.parametrize(
@@ -240,15 +242,16 @@ def test_what_a_column_demands_is_for_spark_to_keep(table: Table, demanding: dic
     column = {"name": "more", "nullable": True, "metadata": {}, **demanding}
     text = json.dumps({"type": "struct", "fields": [*SCHEMA["fields"], column]})
     live = LiveFiles(table.folder)
-    assert live.at(table.commit({"metaData": {"schemaString": text}})) and not live.is_unchecked()
+    version = table.commit({"metaData": {"schemaString": text, "configuration": VECTORS}})
+    assert live.at(version) and not live.takes_rows(version)
 
 
 @pytest.mark.parametrize("more", [{}, {"delta.enableChangeDataFeed": "true"}, {"delta.enableRowTracking": "true"}])
 def test_rows_that_readers_follow_are_not_replaced(table: Table, more: dict[str, str]) -> None:
     """For them a row that is marked as deleted and written anew is another one."""
-    said = {"schemaString": json.dumps(SCHEMA), "configuration": {"delta.enableDeletionVectors": "true", **more}}
+    said = {"schemaString": json.dumps(SCHEMA), "configuration": {**VECTORS, **more}}
     live = LiveFiles(table.folder)
-    assert not live.has_vectors() and live.at(table.commit({"metaData": said})) and live.has_vectors() is not bool(more)
+    assert not live.takes_rows(0) and live.takes_rows(table.commit({"metaData": said})) is not bool(more)
 
 
 def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
