@@ -181,6 +181,10 @@ class LiveFiles:
             _bring(self.folder, files)
             for file in files:
                 for part in _parts(self.folder, file, names):
+                    if (
+                        column not in part.column_names
+                    ):  # somebody else's file: null in each row, which is greater than nothing
+                        continue
                     above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
                     if above.num_rows:
                         yield table_schema.conformed(above, schema)
@@ -399,9 +403,10 @@ def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int = 0)
 
 
 def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
-    """Those of the columns that a file has: one that is older than a column has none of it."""
-    names = set(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
-    return [name for name in columns if name in names]
+    """Those of the columns that a file has: one that is older than a column, or somebody else's, has none of it. Where it has none of
+    them at all, its first, which tells how many rows there are."""
+    names = dict.fromkeys(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
+    return [name for name in columns if name in names] or [*names][:1]
 
 
 def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:

@@ -107,6 +107,20 @@ def test_many_rows_come_in_parts_without_the_deleted_ones(table: Table, monkeypa
         [*live.parts_above("__batch", 0, columns=["__key"])]
 
 
+def test_a_file_without_the_columns_has_its_rows_all_the_same(table: Table) -> None:
+    """As one has that somebody appended by Spark without them: its rows are null there, and behind no batch."""
+    file = table.file(["a", "b"], 1)
+    pq.write_table(pa.table({"__key": ["c", "d", "e"]}), table.folder / "somebodys.parquet")
+    somebodys = {"path": "somebodys.parquet", "stats": json.dumps({"numRecords": 3})}
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": file}, {"add": table.without(somebodys, [1])}))
+    assert live.rows_above("__batch", 0, columns=["__key"], limit=100)["__key"].to_pylist() == ["a", "b"]
+    assert live.rows(live.files(), ["n"])["n"].to_pylist() == [0, 1, None, None]
+    places = [(each, [0]) for each in live.files()]
+    read = live_files.rows_at(live, places, columns=["n"], size_bytes=1 << 20, read_bytes=1 << 20)
+    assert read["n"].to_pylist() == [0, None]
+
+
 def test_a_files_schema_is_made_once_however_many_columns_are_asked_for(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
