@@ -1,5 +1,5 @@
-"""What a process left in a table's folder when it was killed while it made the table: nobody can make that table until
-it is gone."""
+"""What a process left in a table's folder when it was killed: while it made the table, which nobody can make until that is gone, or
+while it wrote an entry of the log, or a checkpoint, which VACUUM does not see."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FIRST = f"{0:020}.json"
 
+DRAFT_MS = 24 * 3_600_000
+"""Older than this no draft gets its name any more."""
+
 NAMED_WITHIN_MS = 60_000
 """So long after its first commit a table may still be on its way into the catalog."""
 
@@ -42,6 +45,14 @@ def clear(spark: SparkSession, table: tables.TableRef, location: str | None) -> 
         return False
     with table_errors.translating(table):
         return _Folder(spark, location).clear(is_in_catalog=table.path is None)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove what lies in a table's log and never got its name: entries, checkpoints and checksums, of this process' and of Delta's."""
+    for draft in (folder / LOG).glob(".*.tmp*"):
+        with contextlib.suppress(OSError):
+            if clock.now_ms() - draft.stat().st_mtime * 1000 > DRAFT_MS:
+                draft.unlink()
 
 
 def left(table: tables.TableRef, location: str | None) -> errors.DecisionNeeded:

@@ -12,7 +12,16 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, file_statistics, live_files, local_log, query_execution, table_errors, table_history
+from pipelines.delta import (
+    abandoned,
+    direct_log,
+    file_statistics,
+    live_files,
+    local_log,
+    query_execution,
+    table_errors,
+    table_history,
+)
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -97,6 +106,8 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
     """Remove the files that no version within the table's retention names, orphans of killed commits among them."""
     with query_execution.session_confs(spark, VACUUM), table_errors.translating(table):
         spark.sql(f"VACUUM {table}").collect()
+    if (folder := local_log.folder(table)) is not None:
+        abandoned.clear_drafts(folder)
 
 
 def is_clean(table: tables.TableRef) -> bool:
