@@ -41,7 +41,6 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -50,16 +49,15 @@ from cdc_core import errors
 from cdc_core.schema import document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.settings.parse import OnConflict
-from cdc_core.silver import reduce
 from pipelines import clock
-from pipelines.bronze import collection_events, registry, survey
+from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
 from pipelines.delta import maintenance, stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
 from pipelines.schema import log as schemas
-from pipelines.silver import in_process, ranges, read_ahead
+from pipelines.silver import due, in_process, ranges, read_ahead
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -174,7 +172,7 @@ class _SilverRun:
     is_alone: bool = False
     """Whether the round at hand has one collection with anything to do."""
     survey_seconds: float = 0.0
-    """What the last survey of bronze took."""
+    """What it took to find out what there is to do, in the last round."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -205,14 +203,16 @@ class _SilverRun:
         self.failures.begin_round()
         reread = self._retry_failed()
         positions.check_log()
-        due = [work for work in self._works(to) if self._is_due(work)]
+        surveying = time.monotonic()
+        works = due.works(self.spark, self.bronze, positions, to)
+        self.survey_seconds = time.monotonic() - surveying
         if not self.once:  # a run that ends moves all positions: a start reads on from the oldest
-            due = _with_few_idle(due)
-        for namespace in reread - {work.namespace for work in due}:
+            works = due.with_few_idle(works)
+        for namespace in reread - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
-        self.is_alone = len(due) == 1
+        self.is_alone = len(works) == 1
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
-        results = [result for result in self.pool.each(due, apply, stop=self.stop) if result is not None]
+        results = [result for result in self.pool.each(works, apply, stop=self.stop) if result is not None]
         self.failures.end_where_all_failed(map(str, positions.known))
         # After the results: a collection that failed is not at `to`, and holds all of them back.
         positions.settle(to)
@@ -249,63 +249,6 @@ class _SilverRun:
         for namespace in [each for each in self.collections if str(each) in self.idle]:
             self.positions.schemas[str(namespace)] = self.collections[namespace].schema
             self._let_go(namespace)
-
-    # --- what there is to do
-
-    def _is_due(self, work: CollectionWork) -> bool:
-        if self.failures.is_set_aside(str(work.namespace)):
-            return False
-        is_far = self.positions.is_far_behind(work.namespace, work.to)
-        return bool(work.counts.events or work.sweeps or is_far)
-
-    def _works(self, to: int) -> list[CollectionWork]:
-        """One `CollectionWork` a collection; one query over bronze, however many collections there are."""
-        positions = self.positions
-        discovered = positions.discovered or 0
-        going = (namespace for namespace in positions.known if not self.failures.is_set_aside(str(namespace)))
-        start = min([discovered, *map(positions.start, going)])
-        if start >= to:
-            return []
-        span = reduce.BatchRange(start, to)
-        began = time.monotonic()
-        counts, sweeps = self._surveyed(span)
-        self.survey_seconds = time.monotonic() - began
-        new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
-        earlier: tuple[reduce.Sweep, ...] = ()
-        if new and start > 0:
-            # A drop may have come before the rows of the snapshot that it overtook.
-            earlier = survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new)
-        sweeps = (*earlier, *sweeps)
-        positions.note(new, to, met=counts)
-        positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
-        swept = {registry.Namespace.parse(sweep.db_collection) for sweep in sweeps}
-        # Not one for each that is known: of thousands a few have events.
-        works = [
-            CollectionWork(
-                namespace,
-                replace(position, to=positions.start(namespace), log=positions.log, bronze=positions.bronze),
-                to,
-                counts.get(namespace, survey.EventCounts()),
-                _due_sweeps(sweeps, namespace, position),
-            )
-            for namespace, position in positions.known.items()
-            if namespace in counts or namespace in swept or positions.is_far_behind(namespace, to)
-        ]
-        # Bronze only grows: a collection without events in the span need not be looked at there again. One that failed may have
-        # events before the span, which waits for the others only.
-        busy = {work.namespace for work in works if work.counts.events or work.sweeps}
-        positions.scanned |= {each: to for each in positions.known if each not in busy and positions.start(each) >= start}
-        return works
-
-    def _surveyed(
-        self, span: reduce.BatchRange
-    ) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
-        """What each collection has in the span, each from its own position on, and the sweeps of all."""
-        starts = {namespace: self.positions.start(namespace) for namespace in self.positions.known}
-        ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
-        return survey.surveyed(self.spark, self.bronze, span, starts=ahead)
-
-    # --- doing it
 
     def _applied(self, spark: SparkSession, work: CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
@@ -443,24 +386,3 @@ class _SilverRun:
                 f"{label}: ops/schemas does not say any more what its columns are; make both anew: "
                 f"medallion rebuild --collection {shlex.quote(str(namespace))}"
             )
-
-
-IDLE_AT_A_TIME = 8
-"""So many collections to which nothing came move their positions in one round."""
-
-
-def _with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:
-    """The works without most of the idle ones: their turns come together, and those that have events would wait for hundreds."""
-    idle = sorted((work for work in works if not (work.counts.events or work.sweeps)), key=lambda work: work.position.to)
-    left = {work.namespace for work in idle[IDLE_AT_A_TIME:]}
-    return [work for work in works if work.namespace not in left]
-
-
-def _due_sweeps(
-    sweeps: Iterable[reduce.Sweep], namespace: registry.Namespace, position: registry.SilverPosition
-) -> tuple[reduce.Sweep, ...]:
-    return tuple(
-        sweep
-        for sweep in sweeps
-        if sweep.db_collection == str(namespace) and sweep.is_due(after=position.to, swept=position.swept)
-    )

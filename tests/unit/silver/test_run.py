@@ -129,30 +129,6 @@ def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_pa
         assert sorted(row["_id"] for row in live.rows(live.files()).to_pylist()) == [1, 2]
 
 
-def test_few_idle_collections_move_in_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get far behind together: the collections that have events would wait for the commits of all of them."""
-    monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
-    monkeypatch.setattr(silver, "IDLE_AT_A_TIME", 2)
-    with without_spark.running():
-        hop = Hop(tmp_path)
-        for name in ("a", "b", "c", "t"):
-            hop.append((1, bson.encode({"_id": 1})), collection=name)
-        hop.silver()
-        places = [hop.layout.silver("cases", name) for name in "abc"]
-        service = hop.silver_run()
-        moved = []
-        for number in range(4):
-            hop.append((number, bson.encode({"_id": number})))
-            service.run_round()
-            moved.append([registry.silver_position(SPARK, place).to for place in places])
-        service.close()
-        hop.append((9, bson.encode({"_id": 9})))
-        hop.append((9, bson.encode({"_id": 9})))
-        hop.silver()
-        moved.append([registry.silver_position(SPARK, place).to for place in places])
-    assert moved == [[4, 4, 4], [6, 6, 4], [6, 6, 7], [8, 8, 7], [10, 10, 10]], "a run that ends moves all"
-
-
 def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full, say: the claim ends by itself."""
 

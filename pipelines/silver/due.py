@@ -1,0 +1,69 @@
+"""What a round of silver has to do: which collections' tables lack events or sweeps of bronze, and from where on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cdc_core.silver import reduce
+from pipelines.bronze import registry, survey
+from pipelines.silver.collection import CollectionWork
+from pipelines.silver.positions import Positions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.tables import layout as tables
+
+IDLE_AT_A_TIME = 8
+"""So many collections to which nothing came move their positions in one round."""
+
+
+def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positions, to: int) -> list[CollectionWork]:
+    """What the tables lack up to the batch `to`, one `CollectionWork` a collection that has anything to do; one query over bronze, however
+    many collections there are. New ones are noted, and known to `positions` from here on."""
+    failures = positions.failures
+    going = [namespace for namespace in positions.known if not failures.is_set_aside(str(namespace))]
+    start = min([positions.discovered or 0, *map(positions.start, going)])
+    if start >= to:
+        return []
+    span = reduce.BatchRange(start, to)
+    # Each from its own position on.
+    starts = {namespace: positions.start(namespace) for namespace in positions.known}
+    ahead = {namespace: begun for namespace, begun in starts.items() if begun > start}
+    counts, sweeps = survey.surveyed(spark, bronze_table, span, starts=ahead)
+    new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
+    earlier: tuple[reduce.Sweep, ...] = ()
+    if new and start > 0:
+        # A drop may have come before the rows of the snapshot that it overtook.
+        earlier = survey.sweeps(spark, bronze_table, reduce.BatchRange(0, start), among=new)
+    positions.note(new, to, met=counts)
+    positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
+    # Not a look for each that is known: of thousands a few have any.
+    own: dict[str, list[reduce.Sweep]] = {}
+    for sweep in (*earlier, *sweeps):
+        own.setdefault(sweep.db_collection, []).append(sweep)
+    found = []
+    for namespace, position in positions.known.items():
+        events = counts.get(namespace, survey.EventCounts())
+        swept = _due(own.get(str(namespace), ()), position)
+        if events.events or swept or positions.is_far_behind(namespace, to):
+            position = replace(position, to=positions.start(namespace), log=positions.log, bronze=positions.bronze)
+            found.append(CollectionWork(namespace, position, to, events, swept))
+    # Bronze only grows: a collection without events in the span need not be looked at there again. One that failed may have
+    # events before the span, which waits for the others only.
+    busy = {work.namespace for work in found if work.counts.events or work.sweeps}
+    positions.scanned |= {each: to for each in positions.known if each not in busy and positions.start(each) >= start}
+    return [work for work in found if not failures.is_set_aside(str(work.namespace))]
+
+
+def with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:
+    """The works without most of the idle ones: their turns come together, and those that have events would wait for hundreds."""
+    idle = sorted((work for work in works if not (work.counts.events or work.sweeps)), key=lambda work: work.position.to)
+    left = {work.namespace for work in idle[IDLE_AT_A_TIME:]}
+    return [work for work in works if work.namespace not in left]
+
+
+def _due(sweeps: Iterable[reduce.Sweep], position: registry.SilverPosition) -> tuple[reduce.Sweep, ...]:
+    return tuple(sweep for sweep in sweeps if sweep.is_due(after=position.to, swept=position.swept))
