@@ -13,9 +13,12 @@ from pathlib import Path
 
 from cdc_core import errors
 
+KEPT_LOGS = 10
+"""The last logs of gone processes stay: the errors that those ended with name them, and a service is started again at once."""
+
 
 def folder() -> Path:
-    """The folder, made where it is missing; what gone processes left there is removed."""
+    """The folder, made where it is missing; what else gone processes left there is removed."""
     try:
         found = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
     except FileNotFoundError:
@@ -31,18 +34,33 @@ def folder() -> Path:
         )
     if status.st_mode & 0o077:
         found.chmod(0o700)
-    for old in found.glob("*-*.*"):
-        number = old.stem.rpartition("-")[2]
-        if is_gone(number):
-            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    gone = [each for each in found.glob("*-*.*") if is_gone(each.stem.rpartition("-")[2])]
+    logs = sorted((each for each in gone if each.suffix == ".log"), key=_written)
+    for old in {*gone}.difference(logs[-KEPT_LOGS:]):
+        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         _keep(found, found.stat().st_ino)
     return found
 
 
+def _written(file: Path) -> float:
+    """When a file was written last; one that another process has just removed, before all others."""
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_mtime
+    return 0.0
+
+
 def is_gone(number: str) -> bool:
     """Whether a part of a name is the number of a process that has ended."""
-    return number.isdigit() and not Path("/proc", number).exists()
+    if not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)  # no signal is sent; and not by /proc, which some systems do not have
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # another user's, or no number of a process
+        pass
+    return False
 
 
 @functools.lru_cache(maxsize=1)
