@@ -58,11 +58,6 @@ _READ_ROWS = 4096
 _IN_MEMORY = 4
 """Rows in memory take so many times what they take in a file, where it has no dictionary: offsets, and what is null."""
 
-READS = frozenset(
-    {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
-)
-"""The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
-
 
 @dataclass
 class LiveFiles:
@@ -229,7 +224,7 @@ class LiveFiles:
         elif metadata := action.get("metaData"):
             self._define(metadata)
         elif protocol := action.get("protocol"):
-            if not READS.issuperset(protocol.get("readerFeatures") or ()) or protocol["minReaderVersion"] == 2:
+            if not table_schema.is_known(protocol) or protocol["minReaderVersion"] == 2:
                 raise table_schema.NotReadable
         elif action.get("sidecar"):
             raise table_schema.NotReadable

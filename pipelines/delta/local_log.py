@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, stored_files, table_files
+from pipelines.delta import checkpoint, stored_files, table_files, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -477,7 +477,7 @@ class _LogFiles:
             self.live[add["path"]] = add
         if remove := action.get("remove"):
             self.live.pop(remove["path"], None)
-        if action.get("sidecar"):
+        if action.get("sidecar") or not table_schema.is_known(action.get("protocol") or {}):
             raise _NotPlain
 
 

@@ -1,4 +1,4 @@
-"""A table's columns as Delta's log defines them, in Arrow; and rows brought to them.
+"""A table's columns as Delta's log defines them, in Arrow; rows brought to them; and what else its readers have to know.
 
 Source: Delta's protocol, "Schema Serialization Format", "Column Invariants", "Generated Columns", "Identity Columns".
 """
@@ -14,6 +14,17 @@ import pyarrow as pa
 
 class NotReadable(Exception):
     """The table, or this version of it, uses what is not read here."""
+
+
+_READS = frozenset(
+    {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
+)
+"""The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
+
+
+def is_known(protocol: Mapping[str, Any]) -> bool:
+    """Whether all that a table's readers have to know is known here: with another feature its rows may lie elsewhere."""
+    return _READS.issuperset(protocol.get("readerFeatures") or ())
 
 
 _TYPES = {

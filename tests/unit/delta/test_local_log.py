@@ -201,6 +201,15 @@ def test_a_checkpoint_that_cannot_be_read_is_left_to_delta(tmp_path: Path, conte
     assert not LiveFiles(tmp_path).at(1)
 
 
+def test_a_table_of_a_feature_that_is_not_known_is_left_to_delta(tmp_path: Path) -> None:
+    """Its log may name files in another way: bronze would be read without some of its events."""
+    commit(tmp_path, 0, add("a"))
+    assert [file.path.name for file in local_log.files(tmp_path) or ()] == ["a"]
+    for version, feature in ((1, "deletionVectors"), (2, "somethingNew")):
+        commit(tmp_path, version, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [feature]}})
+        assert (local_log.files(tmp_path) is None) == (version == 2)
+
+
 def _checkpoint_of(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020}.checkpoint.parquet"
 
