@@ -33,6 +33,8 @@ ANSWER_SECONDS = 5.0
 """How long a broker may take to answer."""
 FIRST_SECONDS = 10.0
 """How long the first look may take to reach the topic's end."""
+COMMIT_SECONDS = 86_400.0
+"""How long a position stays without a commit: a broker forgets it after seven days, and what is sent while no capture runs would be lost."""
 LAST_SECONDS = 10.0
 """How long an ending capture waits for its last notifications to be taken."""
 
@@ -145,6 +147,7 @@ class KafkaTopic:
     _handled: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     _next: dict[int, int] = field(default_factory=dict)
     _committed: dict[int, int] = field(default_factory=dict)
+    _committed_at: float | None = None
     _waits_for: set[int] = field(default_factory=set)
     """Partitions whose end the first look has not reached."""
     _has_looked: bool = False
@@ -265,10 +268,11 @@ class KafkaTopic:
         # A signal that is not in bronze yet holds the position back: after a crash it is read again.
         for partition, offset in self._open.values():
             reached[partition] = min(reached[partition], offset)
-        if reached != self._committed:
+        is_old = self._committed_at is None or time.monotonic() - self._committed_at > COMMIT_SECONDS
+        if reached and (reached != self._committed or is_old):
             offsets = [kafka.TopicPartition(self.name, *each) for each in reached.items()]
             self._consumer.commit(offsets=offsets, asynchronous=False)
-            self._committed = reached
+            self._committed, self._committed_at = reached, time.monotonic()
 
 
 class KafkaSink:

@@ -34,6 +34,7 @@ class Consumer:
     def __init__(self) -> None:
         self.assigned: list[int] = []
         self.begins: list[int] = []
+        self.commits: list[list[int]] = []
         self.failures = 1
 
     def list_topics(self, name: str, **_: Any) -> Any:
@@ -59,8 +60,11 @@ class Consumer:
     def poll(self, _: float) -> None:
         return None
 
-    def commit(self, **_: Any) -> None:
+    def close(self) -> None:
         return None
+
+    def commit(self, *, offsets: list[Any], **_: Any) -> None:
+        self.commits.append([each.offset for each in offsets])
 
 
 def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +75,25 @@ def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytes
     topic = kafka.KafkaTopic(SETTINGS, set())
     assert topic.poll() == [] and consumer.assigned == []
     assert topic.poll() == [] and (consumer.assigned, consumer.begins) == ([0, 1], [5, 7])
+
+
+def test_the_position_in_a_quiet_topic_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker keeps it for seven days behind its commit: without one, the signals that come while a capture is started anew are lost."""
+    consumer, days = Consumer(), iter((0.0, 0.1, 0.2, 1.3, 1.4))
+    consumer.failures = 0
+    at = [next(days)]
+    monkeypatch.setattr(
+        consumer, "committed", lambda given, **_: [confluent_kafka.TopicPartition(e.topic, e.partition, 7) for e in given]
+    )
+    monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
+    monkeypatch.setattr(kafka.time, "monotonic", lambda: at[0] * 86_400)
+    topic = kafka.KafkaTopic(SETTINGS, set())
+    topic.close()  # before it was found
+    found = []
+    for at[0] in days:
+        topic.poll()
+        found.append(len(consumer.commits))
+    assert found == [1, 1, 2, 2] and consumer.commits[0] == [7, 7]
 
 
 def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
