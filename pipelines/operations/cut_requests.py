@@ -128,16 +128,20 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
     _say(spark, settings, ASKED, id_, as_of=as_of)
     log.info("%s: the running pipeline is asked for the cut", settings.name)
     until = time.monotonic() + TAKE_SECONDS
+    taken: Mapping[str, Any] | None = None
     while not stop.wait(LOOK_SECONDS):
+        # Before what was said: who ends right behind the cut has said that it is made.
+        is_served = _is_served(spark, settings, taken)
         said = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
         if MADE in said:
             return _noted(spark, settings, said[MADE])
         if FAILED in said:
             raise _error(said[FAILED])
-        if not _is_served(spark, settings, said.get(TAKEN)):
+        if not is_served:
             ended = "the pipeline that runs ended before the cut was made; nothing was noted. Try again"
             return _withdrawn(spark, settings, id_, ended)
-        if TAKEN not in said and time.monotonic() > until:
+        taken = said.get(TAKEN)
+        if taken is None and time.monotonic() > until:
             busy = f"the pipeline that runs did not take the request up in {TAKE_SECONDS:.0f} s; try again"
             return _withdrawn(spark, settings, id_, busy)
     return _withdrawn(spark, settings, id_, "stopped before the cut was made")

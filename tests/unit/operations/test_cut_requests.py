@@ -86,3 +86,24 @@ def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, mo
             elsewhere.setattr(cut_requests.clock, "now_ms", lambda: 1)
             cut_requests._say(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
         assert [each["id"] for each in cut_requests._open(SPARK, chosen)] == ["1"]
+
+
+def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said so before it ended, and who asked is not told that nothing was noted."""
+
+    def ends(spark: Any, settings: Any, by: Any = None) -> bool:
+        rows = cut_requests._rows(spark, settings)
+        (asked,) = (row["id"] for row in rows if row["state"] == cut_requests.ASKED)
+        if len(rows) == 1:
+            cut_requests._say(spark, settings, cut_requests.TAKEN, asked)
+            return True
+        cut_requests._say(spark, settings, cut_requests.MADE, asked, cut="c1", made_ms=5)
+        return False
+
+    made = dataclasses.replace(MADE, tables=(cut.CutTable("shop.orders", "gold", 5),))
+    monkeypatch.setattr(cut_requests, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(cut_requests, "_is_served", ends)
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        cut._note(SPARK, chosen, made)
+        assert cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event()) == made
