@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
@@ -35,6 +35,24 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
         return None
     # A person's own comment may begin so: taken for keys it would end the capture, and each start.
     return tuple(keys) if isinstance(keys, list) and all(isinstance(each, str) for each in keys) else None
+
+
+PORTION_BYTES = 2 * 1024 * 1024
+"""So much text of keys is asked for at once: as BSON it may be five times as long, and a command has 16 MB."""
+
+
+def portions(keys: Iterable[str], *, most: int) -> Iterator[list[str]]:
+    """The keys in portions that one command has room for, of `most` keys at most."""
+    portion: list[str] = []
+    size = 0
+    for key in keys:
+        size += len(key)
+        if portion and (len(portion) == most or size > PORTION_BYTES):
+            yield portion
+            portion, size = [], len(key)
+        portion.append(key)
+    if portion:
+        yield portion
 
 
 def condition(keys: Iterable[str]) -> dict[str, Any]:

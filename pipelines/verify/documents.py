@@ -263,8 +263,7 @@ def by_keys(
     """What the source holds under each key, some hundred keys at a time; `wait` keeps the pace."""
     found: dict[str, SourceDocument] = {}
     pace = _RateLimit(reading.documents_per_second, wait)
-    for start in range(0, len(wanted), BY_KEY):
-        some = wanted[start : start + BY_KEY]
+    for some in key_filter.portions(wanted, most=BY_KEY):
         found |= _some_by_keys(client, reading, some)
         pace.after(len(some))
     return found

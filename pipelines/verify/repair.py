@@ -60,7 +60,7 @@ def through_bronze(
             errors.Problem("source.signal.enabled.channels", "the capture does not listen to table", "add table to it")
         )
     # All signals are sent before any is waited for: the capture takes them up one after the other.
-    ids = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
+    ids = [_send(spark, settings, namespace, some) for some in key_filter.portions(keys, most=KEYS)]
     if owners.is_held(spark, delta.layout(settings.lakehouse).bronze(settings.name)):
         # Its silver and gold claim their tables when there is something to write: to run them here could end them.
         _wait(spark, settings, ids, stop=stop)

@@ -183,6 +183,14 @@ def test_a_repair_travels_as_a_condition() -> None:
     assert [str(each) for each in key_filter.condition(keys[:3])["_id"]["$in"]] == ["5", "x", "65f0c0ffee0123456789abcd"]
 
 
+def test_keys_are_asked_for_as_far_as_a_command_has_room() -> None:
+    """However large they are: the `_id` of a document may be a document of some MB."""
+    large = [f'"{each * 900_000}"' for each in "abc"]
+    found = [*key_filter.portions(["1", "2", "3", *large, "4"], most=3)]
+    assert found == [["1", "2", "3"], large[:2], [large[2], "4"]]
+    assert [*key_filter.portions([], most=3)] == []
+
+
 def test_a_repair_asks_for_the_very_bytes_or_not_at_all() -> None:
     """What Python, or a driver, makes of a value finds no document, and its row would be deleted."""
     repeated = b"\x03_id\0" + bson({"a": 1}, {"a": 2})
