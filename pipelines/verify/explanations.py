@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from cdc_core.properties.source import Operation
+from cdc_core.properties.source import Operation, SnapshotMode
 from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.silver import reduce
+from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import literal
 from cdc_core.tables.layout import Layer
@@ -88,8 +89,18 @@ class Explanations:
         return {each.key for each in events if each.key is not None}
 
     def _is_being_read(self) -> bool:
-        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the
-        table."""
-        name = str(self.progress.namespace)
+        """Whether a snapshot of the whole collection is not at its end, and goes on by itself: what it has not read yet may be older in
+        the table."""
+        name, source = str(self.progress.namespace), self.settings.source
         states = snapshot_state.states(bronze_log.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
-        return any(name in state.missing and name not in state.conditions for state in states)
+        # What a class of somebody's own decides is not asked here.
+        is_custom = source.snapshot_mode is SnapshotMode.CUSTOM
+        stays = {
+            snapshot_state.SnapshotKind.INITIAL: not is_custom
+            and not snapshot_mode.decided(source, has_position=True, is_unfinished=True).resumes,
+            # A pause holds back all of them.
+            snapshot_state.SnapshotKind.INCREMENTAL: any(each.is_paused and not each.is_done for each in states),
+        }
+        return any(
+            name in state.missing and name not in state.conditions and not stays.get(state.kind, False) for state in states
+        )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cdc_core import errors
+from cdc_core.settings import parse as settings
+from cdc_core.snapshot.state import SnapshotKind, SnapshotState
 from pipelines.bronze import registry
-from pipelines.verify import bronze_state
+from pipelines.verify import bronze_state, explanations
 from pipelines.verify.explanations import Explanations
 from pipelines.verify.result import KeyDifference, KeyVerdict
 
@@ -29,6 +32,32 @@ def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kin
         monkeypatch.setattr(Explanations, name, said)
     (found,) = Explanations(unused, unused, has_source=True).explained([KeyDifference("1", kind)])
     assert found.kind is (KeyVerdict.WAITING if is_being_read else kind)
+
+
+@pytest.mark.parametrize(
+    ("snapshot_mode", "kind", "is_paused", "is_awaited"),
+    [
+        ("initial", SnapshotKind.INITIAL, False, True),
+        ("no_data", SnapshotKind.INITIAL, False, False),
+        ("no_data", SnapshotKind.INCREMENTAL, False, True),
+        ("initial", SnapshotKind.INCREMENTAL, True, False),
+        ("custom", SnapshotKind.INITIAL, False, True),
+        ("no_data", SnapshotKind.REPLACED, True, True),
+    ],
+)
+def test_a_snapshot_that_goes_on_by_itself_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, snapshot_mode: str, kind: SnapshotKind, is_paused: bool, is_awaited: bool
+) -> None:
+    """One that is paused, or that `snapshot.mode` does not go on with, brings nothing: what differs is wrong until somebody acts."""
+    state = SnapshotState("s", ("shop.a",), kind=kind)
+    paused = SnapshotState("p", ("shop.b",), kind=SnapshotKind.INCREMENTAL, is_paused=True)
+    told = [state.begun(), *([paused.begun(), paused.controlled()] if is_paused else [])]
+    monkeypatch.setattr(explanations.bronze_log, "snapshot_heartbeats", lambda *_: told)
+    source = {"mongodb.connection.string": "mongodb://h", "snapshot.mode": snapshot_mode}
+    source |= {"snapshot.mode.custom.name": "a:B"} if snapshot_mode == "custom" else {}
+    chosen = settings.parse({"name": "shop", "lakehouse": {"root": "lake"}, "source": source})
+    progress: Any = SimpleNamespace(namespace=registry.Namespace("shop", "a"), spark=None, bronze=None)
+    assert Explanations(chosen, progress, has_source=True)._is_being_read() is is_awaited
 
 
 def test_what_is_advised_names_the_one_collection(monkeypatch: pytest.MonkeyPatch) -> None:
