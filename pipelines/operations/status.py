@@ -71,11 +71,12 @@ class WriterStatus:
 
 @dataclass(frozen=True)
 class SnapshotStatus:
-    """A collection's snapshot; `failed` is why it was given up."""
+    """A collection's snapshot; `failed` is why it was given up, `is_paused` whether it waits for `resume-snapshot`."""
 
     documents: int
     is_done: bool
     failed: str | None = None
+    is_paused: bool = False
 
 
 @dataclass(frozen=True)
@@ -444,7 +445,9 @@ def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotSt
         for name in state.planned:
             # A snapshot that was stopped reads no more of the collection: the one before it says where that stands.
             if name not in state.stopped:
-                found[name] = SnapshotStatus(state.of(name).documents, state.of(name).completed, state.of(name).failed)
+                own = state.of(name)
+                is_paused = state.is_paused and name in state.missing
+                found[name] = SnapshotStatus(own.documents, own.completed, own.failed, is_paused)
     return found
 
 

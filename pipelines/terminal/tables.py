@@ -476,7 +476,7 @@ def _snapshot_cell(each: CollectionStatus) -> str:
         return ""
     if each.snapshot.failed is not None:
         return "failed"
-    return "done" if each.snapshot.is_done else f"{each.snapshot.documents:,} so far"
+    return "done" if each.snapshot.is_done else f"{each.snapshot.documents:,} so far{', paused' * each.snapshot.is_paused}"
 
 
 def _layer_cells(layer: TableStatus | None) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from pipelines.delta.local_log import Commit
 from pipelines.operations import backlog, status
 from pipelines.terminal import tables as report
@@ -36,6 +37,19 @@ def test_a_table_whose_position_was_taken_back_is_at_its_beginning() -> None:
     assert [(commit.version, to) for commit, to in status._with_position(history)] == [(5, 0), (2, 7)]
     assert [to for _, to in status._with_position(history[3:])] == [7]
     assert [*status._with_position(history[4:])] == []
+
+
+def test_a_snapshot_that_is_paused_is_shown_so() -> None:
+    """Nothing else tells why it comes no further; what it has read to its end is done."""
+    read = CollectionState(chunks=1, documents=5, completed=True)
+    state = SnapshotState("s", ("shop.a", "shop.b"), {"shop.a": read}, SnapshotKind.INCREMENTAL, is_paused=True)
+    found = status._snapshots([state.begun(), state.progress("shop.a"), state.controlled()])
+    assert found == {
+        "shop.a": status.SnapshotStatus(5, is_done=True),
+        "shop.b": status.SnapshotStatus(0, is_done=False, is_paused=True),
+    }
+    told = [status.CollectionStatus(name, held, None, None, 0, 0) for name, held in found.items()]
+    assert [report._snapshot_cell(each) for each in told] == ["done", "0 so far, paused"]
 
 
 @pytest.mark.parametrize("raised", (errors.FilesMissing("its log names a file"), errors.StoreUnreachable("its log is away")))
