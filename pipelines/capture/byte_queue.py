@@ -52,13 +52,18 @@ class ByteQueue:
             return batch
 
     def _takes(self, batch: change_stream.EventBatch) -> bool:
-        has_room = self._bytes + self.uncommitted() + batch.bytes <= self.max_bytes
+        has_room = self.held_bytes + batch.bytes <= self.max_bytes
         return self._closed or not self._batches or has_room
 
     @property
     def bytes(self) -> int:
-        """How many bytes wait."""
+        """How many bytes wait in it."""
         return self._bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes wait for their commit, in the queue and behind it."""
+        return self._bytes + self.uncommitted()
 
     def is_empty(self) -> bool:
         with self._changed:

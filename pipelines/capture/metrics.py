@@ -311,8 +311,8 @@ def _lags(lags: Sequence[float]) -> dict[str, float]:
 
 
 def _queue(queue: ByteQueue | None) -> dict[str, float]:
-    """The queue is bounded by bytes and not by events: its capacities are bytes too."""
-    size, used = (queue.max_bytes, queue.bytes) if queue else (0, 0)
+    """The queue is bounded by bytes and not by events: its capacities are bytes too, of all that waits for its commit."""
+    size, used = (queue.max_bytes, queue.held_bytes) if queue else (0, 0)
     return {
         "MaxQueueSizeInBytes": size,
         "CurrentQueueSizeInBytes": used,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.capture import metrics, oplog_watch
+from pipelines.capture import byte_queue, metrics, oplog_watch
+from pipelines.mongodb import change_stream
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot.controls import SnapshotControls
 from tests.harness import captures
@@ -64,6 +65,16 @@ def test_commits_are_counted_whoever_brings_them() -> None:
         found.opened(log)
         log.commits = commits
     assert told(found)["", "medallion_commits"] == 5
+
+
+def test_the_room_that_is_told_is_what_the_reader_has() -> None:
+    """It waits while what left the queue is not committed; all of the room seemed to be there."""
+    found = metrics.Metrics("shop")
+    queue = found.streaming.queue = byte_queue.ByteQueue(10, uncommitted=lambda: 5)
+    queue.put(change_stream.EventBatch([b"event"], "82", 3, is_drained=True))
+    for context in ("streaming", "snapshot"):
+        values = [told(found)[context, f"{name}InBytes"] for name in ("MaxQueueSize", "CurrentQueueSize")]
+        assert [*values, told(found)[context, "QueueRemainingCapacity"]] == [10, 8, 2]
 
 
 def test_the_stream_counts_by_the_batch_and_the_commit() -> None:
