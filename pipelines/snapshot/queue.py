@@ -70,7 +70,13 @@ class SnapshotMetrics:
     def ended(self, *, at: float) -> None:
         """Whether it is done, or was stopped or failed half way."""
         self.ended_at = at
-        self.is_aborted = self.taken is not None and not self.taken.state.is_done
+        state = self.taken.state if self.taken is not None else None
+        self.is_aborted = state is not None and (not state.is_done or bool(state.failed) or _is_stopped(state))
+
+
+def _is_stopped(state: SnapshotState) -> bool:
+    """Whether signals took all of its collections out."""
+    return bool(state.planned) and state.stopped.issuperset(state.planned)
 
 
 @dataclass
@@ -212,7 +218,7 @@ class SnapshotQueue:
             entry.state, entry.taken = taken.state, None
             if not taken.has_paused:
                 self.metrics.ended(at=time.time())
-        if taken.state.is_done and not taken.state.stopped.issuperset(taken.state.planned or ("",)):
+        if taken.state.is_done and not _is_stopped(taken.state):
             is_whole = not taken.state.failed
             self._tell(
                 taken.state, notifications.NotificationType.COMPLETED if is_whole else notifications.NotificationType.ABORTED

@@ -145,6 +145,17 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     taken.state = taken.state.advanced("shop.b", snapshot_state.CollectionState(completed=True))
     found.snapshot.ended(at=101)
     assert states(200) == (0, 1, 0, 1)
+    read = taken.state
+    # What ends so is not tried again within this run: it is no more to be read, and was not.
+    for taken.state in (
+        read.advanced("shop.b", snapshot_state.CollectionState(failed="error 2")),
+        read.without(read.planned),
+    ):
+        found.snapshot.ended(at=101)
+        assert states(200) == (0, 0, 1, 1)
+    taken.state = read.without(["shop.b"])
+    found.snapshot.ended(at=101)
+    assert states(200) == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
