@@ -69,15 +69,16 @@ def cast(parsed_value: Any, column_type: ColumnType, *, path: str = "") -> tuple
 def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], dict[str, str]]:
     """One document as a row of the table (column name -> value, as `cast` gives it), and what did not fit.
 
-    Where documents are flattened, one whose columns are all null is rescued as `{}`, or it could not be
-    told from a document that is not there.
+    Where documents are flattened, one whose columns are all null is rescued as `{}`, or it could not be told from one that
+    is not there; an array that is laid out as a document as `[]`.
     """
-    value, rescued = cast(laid_out(parsed_document, schema.naming.values), schema.struct)
+    given = laid_out(parsed_document, schema.naming.values)
+    value, rescued = cast(given, schema.struct)
     if not schema.naming.flatten:
         return {column.name: (value or {}).get(column.name) for column in schema.columns}, rescued
     # Flattened, a document has no column of its own that could say that it is there.
-    for path in _emptied(value, schema.struct, ""):
-        rescue(rescued, path, "{}")
+    for path, text in _emptied(value, schema.struct, given, ""):
+        rescue(rescued, path, text)
     return {column.name: _value_at(value, schema.struct, column.path) for column in schema.columns}, rescued
 
 
@@ -93,15 +94,21 @@ def _value_at(value: Any, type_: ColumnType, path: Sequence[str]) -> Any:
     return value
 
 
-def _emptied(value: Any, type_: Struct, prefix: str) -> list[str]:
-    """The paths of documents that are there but have no value in any column."""
-    paths = []
+def _emptied(value: Any, type_: Struct, given: Any, prefix: str) -> list[tuple[str, str]]:
+    """The paths of documents that are there but have no value in any column, outer ones first, and their texts."""
+    found: list[tuple[str, str]] = []
+    if value is None:
+        return found
+    # Of two keys that are one name the first has the column.
+    held = {wrappers.unescape_key(key): item for key, item in reversed(given.items())}
     for item in type_.fields:
-        inner = None if value is None else value.get(item.column)
+        inner = value.get(item.column)
         if isinstance(item.type, Struct) and inner is not None:
-            path = f"{prefix}{item.name}"
-            paths += [path] if _is_blank(inner, item.type) else _emptied(inner, item.type, f"{path}.")
-    return paths
+            path = f"{prefix}{item.name[1:] if isinstance(given, ArrayDocument) else item.name}"
+            if _is_blank(inner, item.type):
+                found.append((path, "[]" if isinstance(held[item.name], ArrayDocument) else "{}"))
+            found += _emptied(inner, item.type, held[item.name], f"{path}.")
+    return found
 
 
 def _is_blank(value: Any, type_: ColumnType) -> bool:

@@ -257,10 +257,9 @@ def _flattened(
             inner, absent = reader.structs(values, classes, place, findings)
             is_null, below = _flattened(reader, inner, place, here, arrays, findings)
             holds_nothing = is_null if absent is None else pc.and_not(is_null, pa.array(absent, pa.bool_()))
-            # A document that is rescued as `{}` speaks for the empty documents inside it.
-            own = {row for row, isnt in enumerate(holds_nothing.to_pylist()) if isnt} if holds_nothing.true_count else set()
-            emptied += [each for each in below if each[0] not in own]
-            emptied += [place(row) for row in own]
+            if holds_nothing.true_count:
+                emptied += [place(row) for row, isnt in enumerate(holds_nothing.to_pylist()) if isnt]
+            emptied += below
         elif reader is not None:
             array = reader.read(values, classes, place, findings)
             is_null = array.is_null()
