@@ -98,10 +98,10 @@ class BronzeLog:
     writer: Writer
     position: BronzePosition | None
     extra: Mapping[str, object] = field(default_factory=dict)
+    log: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     commits: int = 0
     complete: str | None = None
     """The token up to which the stream was read when everything before it was in the table, where that is known."""
-    log: str = field(init=False)
     numbered: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _compaction: threading.Thread | None = None
@@ -109,9 +109,7 @@ class BronzeLog:
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
-        said = self.writer.metadata
-        self.log = said.get("log") or uuid.uuid4().hex[:12]
-        self.numbered = max(said.get("batch") or 0, self.position.batch if self.position else 0)
+        self.numbered = max(self.writer.metadata.get("batch") or 0, self.position.batch if self.position else 0)
         self._compacted = -(self.numbered % COMPACT_EVERY)  # the commits of the runs before count, too
 
     @staticmethod
@@ -140,7 +138,9 @@ class BronzeLog:
             # A trim that was killed leaves it so, and whoever restored the table.
             if writer.properties.get("delta.appendOnly") != "true":
                 writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
-            return BronzeLog(spark, table, writer, position, extra or {})
+            # Delta's name of the table, where no commit says another one: it is the same where those that did are past their retention.
+            log = writer.metadata.get("log") or delta.table_id(spark, table)
+            return BronzeLog(spark, table, writer, position, extra or {}, log)
 
     def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.

@@ -222,6 +222,16 @@ def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
         return frozenset(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].tableFeatures or ())
 
 
+def table_id(spark: SparkSession, table: tables.TableRef) -> str:
+    """What Delta calls the table; from the log where this process reads it."""
+    folder = local_log.readable(spark, table)
+    found = None if folder is None else local_log.table_id(folder)
+    if found is not None:
+        return found
+    with table_errors.translating(table):
+        return str(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].id)
+
+
 def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether somebody let the table's columns be dropped and renamed, which those of our tables are not."""
     return properties(spark, table).get("delta.columnMapping.mode", "none") != "none"

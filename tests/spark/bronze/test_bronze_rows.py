@@ -18,7 +18,7 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
 from pipelines.bronze import log as bronze
-from pipelines.delta import local_log, maintenance, table_history
+from pipelines.delta import direct_log, local_log, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import cut
 
@@ -155,6 +155,21 @@ def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: b
     log.renew()
     last = table_history.last_commit(spark, log.table)
     assert last is not None and last.metadata is not None and last.metadata["stream"] == "those lists"
+
+
+def test_it_has_its_name_also_where_the_commits_that_say_it_are_gone(spark: SparkSession, log: bronze.BronzeLog) -> None:
+    """Behind a capture that is stopped for weeks others commit, and Delta cleans the log up: silver would be of another bronze."""
+    log.close()
+    spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('of.somebody' = '1')")
+    direct = direct_log.of(spark, log.table)
+    assert direct is not None and direct.checkpoint()
+    commits = sorted(Path(log.table.label, "_delta_log").glob("*.json"))
+    for commit in commits[:-1]:
+        commit.unlink()
+    assert table_history.last_commit(spark, log.table) is None
+    again = bronze.BronzeLog.open(spark, log.table)
+    assert (again.log, again.position) == (log.log, log.position)
+    again.close()
 
 
 def test_how_far_the_capture_had_read_is_known_behind_a_compaction(spark: SparkSession, log: bronze.BronzeLog) -> None:
