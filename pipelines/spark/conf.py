@@ -25,6 +25,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.ansi.enforceReservedKeywords": "false",  # with it Delta does not read statistics of a column `offset`
     "spark.sql.files.ignoreMissingFiles": "false",  # a position would be behind events that nobody has read
     "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.databricks.delta.stalenessLimit": "0",  # a query would not see what another process has just committed, and the history does
     "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
 }
 

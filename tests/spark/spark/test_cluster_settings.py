@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from cdc_core import errors
 from cdc_core.sql.names import literal
@@ -31,9 +32,11 @@ SET = {
     "spark.sql.parser.escapedStringLiterals": "true",
     "spark.sql.ansi.enforceReservedKeywords": "true",
     "spark.sql.files.ignoreMissingFiles": "true",
+    "spark.databricks.delta.stalenessLimit": "1h",
     "spark.databricks.delta.properties.defaults.columnMapping.mode": "name",
     "spark.databricks.delta.properties.defaults.appendOnly": "true",
 }
+SCHEMA = pa.schema([("n", pa.int64()), ("offset", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
 LONG_AGO = datetime.datetime(1500, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -57,8 +60,7 @@ def writer(cluster: SparkSession, tmp_path: Path) -> Writer:
 def test_rows_are_what_was_written_whoever_writes_and_reads_them(writer: Writer, tmp_path: Path) -> None:
     """Spark and this process write columns of the same names and types, and a time before 1582 is the same to both."""
     one = {"n": 1, "offset": 1, "at": LONG_AGO}
-    schema = pa.schema([("n", pa.int64()), ("offset", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
-    writer.append_arrow(pa.Table.from_pylist([one], schema=schema), to=1, statistics=("n", "offset"))
+    writer.append_arrow(pa.Table.from_pylist([one], schema=SCHEMA), to=1, statistics=("n", "offset"))
     writer.append(writer.spark.sql("SELECT 2L AS n, 2L AS `offset`, timestamp '1500-01-01' AS at"), to=2)
     found = writer.spark.table(str(writer.table)).where("`offset` < 3").orderBy("n")
     assert [(row.n, row.at) for row in found.selectExpr("n", "string(at) AS at").collect()] == [
@@ -78,6 +80,14 @@ def test_a_file_that_is_missing_is_no_file_without_rows(writer: Writer, tmp_path
         file.unlink()
     with pytest.raises(errors.FilesMissing), table_errors.translating(writer.table):
         writer.spark.table(str(writer.table)).collect()
+
+
+def test_what_another_process_commits_is_read_at_once(writer: Writer, tmp_path: Path) -> None:
+    """By the history silver knows of a batch, whose rows it then reads: it would read none of them, and be behind it."""
+    assert not writer.spark.table(str(writer.table)).collect()
+    row = {"n": 1, "offset": 1, "at": LONG_AGO}
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist([row], schema=SCHEMA), mode="append")
+    assert [each.n for each in writer.spark.table(str(writer.table)).collect()] == [1]
 
 
 def test_a_literal_is_its_text(cluster: SparkSession) -> None:
