@@ -113,7 +113,7 @@ class StoredFiles(StoreFolder):
     def fetch(self, name: str, size_bytes: int | None = None) -> Path:
         """The copy of a file, which is made where there is none. Raises `FileNotFoundError`, and another `OSError` where the store
         cannot be read."""
-        copy = self.folder / name
+        copy = self._copy_of(name)
         if copy.exists():
             _HELD.touch(copy)
             return copy
@@ -124,7 +124,7 @@ class StoredFiles(StoreFolder):
 
     def fetch_range(self, name: str, start: int, size: int) -> bytes:
         """So many bytes of a file from `start` on, of which a copy is held, too. Raises as `fetch`."""
-        copy = self.folder / f"{name}.{start}-{size}"
+        copy = self._copy_of(f"{name}.{start}-{size}")
         if copy.exists():
             _HELD.touch(copy)
             return copy.read_bytes()
@@ -132,6 +132,13 @@ class StoredFiles(StoreFolder):
         found = copy.read_bytes()
         _HELD.add(copy)
         return found
+
+    def _copy_of(self, name: str) -> Path:
+        """Where the copy of a file lies. Raises `FileNotFoundError` for what a log names outside of the table's folder: whoever may write in
+        the store shall not write on this disk."""
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise FileNotFoundError(errno.ENOENT, "it lies in another folder than the table's", name)
+        return self.folder / name
 
     def _copy(self, copy: Path, size_bytes: int | None, download: Callable[[Path], None]) -> None:
         """Make a copy, of which whoever reads meanwhile sees all or nothing."""

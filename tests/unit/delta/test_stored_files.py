@@ -209,6 +209,20 @@ def test_a_file_that_is_gone_or_another_one_is_no_copy(table: Table) -> None:
     assert not list(table.copies.glob("*.parquet*"))
 
 
+def test_no_copy_lies_outside_of_the_copies(tmp_path: Path) -> None:
+    """Whoever may write in a store writes what its log names, and nothing on the disk of whoever reads it."""
+    files = Folder(tmp_path / "far" / "store", tmp_path / "copies")
+    files.source.mkdir(parents=True)
+    planted = tmp_path / "far" / "planted"
+    for each in (planted, planted.with_name("planted.0-1")):
+        each.write_text("x")
+    for name in ("../planted", "below/../../planted", str(planted)):
+        for fetch in (files.fetch, lambda name: files.fetch_range(name, 0, 1)):
+            with pytest.raises(FileNotFoundError):
+                fetch(name)
+    assert not files.asked and {*tmp_path.iterdir()} == {tmp_path / "far"}
+
+
 def test_copies_are_held_in_bounds(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.commit(0, METADATA)
     table.commit(1, *(table.file(f"{n}") for n in range(9)))
