@@ -82,13 +82,14 @@ class OplogWindow(NamedTuple):
 
 
 def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
-    """How far back the oplog reaches, or None where the user may not know (it needs clusterMonitor)."""
-    try:
-        status = connection.admin.command({"serverStatus": 1, "oplog": 1, "metrics": 0})
-        oplog = status.get("oplog")
-        return OplogWindow(oplog["earliestOptime"].time, oplog["latestOptime"].time) if oplog else None
-    except (driver.OperationFailure, KeyError):
-        return None
+    """How far back the oplog reaches, or None where the user may not know (it needs clusterMonitor); raises `SourceUnreachable`."""
+    with mongodb_failures.translating("asking how far back the oplog reaches"):
+        try:
+            status = connection.admin.command({"serverStatus": 1, "oplog": 1, "metrics": 0})
+            oplog = status.get("oplog")
+            return OplogWindow(oplog["earliestOptime"].time, oplog["latestOptime"].time) if oplog else None
+        except (driver.OperationFailure, KeyError):
+            return None
 
 
 LEAST_WINDOW_SECONDS = 60
@@ -126,7 +127,7 @@ def oplog(connection: pymongo.MongoClient[Any]) -> Oplog | None:
             return None
         status = connection.admin.command({"serverStatus": 1, "metrics": 0})
         stats = connection.local.command({"collStats": "oplog.rs"})
-    except driver.PyMongoError:
+    except (driver.PyMongoError, errors.SourceUnreachable):
         return None
     hours = status.get("oplogTruncation", {}).get("oplogMinRetentionHours", 0)
     return Oplog(window, int(stats["size"]), int(stats["maxSize"]), float(hours) * 3600)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
 import pytest
+from pymongo.errors import AutoReconnect
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from pipelines.delta.local_log import Commit
+from pipelines.mongodb.server import ServerInfo
 from pipelines.operations import backlog, status
 from pipelines.terminal import tables as report
 from tests.harness import without_spark
@@ -37,6 +40,19 @@ def test_a_table_whose_position_was_taken_back_is_at_its_beginning() -> None:
     assert [(commit.version, to) for commit, to in status._with_position(history)] == [(5, 0), (2, 7)]
     assert [to for _, to in status._with_position(history[3:])] == [7]
     assert [*status._with_position(history[4:])] == []
+
+
+def test_a_server_that_goes_away_meanwhile_is_a_line_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answered the first question, and the connection ends at the next one: the tables say where they stand without it."""
+
+    def ends(asked: object) -> None:
+        raise AutoReconnect("connection closed")
+
+    client = SimpleNamespace(admin=SimpleNamespace(command=ends), close=lambda: None)
+    monkeypatch.setattr(status.connections, "connection", lambda _: SimpleNamespace(client=lambda **_: client))
+    monkeypatch.setattr(status.mongodb_server, "server_info", lambda _: ServerInfo((7, 0, 0), True, False))
+    unused: Any = SimpleNamespace(source=None)
+    assert "the connection failed: connection closed" in (status._source(unused).problem or "")
 
 
 def test_a_snapshot_that_is_paused_is_shown_so() -> None:
