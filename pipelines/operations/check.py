@@ -217,6 +217,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
         shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
         yield Finding("collections", CheckVerdict.FINE, f"{len(watched)} to capture: {shown}")
         yield from _guardrail(source, len(watched))
+        yield from _unread(source, watched)
     elif not checked.refused:
         mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
         yield Finding("collections", CheckVerdict.WARNING, "the lists let no collection in that exists", mend)
@@ -231,6 +232,15 @@ def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
         yield Finding("collections", CheckVerdict.WRONG, found, deployment.NARROW, errors.SourceUnsuitable())
     else:
         yield Finding("collections", CheckVerdict.WARNING, found, deployment.NARROW)
+
+
+def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
+    """The entries of `snapshot.include.collection.list` that mean nothing: what they were to let in is read by no snapshot."""
+    entries = zip(source.snapshot_include_collection_list, filters.of(source).snapshots.include, strict=True)
+    for text, entry in entries:
+        if not any(map(entry.matches, captured)):
+            found = f"{text} in source.snapshot.include.collection.list means none of them"
+            yield Finding("snapshot", CheckVerdict.WARNING, found, "a snapshot reads nothing but what that list lets in")
 
 
 def _left_out(namespace: str, *, is_named: bool) -> Finding:

@@ -91,3 +91,15 @@ def test_what_is_set_for_a_collection_that_is_not_captured_does_nothing(tmp_path
         "other.carts is not captured, though an include list names it",
         "1 to capture: cases.orders",
     ]
+
+
+def test_an_entry_that_lets_nothing_into_the_snapshot_is_named(tmp_path: Path) -> None:
+    """A mistyped one: the capture starts, and what the collection held before never comes."""
+    chosen = layers.pipeline(tmp_path)
+    source = dataclasses.replace(chosen.source, snapshot_include_collection_list=("cases.ordrs", r"cases\.i.*"))
+    there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
+    nothing: Any = None
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    assert [each.found for each in found if each.verdict is not FINE] == [
+        "cases.ordrs in source.snapshot.include.collection.list means none of them"
+    ]
