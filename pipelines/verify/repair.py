@@ -65,7 +65,7 @@ def through_bronze(
         # Its silver and gold claim their tables when there is something to write: to run them here could end them.
         _wait(spark, settings, ids, stop=stop)
         return
-    _run(spark, settings, layer=layer, stop=stop)
+    _run(spark, settings, ids, layer=layer, stop=stop)
 
 
 def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace, keys: Sequence[str]) -> str:
@@ -106,7 +106,7 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
             )
 
 
-def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threading.Event) -> None:
+def _run(spark: SparkSession, settings: Settings, ids: Sequence[str], *, layer: Layer, stop: threading.Event) -> None:
     """One run of each layer up to the one that is compared."""
     # Only a repair without a running pipeline needs the layers; a comparison does not load them.
     from pipelines.capture import service as capture
@@ -116,6 +116,14 @@ def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threadi
     sessions = sparks.sessions(spark)
     # In the order of the layers: each applies what the one before it has committed.
     capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    states = snapshot_state.states(bronze_log.snapshot_heartbeats(spark, table))
+    # A run ends where nothing is left to read but what a pause holds back.
+    if not stop.is_set() and any(state.signal in ids and not state.is_done for state in states):
+        log.warning(
+            "%s: what differs is not read again, a paused snapshot holds it back: medallion signal resume-snapshot",
+            table.label,
+        )
     if layer is not Layer.BRONZE:
         silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     if layer is Layer.GOLD:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,11 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
+from cdc_core.tables.layout import Layer
+from pipelines.capture import service as capture
+from pipelines.gold import publish
+from pipelines.silver import run as silver
 from pipelines.verify import repair
 
 SETTINGS = settings.parse(
@@ -52,3 +58,19 @@ def test_many_signals_are_waited_for_while_one_after_the_other_is_done(monkeypat
 def test_a_capture_that_takes_none_up_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.Temporary, match="repair-0, repair-1, repair-2 wait for it"):
         waited(monkeypatch, Clock(pace=None))
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_pause_that_holds_the_repair_back_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_done: bool
+) -> None:
+    """Nothing else says why the same keys differ behind it, and behind the next one."""
+    for layer in (capture, silver, publish):
+        monkeypatch.setattr(layer, "run", lambda *_, **__: None)
+    monkeypatch.setattr(repair.sparks, "sessions", lambda _: lambda: None)
+    read = CollectionState(chunks=1, completed=is_done)
+    states = SnapshotState("s", ("shop.a",), {"shop.a": read}, SnapshotKind.INCREMENTAL, signal="repair-1")
+    monkeypatch.setattr(repair.bronze_log, "snapshot_heartbeats", lambda *_: [states.begun(), states.progress("shop.a")])
+    unused: Any = None
+    repair._run(unused, SETTINGS, ["repair-1"], layer=Layer.GOLD, stop=threading.Event())
+    assert ("resume-snapshot" in caplog.text) is not is_done
