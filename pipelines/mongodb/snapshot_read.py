@@ -245,12 +245,15 @@ def _find(
 def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, condition: Mapping[str, Any]) -> str | None:
     """Why the server does not take a filter over `database.collection`; None where it does. Nothing is read."""
     db, _, name = namespace.partition(".")
-    find = {"find": name, "filter": dict(condition)}
+    # Not by `explain`, whose reply quotes the filter several times: of one of some MB the server cannot send it, and ends the connection.
+    find = {"find": name, "filter": dict(condition), "batchSize": 0, "singleBatch": True}
     try:
         with mongodb_failures.translating("trying a filter"):
-            connection[db].command({"explain": find, "verbosity": "queryPlanner"}, codec_options=cursor_reply.LENIENT)
+            connection[db].command(find, codec_options=cursor_reply.LENIENT)
     except driver.OperationFailure as error:
         return mongodb_failures.first_line(error)
+    except driver.DocumentTooLarge:
+        return "it is larger than a command may be"
     except mongodb_failures.CollectionChanged:  # it was dropped just now: there is nothing to refuse
         return None
     return None

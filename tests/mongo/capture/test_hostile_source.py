@@ -381,6 +381,14 @@ def test_a_validator_or_a_view_that_no_driver_reads(mongo: Any, database: Any) -
     assert found == {"a": "collection", "validated": "collection", "viewed": "view"}
 
 
+def test_a_filter_is_tried_however_large_it_is(mongo: Any, database: Any) -> None:
+    """One of many keys, say. Where the server ends the connection over it a capture would start over, and meet its signal each time."""
+    database.a.insert_one({"_id": 1})
+    name = f"{database.name}.a"
+    assert snapshot_read.refusal_of_filter(mongo, name, {"a": "x" * (15 << 20)}) is None
+    assert "larger" in (snapshot_read.refusal_of_filter(mongo, name, {"a": "x" * (17 << 20)}) or "")
+
+
 def test_a_filter_over_a_collection_that_no_driver_reads(mongo: Any, database: Any) -> None:
     """The server's answer quotes the filter: a date that no `datetime` can hold is no reason to refuse it."""
     far(database, "validated")
