@@ -209,10 +209,14 @@ class KafkaTopic:
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
         """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made
-        since; behind looks that got no answer the end of what was there when the capture began."""
+        since; behind looks that got no answer the end of what was there when the capture began. Where bronze has signals of the
+        partition, and the broker has forgotten the group (after seven days without it), behind the last one of them."""
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         reset = self.settings.source.signal_consumer.get("auto.offset.reset")
         from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")
+        done = [int(mark.split("/")[2]) for mark in self.done if mark.startswith(f"{self.name}/{partition.partition}/")]
+        if done and max(done) < high:
+            return max(int(low), max(done) + 1)
         if from_beginning or self._has_looked:
             return int(low)
         if not self._has_failed:

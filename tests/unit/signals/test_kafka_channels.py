@@ -96,6 +96,17 @@ def test_the_position_in_a_quiet_topic_is_not_forgotten(monkeypatch: pytest.Monk
     assert found == [1, 1, 2, 2] and consumer.commits[0] == [7, 7]
 
 
+def test_a_group_that_was_forgotten_goes_on_behind_what_bronze_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals that were sent while no capture ran for a week are done, as those of a day are."""
+    consumer = Consumer()
+    consumer.failures = 0
+    monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
+    kafka.KafkaTopic(SETTINGS, {"shop-signal/0/2/5", "shop-signal/0/4/5", "other/1/6/5"}).poll()
+    assert consumer.begins == [5, 7]
+    kafka.KafkaTopic(SETTINGS, {"shop-signal/0/9/5"}).poll()  # of a topic that was made anew since
+    assert consumer.begins == [7, 7]
+
+
 def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others write to it faster than it is read: the signals between theirs were handed on never."""
     passed = iter(range(10**6))
