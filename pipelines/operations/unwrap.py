@@ -168,29 +168,42 @@ def _opened(path: pathlib.Path) -> io.BufferedIOBase:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[pathlib.Path]:
-    """A path that can be read twice; standard input is copied to a temporary file."""
-    if path != STANDARD_STREAM:
+    """A path that can be read twice; standard input, or what comes through a pipe, is copied to a temporary file."""
+    if path != STANDARD_STREAM and not _is_stream(path):
         with _foreign_errors(path):
             open(path, "rb").close()
         yield pathlib.Path(path)
         return
     with tempfile.NamedTemporaryFile(prefix="medallion-unwrap-") as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
+        if path == STANDARD_STREAM:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        else:
+            with _foreign_errors(path), open(path, "rb") as stream:
+                shutil.copyfileobj(stream, copy)
         copy.flush()
         yield pathlib.Path(copy.name)
 
 
+def _is_stream(path: str) -> bool:
+    """Whether a path is there and is no file: a pipe, a terminal, `/dev/null`, a folder."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
 @contextlib.contextmanager
 def _writable(path: str) -> Iterator[_Sink]:
-    """A file that takes its name when all went well, and leaves nothing behind when not."""
-    if path == STANDARD_STREAM:
+    """A file that takes its name when all went well, and leaves nothing behind when not. A pipe stays one, and gets the whole then."""
+    if path == STANDARD_STREAM or _is_stream(path):
         with tempfile.TemporaryFile(prefix="medallion-unwrap-") as file:
             yield file
             file.seek(0)
-            shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            if path == STANDARD_STREAM:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+                return
+            with _foreign_errors(path), open(path, "wb") as stream:
+                shutil.copyfileobj(file, stream)
         return
-    target = pathlib.Path(path)
+    target = pathlib.Path(os.path.realpath(path))
     with _foreign_errors(path):
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:

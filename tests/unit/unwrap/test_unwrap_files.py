@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pathlib
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -64,6 +67,22 @@ def test_files_may_be_compressed(tmp_path: pathlib.Path, options: pathlib.Path) 
     (tmp_path / "in").write_bytes(gzip.compress(text(LINES)))
     unwrap_files.run(str(options), str(tmp_path / "in"), str(tmp_path / "out.jsonl.gz"))
     assert decoded(gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes())) == ROWS
+
+
+def test_a_pipe_is_read_and_written_as_a_file(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
+    """As a shell's `<(…)`, which gives its lines once, and `/dev/null`, which the output took the place of; a link leads to a file."""
+    given, pipe, link, file = (tmp_path / name for name in ("in", "pipe", "link", "file"))
+    os.mkfifo(given)
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    file.write_bytes(b"old")
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    for out in (pipe, link):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(given.write_bytes, text(LINES))
+            assert unwrap_files.run(str(options), str(given), str(out)).lines == len(LINES)
+    assert decoded(reader.communicate(timeout=10)[0]) == decoded(file.read_bytes()) == ROWS
+    assert pipe.is_fifo() and link.is_symlink()
 
 
 def test_standard_streams_are_a_dash(monkeypatch: pytest.MonkeyPatch, options: pathlib.Path) -> None:
