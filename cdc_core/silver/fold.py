@@ -330,6 +330,11 @@ def _update(
     return PartialUpdate(sequence, updated, removed, cuts, named)
 
 
+def are_steps(text: str) -> bool:
+    """Whether a text is a `disambiguatedPaths` that can be followed."""
+    return _is_division(_paths(text))
+
+
 def _is_division(named: Mapping[str, Any] | None) -> bool:
     """Whether each path is said to have steps that are its own: a person who corrects an event may write others, and its value would get
     into another field."""

@@ -23,6 +23,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import json_to_bson
 from cdc_core.extended_json import keys as canonical_keys
+from cdc_core.silver import fold
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
@@ -263,6 +264,9 @@ def _check(
                 problems.append(errors.Problem(f"{token}.{field}", f"one of {', '.join(CORRECTABLE)} is expected"))
             elif not _is_document(text):
                 problems.append(errors.Problem(f"{token}.{field}", "the text is not a JSON document"))
+            elif field == "disambiguatedPaths" and not fold.are_steps(text):
+                message = 'the steps of each path are expected, as {"a.b.0": ["a.b", 0]}'
+                problems.append(errors.Problem(f"{token}.{field}", message))
     if problems:
         raise errors.SettingsError(problems)
 

@@ -39,6 +39,16 @@ def test_a_correction_of_no_single_document_is_refused(text: str) -> None:
         _after({CHUNK: {"after": text}})
 
 
+def test_steps_of_no_path_are_refused() -> None:
+    """Its document would be incomplete, and who wrote them would not hear why."""
+    held = [{"resume_token": "t", "key": "1", "after": None}]
+    for steps in ("5", "[]", '["a"]', '["a", "c"]'):
+        with pytest.raises(errors.SettingsError, match=r"t\.disambiguatedPaths: the steps of each path are expected"):
+            quarantine._check(held, None, {"t": {"disambiguatedPaths": f'{{"a.b": {steps}}}'}})
+    for right in ("{}", '{"a.b": ["a.b"], "$date.0": ["$date", 0], "$$date": ["$date"]}'):
+        quarantine._check(held, None, {"t": {"disambiguatedPaths": right}})
+
+
 @pytest.mark.parametrize("act", ["list", "replay"])
 def test_a_damaged_quarantine_hinders_no_other(act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are listed, and replayed, and its error is told with them."""
