@@ -355,7 +355,8 @@ def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
             continue
         # Serverless compute refuses settings that it decides on itself, as this project would.
         with contextlib.suppress(PySparkException) if key not in spark_conf.MUST_BE_ACCEPTED else contextlib.nullcontext():
-            if key == spark_conf.SINGLE_DRIVER or spark.conf.isModifiable(key):
+            # Spark knows Delta's own only when something of Delta was used.
+            if key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER) or spark.conf.isModifiable(key):
                 spark.conf.set(key, value)
 
 

@@ -42,6 +42,14 @@ def test_what_was_asked_of_a_given_session_holds_in_those_beside_it(monkeypatch:
     assert beside.settings["spark.sql.shuffle.partitions"] == "64" and "spark.driver.memory" not in beside.settings
 
 
+def test_what_delta_is_told_is_told_before_spark_knows_of_it() -> None:
+    """Delta's settings are known to a session only when something of Delta was used in it."""
+    given: Any = Given()
+    given.conf.isModifiable = lambda name: not name.startswith("spark.databricks.")
+    sparks._apply(given, {**spark_conf.REQUIRED, "spark.databricks.others": "1"})
+    assert given.settings == spark_conf.REQUIRED
+
+
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Ends a session of Spark Connect, as its server does with one that nobody uses for an hour; new ones are made as long as there is one."""
