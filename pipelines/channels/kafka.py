@@ -223,6 +223,8 @@ class KafkaTopic:
             return int(high)
         asked = library().TopicPartition(self.name, partition.partition, self._opened_ms)
         (since,) = self._consumer.offsets_for_times([asked], timeout=ANSWER_SECONDS)
+        if since.error is not None:  # said of the partition alone, and raised by nobody
+            raise library().KafkaException(since.error)
         return int(since.offset if since.offset >= 0 else high)
 
     def _drain(self, found: list[signals.ReceivedSignal]) -> None:

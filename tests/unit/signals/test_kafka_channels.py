@@ -35,7 +35,7 @@ class Consumer:
         self.assigned: list[int] = []
         self.begins: list[int] = []
         self.commits: list[list[int]] = []
-        self.failures = 1
+        self.failures = self.unanswered = 1
 
     def list_topics(self, name: str, **_: Any) -> Any:
         return SimpleNamespace(topics={name: SimpleNamespace(error=None, partitions={0: None, 1: None})})
@@ -50,8 +50,11 @@ class Consumer:
         return 0, 7
 
     def offsets_for_times(self, partitions: list[Any], **_: Any) -> list[Any]:
-        """Of the first one two messages were sent meanwhile, of the other none."""
+        """Of the first one two messages were sent meanwhile, of the other none; its leader does not know it the first time."""
         (asked,) = partitions
+        if asked.partition == 1 and self.unanswered:
+            self.unanswered -= 1
+            return [SimpleNamespace(offset=-1001, error=confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))]
         return [confluent_kafka.TopicPartition("t", asked.partition, (5, confluent_kafka.OFFSET_END)[asked.partition])]
 
     def assign(self, partitions: list[Any]) -> None:
@@ -73,7 +76,8 @@ def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytes
     consumer = Consumer()
     monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
     topic = kafka.KafkaTopic(SETTINGS, set())
-    assert topic.poll() == [] and consumer.assigned == []
+    for _ in range(2):
+        assert topic.poll() == [] and consumer.assigned == []
     assert topic.poll() == [] and (consumer.assigned, consumer.begins) == ([0, 1], [5, 7])
 
 
@@ -119,6 +123,7 @@ def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.Monkey
         return SimpleNamespace(**{name: (lambda value=value: value) for name, value in values.items()})
 
     consumer = Consumer()
+    consumer.unanswered = 0
     monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
     topic = kafka.KafkaTopic(SETTINGS, set())
     assert [topic.poll(), topic.poll()] == [[], []]
