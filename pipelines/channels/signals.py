@@ -155,7 +155,8 @@ class FileChannel:
 
 
 def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace").strip().strip("\0")
+    # A file that a truncation filled with zeros, or that begins with a mark of its encoding, is one of signals all the same.
+    return line.decode("utf-8", errors="replace").strip().strip("\0\ufeff")
 
 
 def _is_json(line: str) -> bool:

@@ -110,6 +110,18 @@ def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path:
     assert [each.signal.id for each in channel.poll()] == ["2"]
 
 
+def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    """As editors and shells of Windows write it: the first signal was left out."""
+    path = tmp_path / "signals.txt"
+    path.write_text('{"id": "a", "type": "log"}\n{"id": "b", "type": "log"}\n', encoding="utf-8-sig")
+    channel = channels.FileChannel(path)
+    found = channel.poll()
+    assert [each.signal.id for each in found] == ["a", "b"]
+    for each in found:
+        channel.handled(each)
+    assert channel.poll() == [] and not path.read_bytes().strip()
+
+
 def test_a_file_that_is_gone_or_cannot_be_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
