@@ -254,19 +254,26 @@ def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
     return [rest for path in paths for rest, _ in _walks(path, steps)]
 
 
-def _walks(path: Path, steps: Sequence[str | int], at: int = 0) -> Iterator[tuple[Path, int]]:
+def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]:
     """Every way along the key, as (rest of the path, where its last step met it): an index may be passed
     over.
     """
-    if not path or at == len(steps):
-        yield path, at - 1
-        return
-    step = steps[at]
-    if isinstance(step, str) and path[0] in (ANY, step):
-        yield from _walks(path[1:], steps, at + 1)
-    # A path names fields and no places in arrays: it goes on through every element.
-    if isinstance(step, int | _NameOrIndex):
-        yield from _walks(path, steps, at + 1)
+    # How many steps of the path and of the key are behind a way. A name may have thousands of parts, and ways meet again and again.
+    waiting, seen = [(0, 0)], set[tuple[int, int]]()
+    while waiting:
+        taken, at = place = waiting.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        if taken == len(path) or at == len(steps):
+            yield path[taken:], at - 1
+            continue
+        step = steps[at]
+        # A path names fields and no places in arrays: it goes on through every element.
+        if isinstance(step, int | _NameOrIndex):
+            waiting.append((taken, at + 1))
+        if isinstance(step, str) and path[taken] in (ANY, step):
+            waiting.append((taken + 1, at + 1))
 
 
 def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int] | None:

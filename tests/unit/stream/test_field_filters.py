@@ -153,6 +153,17 @@ def test_fields_are_taken_out_of_a_document_however_deep() -> None:
     assert raw_event.filtered(f'{{"b":1,"a":{deep}}}'.encode(), fields=fields, taken=set()).decode() == f'{{"a":{deep}}}'
 
 
+@pytest.mark.parametrize("said", [None, {}])
+def test_a_name_of_thousands_of_numbers_is_gone_through_once(said: dict[str, list[str | int]] | None) -> None:
+    """Each may be a place in an array, or a name: of all the ways along them there are more than Python calls, or a day has seconds for."""
+    key = ".".join(["1"] * 3000)
+    before = UpdateDescription({f"items.{key}": {"x": 1, "y": 2, "z": 3}, key: 1}, disambiguated=said)
+    fields = FieldRules((("items", "x"), ("*",) * 6), (Rename(("items", "y"), "new"), Rename(("*", "*", "v"), "w")))
+    found, taken = field_filters.update(before, fields=fields)
+    # Where nobody says what they are, what may be meant is left out.
+    assert found.updated == ({} if said is None else {f"items.{key}": {"z": 3, "new": 2}, key: 1}) and not taken
+
+
 def test_of_several_fields_of_an_update_none_gets_the_new_name() -> None:
     """As of a document's: all but the last were lost."""
     fields = FieldRules(renamed=(Rename(("a", "*"), "new"),))
