@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cdc_core import errors
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, transactions
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import shard_moves
-from pipelines.capture import byte_queue, gaps, metrics, snapshot_start, threads, tokens
+from pipelines.capture import byte_queue, custom_mode, gaps, metrics, snapshot_start, threads, tokens
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
@@ -77,7 +75,7 @@ class Capture:
         self._counts = RunCounts()
         self._deployment = Deployment.of(source, connection, client)
         self._selection = Selection.of(source, self._deployment.filter)
-        self._custom = _snapshotter(source.snapshot_mode_custom_name)
+        self._custom = custom_mode.snapshotter(source)
         self._notifier = notifier.Notifier(service.spark, service.settings)
         self._shutdown = Shutdown(service.stop, self._threads)
         self._log: bronze_log.BronzeLog | None = None
@@ -254,18 +252,3 @@ class Capture:
             raise failure
         # Last of all: only now is everything up to this token known to be in bronze.
         loop.heartbeats.last(read.token, is_drained=read.is_drained)
-
-
-def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
-    """The class of `snapshot.mode.custom.name`, `package.module:Class`, made."""
-    if name is None:
-        return None
-    where = "source.snapshot.mode.custom.name"
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    try:
-        made: snapshot_mode.Snapshotter = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise errors.SettingsError(
-            errors.Problem(where, f"{name} is no class that can be imported and made without arguments: {error}")
-        ) from error
-    return made

@@ -16,7 +16,7 @@ from cdc_core.properties.source import FullUpdateType, LimitAction, Source
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
-from pipelines.capture import deployment
+from pipelines.capture import custom_mode, deployment
 from pipelines.channels import kafka
 from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
@@ -66,12 +66,14 @@ Question = Callable[[CheckedSource], Iterator[Finding]]
 
 
 def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -> tuple[Finding, ...]:
-    """All findings, in the order of a run. Raises `SettingsError` where a secret cannot be resolved.
+    """All findings, in the order of a run. Raises `SettingsError` where a secret cannot be resolved, or the class of a custom
+    snapshot mode not be made.
 
     `session` starts the Spark that a store is tried with; a folder is looked at without.
 
     A server that cannot be used ends the questions: the findings before it, and that one.
     """
+    custom_mode.snapshotter(settings.source)
     findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
     connection = connections.connection(settings.source)
     findings.extend(_connection_string(connection.uri))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.errors import AnalysisException
 
+from cdc_core import errors
 from cdc_core.settings import parse as settings
 from jobs.commands import application
 from pipelines.mongodb import catalog
@@ -42,6 +44,27 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
     found = check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source | quick}))
     warned = [each.found for each in found if each.verdict is check.CheckVerdict.WARNING]
     assert warned == ["its connection string has options that are unknown or have an unfit value: tls, readPreferense"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no attribute"),
+        ("class Mine:\n", "IndentationError"),
+        ("class Mine:\n    def __init__(self):\n        {}[0]\n", "KeyError"),
+    ],
+)
+def test_a_custom_snapshot_mode_that_cannot_be_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    """Whatever its module raises: check said nothing of it, and a capture called what it did not expect a bug of its own."""
+    (tmp_path / "mode_of_ones_own.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mode_of_ones_own", raising=False)
+    given = {"snapshot.mode": "custom", "snapshot.mode.custom.name": "mode_of_ones_own:Mine"}
+    source = {"mongodb.connection.string": "mongodb://127.0.0.1:1/", **given}
+    with pytest.raises(errors.SettingsError, match=says):
+        check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source}))
 
 
 def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""The class that decides about snapshots where `snapshot.mode` is custom."""
+
+from __future__ import annotations
+
+import importlib
+
+from cdc_core import errors
+from cdc_core.properties.source import Source
+from cdc_core.snapshot import mode as snapshot_mode
+
+
+def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
+    """The class of `snapshot.mode.custom.name`, `package.module:Class`, made; None where none is named.
+
+    Raises `SettingsError` where it cannot be imported, or made without arguments: whatever its module raises.
+    """
+    name = source.snapshot_mode_custom_name
+    if name is None:
+        return None
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        made: snapshot_mode.Snapshotter = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:
+        raise errors.SettingsError(
+            errors.Problem(
+                "source.snapshot.mode.custom.name",
+                f"{name} is no class that can be imported and made without arguments: {type(error).__name__}: {error}",
+            )
+        ) from error
+    return made
