@@ -79,7 +79,11 @@ def note(
         held = delta.columns(spark, table)
         lacking = pa.schema([each for each in schema if each.name not in held])
         if len(lacking):
-            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
+            try:
+                spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
+            except table_errors.SPARK_ERRORS:
+                if not delta.columns(spark, table).issuperset(lacking.names):  # another process was before this one
+                    raise
     append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema), statistics=statistics)
 
 
