@@ -149,6 +149,23 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
     return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
 
 
+def lacking(current: T.DataType, wanted: T.DataType, path: str = "") -> Iterator[str]:
+    """The columns of `wanted`, and the fields within them, that are not in `current`, by their dotted paths."""
+    match current, wanted:
+        case T.StructType(), T.StructType():
+            held = fields_by_name(current)
+            for field in wanted.fields:
+                below = f"{path}.{field.name}" if path else field.name
+                if field.name in held:
+                    yield from lacking(held[field.name].dataType, field.dataType, below)
+                else:
+                    yield below
+        case T.ArrayType(), T.ArrayType():
+            yield from lacking(current.elementType, wanted.elementType, path)
+        case T.MapType(), T.MapType():
+            yield from lacking(current.valueType, wanted.valueType, path)
+
+
 def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
     """The columns of `current` with those that it lacks; None where one of them has to change."""
     change = alterations(current, wanted)

@@ -48,6 +48,7 @@ from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.history_position import HistoryPosition
+from pipelines.schema import dropped
 from pipelines.schema import log as schemas
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.spark import parallel
@@ -228,7 +229,7 @@ class History:
                 stored = stack.enter_context(query_execution.held(stored))
             # Computed once: two queries of `_write` read it, and each would lay the versions out again.
             laid_out = stack.enter_context(query_execution.held(self._laid_out(found, stored)))
-            self._write(found, stored, laid_out, range_.to, reached, few=seen.events <= survey.MAX_DRIVER_ROWS)
+            self._write(found, stored, laid_out, range_, reached, few=seen.events <= survey.MAX_DRIVER_ROWS)
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
@@ -287,9 +288,17 @@ class History:
     # --- the table
 
     def _write(
-        self, found: DataFrame, stored: DataFrame, laid_out: DataFrame, number: int, reached: HistoryPosition, *, few: bool
+        self,
+        found: DataFrame,
+        stored: DataFrame,
+        laid_out: DataFrame,
+        range_: reduce.BatchRange,
+        reached: HistoryPosition,
+        *,
+        few: bool,
     ) -> None:
-        _check_columns(self, self._stored().columns)
+        remedy = "remove this table, and gold makes it anew from bronze"
+        dropped.check(self, self._stored().schema, before=range_.after, remedy=remedy)
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         joined = (
@@ -303,7 +312,7 @@ class History:
             pins=self.options.pins,
             reserved=self.reserved(reached),
         )
-        self.record(evolution, number)
+        self.record(evolution, range_.to)
         source = self._typed(made, evolution.plan)
         before = self._stored().schema
         names = self._made_room(source.schema)
@@ -452,16 +461,6 @@ def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
 def _are_alike(stored: T.StructType, new: T.StructType) -> bool:
     """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
     return {each.name: merge.ddl(each.dataType) for each in stored} == {each.name: merge.ddl(each.dataType) for each in new}
-
-
-def _check_columns(kept: History, present: Sequence[str]) -> None:
-    """Raise where somebody dropped or renamed columns: added again they would be null in every version that is there."""
-    lacking = {name for name, _ in kept.schema.schema.table()} - {*present}
-    if lacking and delta.has_mapped_columns(kept.spark, kept.writer.table):
-        raise errors.DecisionNeeded(
-            f"{kept.writer.table.label}: it lacks columns that it had ({', '.join(sorted(lacking))}), dropped or renamed by hand; remove "
-            "this table, and gold makes it anew from bronze"
-        )
 
 
 def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str]:

@@ -6,6 +6,7 @@ newer than what the table holds, and otherwise a MERGE guarded by `__sequence`.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from cdc_core.silver import merge, reduce
 from cdc_core.typed import plan as typed
 from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
+from pipelines.schema import dropped
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes
 from pipelines.silver import tables as silver_tables
@@ -41,7 +43,7 @@ def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     `__action`."""
     held = collection.rows().schema
     source = _typed(collection, batch, held)
-    _make_room(collection, source, held)
+    _make_room(collection, source, held, before=batch.range_.after)
     return replace(batch, rows=source)
 
 
@@ -151,7 +153,7 @@ def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> D
     )
 
 
-def _make_room(collection: SilverCollection, source: DataFrame, held: StructType) -> None:
+def _make_room(collection: SilverCollection, source: DataFrame, held: StructType, *, before: int) -> None:
     """Add or widen the table's columns where the source needs it.
 
     Killed after any of them, the batch comes again and finds them there.
@@ -163,6 +165,9 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
             f"{table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "
             "run medallion rebuild for this table, or take the setting back"
         )
+    if changes.added:
+        remedy = f"what they held is in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
+        dropped.check(collection, held, before=before, remedy=remedy)
     for statement in changes.statements:
         collection.writer.alter(statement)
 

@@ -439,3 +439,22 @@ def test_updates_of_another_capture_mode_are_folded(spark: SparkSession, lakehou
     hop.bronze.append({ORDERS: [document(1, 40, v=5)]})
     hop.silver()
     assert position(hop).documents is False
+
+
+@pytest.mark.journey
+@pytest.mark.parametrize("change", ["DROP COLUMN v", "RENAME COLUMN v TO w"])
+def test_a_column_that_somebody_took_from_silver_comes_back_by_a_rebuild(hop: Hop, change: str) -> None:
+    """Added again by the next batch it would be null in all rows that are there, and nobody would know."""
+    hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": key, "after": {"_id": key, "v": key}} for key in (1, 2)]})
+    hop.run()
+    silver = hop.silver_table(ORDERS)
+    hop.spark.sql(f"ALTER TABLE {silver} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    hop.spark.sql(f"ALTER TABLE {silver} {change}")
+    hop.bronze.append({ORDERS: [{"op": "c", "key": 3, "at": 3, "after": {"_id": 3, "v": 3, "more": 1}}]})
+    with pytest.raises(errors.DecisionNeeded, match=rf"\(v\), dropped .*rebuild --collection {bronze_rows.DB}.{ORDERS}"):
+        hop.run()
+    assert hop.spark.table(str(silver)).count() == 2
+    rebuilt(hop)
+    hop.run()
+    for table in (silver, hop.gold_table(ORDERS)):
+        assert sorted(hop.spark.table(str(table)).select("v", "more").collect()) == [(1, None), (2, None), (3, 1)]

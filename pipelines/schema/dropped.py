@@ -1,0 +1,60 @@
+"""Columns that somebody dropped or renamed by hand, which column mapping allows: added again they would be null in every row that is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from cdc_core import errors
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.silver import merge
+from cdc_core.tables import layout as tables
+from cdc_core.typed import exact
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.schema import log as schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class DocumentTable(Protocol):
+    """A collection's claimed table, with its schema as `ops/schemas` keeps it."""
+
+    @property
+    def spark(self) -> SparkSession: ...
+
+    @property
+    def layout(self) -> tables.Layout: ...
+
+    @property
+    def namespace(self) -> object: ...
+
+    @property
+    def writer(self) -> Writer: ...
+
+    @property
+    def schema(self) -> schemas.SchemaVersion: ...
+
+
+def check(kept: DocumentTable, held: T.StructType, *, before: int, remedy: str) -> None:
+    """Raise `DecisionNeeded` where a table, which holds these columns, lacks some that documents had at the batch `before`, or fields of some.
+
+    What a later batch noted in the schema the table may not have yet.
+    """
+    spark, table, name = kept.spark, kept.writer.table, str(kept.namespace)
+    if not (_missing(kept.schema.schema, held) and delta.has_mapped_columns(spark, table)):
+        return
+    generations = {name: kept.schema.generation}
+    known = schemas.latest(spark, kept.layout.ops("schemas"), generations=generations, until=before)
+    if found := _missing(known.get(name, schemas.SchemaVersion()).schema, held):
+        raise errors.DecisionNeeded(
+            f"{table.label}: it lacks columns that it had ({', '.join(sorted(found))}), dropped or renamed by hand; {remedy}"
+        )
+
+
+def _missing(schema: DocumentSchema, held: T.StructType) -> list[str]:
+    return [*merge.lacking(held, from_arrow_schema(pa.schema(list(exact.row_type(schema)))))]
