@@ -290,7 +290,9 @@ class ModelTable:
     def _check_unique(self, rows: DataFrame) -> None:
         if not self.model.unique_key:
             return
-        repeated = rows.groupBy(*map(identifier, self.model.unique_key)).count().where("`count` > 1").count()
+        # As one value: a column of the key may be called `count`.
+        key = F.struct(*map(identifier, self.model.unique_key)).alias("key")
+        repeated = rows.select(key).groupBy("key").count().where("`count` > 1").count()
         if repeated:
             raise errors.DecisionNeeded(
                 f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeated} keys are there more than once. "

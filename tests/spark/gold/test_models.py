@@ -245,17 +245,20 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
 
 
 def test_a_model_may_have_any_name(shop: MakeShop) -> None:
-    """Also the words that positions are written with: what such a model reads moves, and the models over it follow."""
+    """And its columns. Also the words that positions are written with: what such a model reads moves, and the models over it follow."""
     made = shop(
         at="{{ config(materialized='view') }} SELECT sum(amount) AS total FROM {{ ref('cases.orders') }}",
         model="{{ config(materialized='view') }} SELECT total FROM {{ ref('at') }}",
         id="SELECT total FROM {{ ref('model') }}",
         after="SELECT total FROM {{ ref('id') }}",
+        key="{{ config(materialized='incremental', unique_key='count') }} "
+        "SELECT amount AS count, count(*) AS n FROM {{ ref('cases.orders', key='amount') }} GROUP BY amount",
     )
     made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
-    assert made.run() == {"at": "view", "model": "view", "id": "whole", "after": "whole"}
+    assert made.run() == {"at": "view", "model": "view", "id": "whole", "after": "whole", "key": "whole"}
     made.change("orders", {"_id": 1, "customer": 1, "amount": 6})
-    assert made.run() == {"at": "view", "model": "view", "id": "whole", "after": "whole"}
+    assert made.run() == {"at": "view", "model": "view", "id": "whole", "after": "whole", "key": "changed"}
+    assert made.rows("key") == {(6, 1)}
     assert made.rows("after") == {(6,)}
     (made.folder / "model.sql").write_text(
         "{{ config(materialized='view') }} SELECT 2 * total AS total FROM {{ ref('at') }}"
