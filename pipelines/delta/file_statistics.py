@@ -52,15 +52,16 @@ def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, hig
 
 def present_count(file: Mapping[str, Any]) -> int:
     """How many rows a file has without those that are deleted."""
-    return row_count(file) - _deleted_count(file)
+    return row_count(file) - deleted_count(file)
 
 
 def share_deleted(file: Mapping[str, Any]) -> float:
     """How much of a file's rows is deleted, from 0 to 1."""
-    return _deleted_count(file) / max(1, row_count(file))
+    return deleted_count(file) / max(1, row_count(file))
 
 
-def _deleted_count(file: Mapping[str, Any]) -> int:
+def deleted_count(file: Mapping[str, Any]) -> int:
+    """How many of a file's rows are deleted."""
     return int((file.get("deletionVector") or {}).get("cardinality", 0))
 
 

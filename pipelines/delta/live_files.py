@@ -346,6 +346,34 @@ def present(live: LiveFiles, places: Places) -> Places:
     return found
 
 
+def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
+    """The rows of a version of a table that another version of it has not: those of files that it lacks, and of a file that both have
+    what it has deleted.
+
+    Raises `NotReadable` where those are more than `limit`, and `OSError`.
+    """
+    others = {each["path"]: each for each in other.files()}
+    changed = [(each, others.get(each["path"])) for each in live.files() if not other.holds([each])]
+    if (
+        sum(
+            file_statistics.row_count(file) if there is None else file_statistics.deleted_count(there)
+            for file, there in changed
+        )
+        > limit
+    ):
+        raise table_schema.NotReadable
+    _bring_vectors(live.folder, [there for _, there in changed if there is not None])
+    files = LocalFiles(live.folder)
+
+    def numbers(file: dict[str, Any], there: Mapping[str, Any] | None) -> list[int]:
+        if there is None:
+            return list(range(file_statistics.row_count(file)))
+        vector = there.get("deletionVector")
+        return list(deleted_rows.of(vector, files)) if vector else []
+
+    return present(live, [(file, numbers(file, there)) for file, there in changed])
+
+
 def _parts_at(path: stored_ranges.Source, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
     """Columns of these rows of a data file, whose numbers are in order."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:

@@ -6,15 +6,17 @@ For a gold table of documents `current.GoldTable` finds them; what a rebuild of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
-from pipelines.delta import table_history
+from pipelines.delta import live_files, table_history, table_schema
+from pipelines.delta.live_files import LiveFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,42 +24,89 @@ if TYPE_CHECKING:
 MANY_FILES = 500
 """More changed files than these are not named in a query: both versions are read whole."""
 
+FEW_ROWS = 250_000
+"""So many changed rows of a version this process reads by their places. Executors read the files that hold them whole, in both versions."""
+
+READ_BYTES = 2**30
+"""Of files with so many bytes beside them."""
+
+# Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual formats of timestamps end at
+# milliseconds: rows that differ in microseconds would be the same.
+_FORMATS = "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", 'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\""
+_DIGEST = f"sha2(to_json(struct(*), map({_FORMATS})), 256)"
+_FILE = "substring_index(_metadata.file_path, '/', -1)"
+
 
 def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]) -> DataFrame:
     """The values of `columns` in the rows that one version of a table has and the other has not, as often as it has them.
 
-    Only files that are not the same in both are compared: a file is the same where as many of its rows, at the same places,
+    Only rows of files that are not the same in both are compared: a file is the same where as many of its rows, at the same places,
     are there. That holds for tables with deletion vectors and without, after OPTIMIZE and RESTORE, and needs no change feed.
     """
     before, after = table_history.changed_between(spark, table, before, after)
-    places = [_places(spark, table, version) for version in (before, after)]
-    differing = {path for path in places[0].keys() | places[1].keys() if places[0].get(path) != places[1].get(path)}
-    names = ", ".join(map(identifier, columns))
-    # Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual formats of timestamps end at
-    # milliseconds: rows that differ in microseconds would be the same.
-    formats = (
-        "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", 'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\""
+    seen = _seen(spark, table, before, after)
+    old, new = _few_rows(spark, seen) or _rows_of_files(spark, table, (before, after), seen)
+    names = [f"{identifier(name)} AS `__key_{number}`" for number, name in enumerate(columns)]
+    signed = (
+        rows.selectExpr(*names, f"{_DIGEST} AS `__row`", f"{sign} AS `__sign`") for rows, sign in ((old, -1), (new, 1))
     )
-    json = f"to_json(struct(*), map({formats}))"
-
-    def rows(version: int, sign: int, wanted: set[str]) -> DataFrame:
-        at = f"{table} VERSION AS OF {version}"
-        listed = ", ".join(literal(path) for path in sorted(wanted))
-        chosen = (
-            f"WHERE _metadata.file_path IN ({listed})"
-            if 0 < len(wanted) <= MANY_FILES
-            else "WHERE false"
-            if not wanted
-            else ""
-        )
-        return spark.sql(f"SELECT {names}, sha2({json}, 256) AS `__row`, {sign} AS `__sign` FROM {at} {chosen}")
-
-    old = rows(before, -1, differing & places[0].keys())
-    new = rows(after, 1, differing & places[1].keys())
+    both = next(signed).unionByName(next(signed))
     keys = [f"__key_{number}" for number in range(len(columns))]
-    both = old.unionByName(new).toDF(*keys, "__row", "__sign")
     # A row that both versions have counts once on each side and cancels out.
     return both.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
+
+
+_Seen: TypeAlias = "tuple[LiveFiles, LiveFiles] | None"
+"""The two versions as this process sees them; None where it does not."""
+
+
+def _seen(spark: SparkSession, table: tables.TableRef, before: int, after: int) -> _Seen:
+    old, new = live_files.of(spark, table), live_files.of(spark, table)
+    return (old, new) if old is not None and new is not None and old.at(before) and new.at(after) else None
+
+
+def _few_rows(spark: SparkSession, seen: _Seen) -> tuple[DataFrame, DataFrame] | None:
+    """The rows that only the one version has, and those that only the other has; None where they are not to be read here."""
+    if seen is None:
+        return None
+    old, new = seen
+    try:
+        return _beyond(spark, old, new), _beyond(spark, new, old)
+    except (OSError, pa.ArrowException, table_schema.NotReadable):
+        return None
+
+
+def _beyond(spark: SparkSession, live: LiveFiles, other: LiveFiles) -> DataFrame:
+    places = live_files.rows_beyond(live, other, limit=FEW_ROWS)
+    columns, size_bytes = live.schema.names, live_files.MANY_BYTES
+    return spark.createDataFrame(
+        live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=READ_BYTES)
+    )
+
+
+def _rows_of_files(
+    spark: SparkSession, table: tables.TableRef, versions: tuple[int, int], seen: _Seen
+) -> tuple[DataFrame, DataFrame]:
+    """The rows of each version in files that are not the same in the other one."""
+    if seen is not None:
+        old, new = ({_name(each) for each in live.files() if not other.holds([each])} for live, other in (seen, seen[::-1]))
+    else:
+        places = [_places(spark, table, version) for version in versions]
+        old, new = ({file for file in own if own[file] != others.get(file)} for own, others in (places, places[::-1]))
+    before, after = versions
+    return _rows(spark, table, before, old), _rows(spark, table, after, new)
+
+
+def _name(file: dict[str, object]) -> str:
+    """A file as queries tell it, whatever folder it lies in: the names are made to be no other file's."""
+    return str(file["path"]).rpartition("/")[2]
+
+
+def _rows(spark: SparkSession, table: tables.TableRef, version: int, files: set[str]) -> DataFrame:
+    rows = spark.sql(f"SELECT * FROM {table} VERSION AS OF {version}")
+    if not files:
+        return rows.where("false")
+    return rows if len(files) > MANY_FILES else rows.where(f"{_FILE} IN ({', '.join(map(literal, sorted(files)))})")
 
 
 def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[str, tuple[int, int]]:
@@ -66,8 +115,7 @@ def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[s
     for places in ("bit_xor(xxhash64(_metadata.row_index))", "0"):
         try:
             rows = spark.sql(
-                f"SELECT _metadata.file_path AS path, count(*) AS n, {places} AS places "
-                f"FROM {table} VERSION AS OF {version} GROUP BY 1"
+                f"SELECT {_FILE} AS path, count(*) AS n, {places} AS places FROM {table} VERSION AS OF {version} GROUP BY 1"
             )
         except AnalysisException:  # without deletion vectors rows have no places, and need none
             continue

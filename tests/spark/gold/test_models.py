@@ -13,11 +13,12 @@ from pyspark.errors import PySparkException
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import models
+from pipelines.gold import current, model_changes, models
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from tests.harness import bronze_rows, gold_shop, sessions
@@ -336,3 +337,38 @@ def test_a_failure_of_the_machine_is_tried_again(shop: MakeShop, monkeypatch: py
         with pytest.raises(errors.Temporary, match="could not be computed"):
             made.run(judged=judged)
     assert made.run(judged=judged) == {"other": "whole"}
+
+
+def test_what_changed_is_the_same_whoever_looks_for_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process by the places of the rows, queries over the files that its log names, and queries alone, as in a catalog; of any type."""
+    table = tables.TableRef.at(str(tmp_path / "a table, with signs"))
+    delta.create(spark, table, columns="`k.1` INT, m MAP<STRING, INT>, at TIMESTAMP", properties=current.PROPERTIES)
+    vectors = "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    spark.sql(f"ALTER TABLE {table} {vectors}").collect()
+    rows = "SELECT CAST(id AS INT), map('a', CAST(id % 7 AS INT)), timestamp_micros(id)"
+    spark.sql(f"INSERT INTO {table} {rows} FROM range(0, 1000, 1, 2)").collect()
+    before = table_history.version(spark, table)
+    spark.sql(f"UPDATE {table} SET m = map('a', 9) WHERE `k.1` IN (3, 700)").collect()
+    spark.sql(f"DELETE FROM {table} WHERE `k.1` = 5").collect()
+    spark.sql(f"OPTIMIZE {table}").collect()
+    spark.sql(f"ALTER TABLE {table} ADD COLUMNS (more STRING)").collect()
+    spark.sql(f"UPDATE {table} SET at = timestamp_micros(4000001) WHERE `k.1` = 6").collect()
+    spark.sql(f"INSERT INTO {table} VALUES (1000, NULL, NULL, 'x')").collect()
+    after = table_history.version(spark, table)
+
+    def changed() -> list[int]:
+        found = model_changes.changed_keys(spark, table, before, after, ["k.1"])
+        return sorted(row[0] for row in found.collect())
+
+    expected = [3, 3, 5, 6, 6, 700, 700, 1000]
+    with monkeypatch.context() as here:
+        here.setattr(model_changes, "_rows_of_files", None)
+        assert changed() == expected
+    monkeypatch.setattr(model_changes, "_few_rows", lambda *_: None)
+    with monkeypatch.context() as named:
+        named.setattr(model_changes, "_places", None)
+        assert changed() == expected
+    monkeypatch.setattr(model_changes, "_seen", lambda *_: None)
+    assert changed() == expected

@@ -393,3 +393,26 @@ def test_of_a_large_file_the_row_groups_are_read_that_hold_some_of_the_rows(tabl
         )
         with pytest.raises(NotReadable):
             live_files.rows_at(live, places, columns=["n", "__key"], **sizes | {"read_bytes": few - 1})
+
+
+def test_what_a_version_has_beyond_another_is_found_by_its_places(tmp_path: Path) -> None:
+    """Of a file that both have what the other has deleted, of any other file all: a change in a large file is one row, not the file."""
+    table = Table(tmp_path)
+    large, gone = table.file([f"{number:04}" for number in range(1000)], 1), table.file(["a", "b"], 1)
+    first = table.without(large, [1, 2])
+    before = table.commit({"add": first}, {"add": gone})
+    coming, second = table.file(["0005", "x"], 2), table.without(large, [1, 2, 5])
+    removed = [{"remove": {**each, "dataChange": True}} for each in (first, gone)]
+    after = table.commit(*removed, {"add": second}, {"add": coming})
+    old, new = LiveFiles(tmp_path), LiveFiles(tmp_path)
+    assert old.at(before) and new.at(after)
+
+    def beyond(live: LiveFiles, other: LiveFiles) -> list[str]:
+        places = live_files.rows_beyond(live, other, limit=10)
+        rows = live_files.rows_at(live, places, columns=["__key"], size_bytes=2**20, read_bytes=2**20)
+        return sorted(rows["__key"].to_pylist())
+
+    assert beyond(old, new) == ["0005", "a", "b"] and beyond(new, old) == ["0005", "x"]
+    assert beyond(new, new) == []
+    with pytest.raises(NotReadable):
+        live_files.rows_beyond(old, new, limit=4)  # five are looked at: two of them are deleted in both

@@ -17,7 +17,7 @@ from cdc_core.settings import parse as settings
 from pipelines.delta import local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import model_table, models
+from pipelines.gold import model_changes, model_table, models
 from pipelines.gold.model_inputs import ModelInputs
 from tests.harness import layers, without_spark
 
@@ -146,3 +146,24 @@ def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monk
         hop.run()
         with pytest.raises(errors.MedallionError, match="NeedsSpark"):
             models.run(without_spark.SPARK, chosen)
+
+
+def test_of_a_large_table_the_rows_that_changed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the files that held them, and no query counts the rows of both versions."""
+    spark: Any = SimpleNamespace(createDataFrame=lambda rows: rows)
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        hop.append(*((number, bson.encode({"_id": number, "v": "a"})) for number in range(100)))
+        hop.run()
+        before = local_log.newest_version(Path(hop.gold_table.path or "")) or 0
+        hop.append((5, bson.encode({"_id": 5, "v": "b"})), (6, None), (100, bson.encode({"_id": 100, "v": "a"})))
+        hop.run()
+        after = local_log.newest_version(Path(hop.gold_table.path or "")) or 0
+        seen = model_changes._seen(without_spark.SPARK, hop.gold_table, before, after)
+        found = model_changes._few_rows(spark, seen) or ()
+        assert [rows.sort_by("_id").select(["_id", "v"]).to_pylist() for rows in found] == [
+            [{"_id": 5, "v": "a"}, {"_id": 6, "v": "a"}],
+            [{"_id": 5, "v": "b"}, {"_id": 100, "v": "a"}],
+        ]
+        monkeypatch.setattr(model_changes, "FEW_ROWS", 1)
+        assert model_changes._few_rows(spark, seen) is None
