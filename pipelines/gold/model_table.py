@@ -26,7 +26,7 @@ from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
-from pipelines.delta import query_execution, table_history
+from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import model_changes, queries
@@ -145,7 +145,9 @@ class ModelTable:
                 ):
                     keys = self._affected(work)
                     if keys is not None:
-                        return "changed", *self._merged(work, writer, keys)
+                        merged = self._merged(work, writer, keys)
+                        maintenance.compact(writer)  # each of them adds a file, and reads all that there are
+                        return "changed", *merged
                 return "whole", *self._replaced(work, writer, whole.select(*columns))
         finally:
             self.inputs.forget(self.model.name)

@@ -15,7 +15,7 @@ from cdc_core import errors
 from cdc_core.settings import parse as settings
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
-from pipelines.delta import query_execution, table_history
+from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, model_changes, models
@@ -123,6 +123,21 @@ def test_what_was_compacted_is_no_change(shop: MakeShop) -> None:
     made.change("orders", {"_id": 5, "customer": 1, "amount": 6})
     assert made.run() == {"totals": "changed"}
     assert made.rows("totals") == anew(made)
+
+
+def test_a_model_that_takes_in_keys_all_the_time_stays_in_few_files(shop: MakeShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each MERGE adds one, and reads all that there are; what refers to the model sees no change in what was only put together."""
+    monkeypatch.setattr(maintenance, "MANY_FILES", 2)
+    each = "{{ config(materialized='incremental', unique_key='_id') }} SELECT _id, amount FROM {{ ref('cases.orders', key='_id') }}"
+    made = shop(each=each, of_each=each.replace("cases.orders", "each"))
+    made.change("orders", {"_id": 0, "customer": 1, "amount": 0})
+    made.run()
+    for key in range(1, 5):
+        made.change("orders", {"_id": key, "customer": 1, "amount": key})
+        assert made.run() == {"each": "changed", "of_each": "changed"}
+        assert made.rows("of_each") == {(number, number) for number in range(key + 1)}
+        assert made.run() == {"each": "nothing", "of_each": "nothing"}
+    assert delta.size(made.spark, delta.layout(made.settings.lakehouse).model("each")).files <= 2
 
 
 def test_a_position_that_moves_alone_is_no_change(
