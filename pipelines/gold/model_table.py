@@ -208,7 +208,7 @@ class ModelTable:
             self._check_unique(rows)
             self._check_led(rows, [keys])
             live = self.spark.table(str(writer.table))
-            same = self._is_same_key()
+            same = self._is_same_key(rows, keys)
             # What the table would be, without writing it: expectations about the whole table need all rows, also those that
             # stay.
             staying = live.alias("l").join(keys.alias("k"), same, "left_anti")
@@ -220,6 +220,8 @@ class ModelTable:
             extra = {**said, **self._made_by}
             # A key of which the query gives no row any more: the MERGE needs a row to delete it by.
             gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
+            held = {each.name: each.dataType for each in rows.schema}
+            gone = gone.withColumns({name: F.col(identifier(name)).try_cast(held[name]) for name in self.model.unique_key})
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True)
             version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
             return keys.count(), version
@@ -265,10 +267,15 @@ class ModelTable:
         names = ", ".join(map(identifier, ref.key))
         return self.spark.sql(f"SELECT DISTINCT {names} FROM {self.inputs.relation(ref)}").toDF(*self.model.unique_key)
 
-    def _is_same_key(self) -> Column:
-        """Whether the rows `l` and `k` have one key, in a join."""
-        pairs = ((F.col(f"l.{identifier(name)}"), F.col(f"k.{identifier(name)}")) for name in self.model.unique_key)
-        return functools.reduce(operator.and_, (left.eqNullSafe(right) for left, right in pairs))
+    def _is_same_key(self, rows: DataFrame, keys: DataFrame) -> Column:
+        """Whether `rows`, as `l`, and `keys`, as `k`, have one key, in a join.
+
+        Of two types both have to hold the very value of the other: Spark's comparison takes '007' and '7' for the number 7.
+        """
+        types = [{each.name: each.dataType for each in frame.schema} for frame in (rows, keys)]
+        return functools.reduce(
+            operator.and_, (_is_same_value(name, *(each[name] for each in types)) for name in self.model.unique_key)
+        )
 
     def _named(self, rows: DataFrame) -> tuple[str, ...]:
         """The columns by which a message names a row: those that the model declares unique, or the key of the document
@@ -282,7 +289,7 @@ class ModelTable:
             return
         strays = rows
         for each in keys:
-            strays = strays.alias("l").join(each.alias("k"), self._is_same_key(), "left_anti")
+            strays = strays.alias("l").join(each.alias("k"), self._is_same_key(rows, each), "left_anti")
         if not strays.isEmpty():
             named = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
             message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {named}"
@@ -310,6 +317,14 @@ def is_same(held: object, now: object) -> bool:
     # A table's position, and not positions by names: a model may be called `at`.
     names = ("id", "at") if isinstance(now.get("at"), str) else now.keys()
     return all(is_same(held[name], now[name]) for name in names)
+
+
+def _is_same_value(name: str, left: T.DataType, right: T.DataType) -> Column:
+    """Whether the column of this name has one value in `l` and `k`, which may have it as different types."""
+    ours, theirs = F.col(f"l.{identifier(name)}"), F.col(f"k.{identifier(name)}")
+    if left == right:
+        return ours.eqNullSafe(theirs)
+    return ours.eqNullSafe(theirs.try_cast(left)) & theirs.eqNullSafe(ours.try_cast(right))
 
 
 def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:

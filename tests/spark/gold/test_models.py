@@ -201,6 +201,20 @@ def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -
     assert made.rows("other") == {(3,)}
 
 
+def test_a_key_may_have_another_type_and_not_another_value(shop: MakeShop) -> None:
+    """Spark takes '0007' and 7 for one number: rows of a key that no longer has any stayed, because none was called like it."""
+    of = "{{{{ config(materialized='incremental', unique_key='c') }}}} SELECT {} AS c, count(*) AS n FROM {{{{ ref('cases.orders', key='customer') }}}} GROUP BY 1"
+    made = shop(texts=of.format("CAST(customer AS STRING)"))
+    made.change("orders", {"_id": 1, "customer": 1}, {"_id": 2, "customer": 2})
+    assert made.run() == {"texts": "whole"}
+    made.change("orders", {"_id": 1, "customer": 2})
+    assert made.run() == {"texts": "changed"}
+    assert made.rows("texts") == {("2", 2)}
+    (made.folder / "padded.sql").write_text(of.format("lpad(CAST(customer AS STRING), 4, '0')"))
+    with pytest.raises(errors.SettingsError, match=r"padded\.sql: unique_key c has values that are not in"):
+        made.run()
+
+
 WRONG = {
     "typo": "SELEC 1",
     "two": "SELECT 1 AS a\n; DROP TABLE x",
