@@ -58,14 +58,14 @@ def _parsed(text: bytes) -> dict[str, Any]:
     """A document's text, with each of several fields of one name."""
     document: dict[str, Any] = orjson.loads(text)
     # It keeps the last of them without a word, and writes the others as they are.
-    is_whole = _text(document) == text
+    is_whole = orjson.dumps(document) == text
     return document if is_whole else json.loads(text, object_pairs_hook=_with_all_fields)
 
 
 def _text(document: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(document)
-    except TypeError:  # a name that comes again, or more levels than it writes
+    except TypeError:  # a name that comes again
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 

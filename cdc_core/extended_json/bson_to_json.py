@@ -20,7 +20,7 @@ import math
 import re
 import struct
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import bson
@@ -133,57 +133,8 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | o
 def _dumps_spelled(value: object) -> bytes:
     try:
         return orjson.dumps(_spelled(value), _wrapped, _OPTIONS)
-    except (TypeError, RecursionError):
-        try:
-            return b"".join(_deep_parts(value))
-        except (TypeError, RecursionError) as error:
-            raise ValueError(f"not a value of BSON, or nested deeper than {MAX_DEPTH} levels: {error}") from error
-
-
-def _deep_parts(value: object) -> Iterator[bytes]:
-    """The text of a value whose JSON has more levels than orjson writes, or Python calls: code with a scope has two for one of BSON."""
-    open_: list[tuple[Iterator[tuple[str | None, object]], bytes]] = [(iter([(None, value)]), b"")]
-    separator = b""
-    while open_:
-        items, end = open_[-1]
-        name, item = next(items, (None, _END))
-        if item is _END:
-            yield end
-            open_.pop()
-            separator = b","
-            continue
-        yield separator if name is None else separator + orjson.dumps(escape_key(name)) + b":"
-        begin, inner, end = _parts(item)
-        yield begin
-        separator = b"," if inner is None else b""
-        if inner is not None:
-            open_.append((inner, end))
-        if len(open_) > 2 * MAX_DEPTH:
-            raise RecursionError("too many levels")
-
-
-_END = object()
-
-
-def _parts(value: object) -> tuple[bytes, Iterator[tuple[str | None, object]] | None, bytes]:
-    """How a value's text begins, what it holds, and how it ends; the whole text of one that holds nothing."""
-    if isinstance(value, RepeatedFields):
-        return b"{", iter(value.items), b"}"
-    if isinstance(value, ScopedCode):
-        return _code_begin(value.code), iter(value.scope.items), b"}}"
-    if isinstance(value, Code) and value.scope is not None:
-        return _code_begin(str(value)), iter(value.scope.items()), b"}}"
-    if isinstance(value, DBRef):
-        return b"{", iter(value.as_doc().items()), b"}"
-    if isinstance(value, Mapping) and not isinstance(value, RawBSONDocument):
-        return b"{", iter(value.items()), b"}"
-    if isinstance(value, list | tuple):
-        return b"[", iter([(None, item) for item in value]), b"]"
-    return orjson.dumps(_spelled(value), _wrapped, _OPTIONS), None, b""
-
-
-def _code_begin(code: str) -> bytes:
-    return b'{"$code":' + orjson.dumps(code) + b',"$scope":{'
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"not a value of BSON, or nested deeper than {MAX_DEPTH} levels: {error}") from error
 
 
 _ends_7f = re.compile(rb"\x7f(?<=\0.{6}[\xf0-\xff]\x7f)", re.DOTALL).finditer

@@ -145,21 +145,6 @@ def test_documents_that_the_driver_refuses_land_with_their_bytes(mongodb_uri: st
     assert sum(row["payload"] is not None for row in rows) == len(given) - 2
 
 
-def test_code_in_the_scope_of_code_lands_however_deep(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """Each is two levels of JSON, so that a server takes twice as many as a writer of JSON: one such document ended the capture at each
-    start, and with it all collections."""
-    found = settings(mongodb_uri, **{"database.include.list": database.name})
-    begins, scope = mongodb_server.operation_time(mongo), document(b"\x10x\0\1\0\0\0")
-    for _ in range(170):
-        scoped = text(b"f") + scope
-        scope = document(b"\x0fa\0" + (len(scoped) + 4).to_bytes(4, "little") + scoped)
-    with stream(mongo, found) as opened:
-        database.orders.insert_one(RawBSONDocument(document(b"\x10_id\0\1\0\0\0", scope[4:-1])))
-        (row,) = changes(opened, mongo)
-    assert row["after"].count('"$scope"') == 170 and json.loads(row["after"])["_id"] == 1
-    assert [each["after"] for each in snapshot_rows(found, mongo, after=begins)] == [row["after"]]
-
-
 def test_fields_that_are_left_out_are_in_no_original(mongodb_uri: str, mongo: Any, database: Any) -> None:
     """Of a document with text that is not UTF-8 no bytes are kept where they would hold what the settings take out or rename."""
     database.command({"create": "users", "changeStreamPreAndPostImages": {"enabled": True}})

@@ -253,30 +253,6 @@ def test_nesting_as_deep_as_a_server_allows() -> None:
         bson_to_json.encode(too_deep)
 
 
-@pytest.mark.parametrize(
-    ("inner", "written"),
-    [
-        (b"\x10x\0\1\0\0\0", b'"x":1'),
-        (b"\x10x\0\1\0\0\0" * 2, b'"x":1,"x":1'),
-        (b"\x0ex\0\2\0\0\0y\0", b'"x":{"$symbol":"y"}'),
-    ],
-    ids=["plain", "twice", "symbol"],
-)
-def test_code_in_the_scope_of_code_is_as_deep_as_a_server_allows(inner: bytes, written: bytes) -> None:
-    """Each is two levels of JSON, and a server takes 200 of BSON: more than the writer does by itself."""
-    raw = document(inner, element(0x01, struct.pack("<d", float("inf")), b"$oid"), element(0x03, document(), b"e"))
-    text = b"{" + written + b',"$$oid":{"$numberDouble":"Infinity"},"e":{}}'
-    for level in range(180):
-        scoped = counted(b'"') + raw
-        if level % 6 == 0:
-            raw = document(element(0x04, document(element(0x02, counted(b'"'), b"0"), element(0x03, raw, b"1"))))
-            text = b'{"a":["\\"",' + text + b"]}"
-        else:
-            raw = document(element(0x0F, struct.pack("<i", len(scoped) + 4) + scoped))
-            text = b'{"a":{"$code":"\\"","$scope":' + text + b"}}"
-    assert bson_to_json.encode(raw) == (text, False)
-
-
 def test_fields_split_a_document_without_decoding_it() -> None:
     """Each top-level element comes with type byte and raw value; an embedded document is one itself."""
     inner = bson.encode({"x": 1})

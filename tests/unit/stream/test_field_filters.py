@@ -145,14 +145,6 @@ def test_a_name_that_comes_twice_is_kept_twice_or_not_at_all(exclude: str, renam
     assert raw_event.filtered_update(row, fields=fields, taken=set())["updatedFields"].decode() == gives
 
 
-def test_fields_are_taken_out_of_a_document_however_deep() -> None:
-    """Code in the scope of code has more levels than the writer of JSON takes: such an event stopped the capture at each start."""
-    fields = field_filters.read(("shop.orders.b",), ()).of("shop", "orders")
-    assert fields is not None
-    deep = '{"$code":"f","$scope":{"a":' * 190 + "1" + "}}" * 190
-    assert raw_event.filtered(f'{{"b":1,"a":{deep}}}'.encode(), fields=fields, taken=set()).decode() == f'{{"a":{deep}}}'
-
-
 @pytest.mark.parametrize("said", [None, {}])
 def test_a_name_of_thousands_of_numbers_is_gone_through_once(said: dict[str, list[str | int]] | None) -> None:
     """Each may be a place in an array, or a name: of all the ways along them there are more than Python calls, or a day has seconds for."""
