@@ -306,7 +306,7 @@ class EventRows:
         if target is not None:
             payload["to"] = {"db": target.get("db"), "collection": target.get("coll")}
         if event.get("operationDescription") is not None:
-            payload["description"] = orjson.Fragment(bson_to_json.dumps_value(event["operationDescription"]))
+            payload["description"] = orjson.loads(bson_to_json.dumps_value(event["operationDescription"]))
         cluster_time = event["clusterTime"]
         token = event["_id"]["_data"]
         self._other(

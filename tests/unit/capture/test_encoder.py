@@ -7,7 +7,6 @@ from typing import Any
 
 import bson
 import pytest
-from bson.code import Code
 from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
@@ -96,19 +95,6 @@ def test_all_of_an_update_counts_for_the_size_of_its_commit(encoder: Encoder, de
     assert not encoder.is_full
     encoder.add(bson.encode(bare | {"updateDescription": {"updatedFields": {}, **description}}))
     assert encoder.is_full
-
-
-def test_what_is_said_of_a_collection_lands_however_deep(encoder: Encoder) -> None:
-    """Its options are a document of the user's, too, and are not looked into."""
-    scope: dict[str, object] = {"n": float("inf")}
-    for _ in range(190):
-        scope = {"a": Code("f", scope)}
-    said = {"operationType": "create", "operationDescription": {"validator": scope, "size": 5.0}}
-    made = {name: value for name, value in bson.decode(event(60)).items() if name != "documentKey"} | said
-    assert encoder.add(bson.encode(made)) is not None
-    (payload,) = encoder.take().table(batch=1, first_offset=0, ts_ms=0)["payload"].to_pylist()
-    described = json.loads(payload)["description"]
-    assert payload.startswith('{"operation":"create"') and described["size"] == 5.0 and payload.count('"$scope"') == 190
 
 
 @pytest.mark.parametrize(("order", "changes"), [("user_only", 1), ("user_first", 0)])
