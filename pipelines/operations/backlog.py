@@ -3,12 +3,15 @@ the files, else by a query."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
@@ -23,7 +26,7 @@ MANY_ROWS = 5_000_000
 
 class Backlog(NamedTuple):
     """What waits for one layer of a collection: events, the batches that they are in, and since when, in milliseconds since 1970; and
-    how many events it took in lately."""
+    how many events it took in lately. A drop and a rename, which end all rows, are events here."""
 
     events: int = 0
     batches: int = 0
@@ -66,10 +69,17 @@ def of_layers(
     if not bounds:
         return {}
     after = min(at for each in bounds.values() for pair in each for at in pair)
-    rows = batch_rows.behind(log, after, ["kind", "db", "collection", "batch", "ts_ms"], limit=MANY_ROWS)
+    rows = batch_rows.behind(log, after, ["kind", "db", "collection", "batch", "ts_ms", "payload"], limit=MANY_ROWS)
     if rows is None:
         return _by_query(spark, log, after, bounds)
-    return _counted_here(rows.filter(survey.are_of_documents(rows)), bounds)
+    is_end = pc.equal(rows["kind"], bronze.RowKind.SCHEMA_CHANGE.value)
+    of_end = functools.reduce(pc.or_kleene, (pc.starts_with(rows["payload"], each) for each in _ENDS))
+    is_own = pc.or_(survey.are_of_documents(rows), pc.fill_null(pc.and_kleene(is_end, of_end), False))
+    return _counted_here(rows.filter(is_own), bounds)
+
+
+_ENDS = tuple(f'{{"operation":"{each.value}"' for each in (reduce.SweepCause.DROP, reduce.SweepCause.RENAME))
+"""How the payloads of drops and renames begin."""
 
 
 def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds]) -> dict[registry.Namespace, list[Backlog]]:
@@ -108,11 +118,13 @@ def _by_query(
         f"({literal(namespace.db)}, {literal(namespace.collection)}, {', '.join(str(at) for pair in each for at in pair)})"
         for namespace, each in bounds.items()
     )
+    begins = " OR ".join(f"payload LIKE {literal(each + '%')}" for each in _ENDS)
+    is_end = f"(kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND ({begins}))"
     rows = spark.sql(
         f"""SELECT db, collection, {", ".join(map(_counted, layers))}
             FROM {log} JOIN (SELECT * FROM VALUES {values}
                  AS bounds(db, collection, {names})) USING (db, collection)
-            WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {after}
+            WHERE ({bronze_log.DOCUMENT_EVENTS} OR {is_end}) AND batch > {after}
             GROUP BY db, collection"""
     ).collect()
     return {

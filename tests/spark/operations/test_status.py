@@ -65,6 +65,6 @@ def test_what_is_counted_without_a_query_is_what_spark_counts(
     assert counted == read()
     rate, (here, others) = counted
     assert rate is not None and here.silver is not None and here.gold is not None and others.silver is not None
-    assert (here.silver.lag_events, here.gold.lag_events, others.silver.lag_events, others.gold) == (1, 2, 0, None)
+    assert (here.silver.lag_events, here.gold.lag_events, others.silver.lag_events, others.gold) == (1, 2, 1, None)
     assert (here.silver.rows, here.silver.deleted, here.silver.incomplete, here.silver.rescued) == (7, 1, 1, 1)
     assert (here.gold.rows, here.gold.rescued) == (4, 1)

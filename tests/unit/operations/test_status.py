@@ -142,6 +142,23 @@ def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatc
     assert (found.gold.rows, found.gold.deleted, found.gold.rescued, found.quarantined) == (3, 0, 1, 1)
 
 
+def test_a_drop_that_was_not_applied_waits(tmp_path: Path) -> None:
+    """All rows are to go: none of them is what it looks like."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        hop.drop()
+        hop.drop("u")
+        (before,) = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+        hop.run()
+        (after,) = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+    found = [(each.waiting_events, each.silver, each.gold) for each in (before, after)]
+    assert [
+        (waits, silver and (silver.rows, silver.lag_events), gold and gold.lag_events) for waits, silver, gold in found
+    ] == [(1, (1, 1), 1), (0, (0, 0), 0)]
+
+
 def test_events_of_a_bronze_that_was_made_anew_wait(tmp_path: Path) -> None:
     """Its numbers begin again: silver, which stays as it was until somebody decides, has not applied them, whatever its own number is."""
     with without_spark.running():
