@@ -223,7 +223,7 @@ class History:
             return
         with ExitStack() as stack:
             if self.folds:
-                found = self._with_awaited(found, range_, stack)
+                found = self._with_awaited(found, range_, seen, stack)
             stored = self._versions_of(found, seen)
             if self.writer.can_upsert():  # by their places: a MERGE would look for them twice more
                 stored = stack.enter_context(query_execution.held(stored))
@@ -243,14 +243,17 @@ class History:
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
 
-    def _with_awaited(self, found: DataFrame, range_: reduce.BatchRange, stack: ExitStack) -> DataFrame:
+    def _with_awaited(self, found: DataFrame, range_: reduce.BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
-        unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
+        unknown = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
+        unknown = unknown.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
         since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
-        if since.isEmpty():
+        first = since.agg(F.min("since")).first()[0]
+        if first is None:
             return found
-        earlier = self._events(reduce.BatchRange(0, range_.after)).where(reduce.is_partial())
+        # By a literal, too: bronze skips the files from before it.
+        earlier = self._events(reduce.BatchRange(0, range_.after)).where(reduce.is_partial() & (F.col("sequence") > first))
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
     def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:

@@ -118,6 +118,30 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
 
 
 @pytest.mark.journey
+def test_the_updates_that_a_late_document_needs_are_looked_for_behind_it(
+    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bronze skips the files from before it: while a first snapshot goes on each range may bring some, and all of bronze was read each time."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
+    hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "update": {"w": 2}}, change("c", 2, 30, "x")]})
+    hop.run()
+    plans = []
+
+    def seen(*given: Any) -> Any:
+        found = awaited(*given)
+        plans.append(found._jdf.queryExecution().optimizedPlan().toString())
+        return found
+
+    kept = in_process_history.History
+    awaited = kept._with_awaited
+    monkeypatch.setattr(kept, "_with_awaited", seen)
+    hop.bronze.append({"things": [change("r", 1, 10, "a")]})
+    hop.run()
+    assert [row["w"] for row in hop.versions("things")] == [None, 2, None]
+    assert "sequence#" in plans[0] and f"> {bronze_rows.sequence(10, is_snapshot=True)}" in plans[0]
+
+
+@pytest.mark.journey
 def test_what_came_while_nothing_was_folded_is_not_missing_later(spark: SparkSession, lakehouse: Path) -> None:
     """`keep.document` switched off and on again: the updates in between are incomplete, and whole documents not kept for the next ones."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
