@@ -144,6 +144,10 @@ def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sw
     return tuple(found)
 
 
+END_PAYLOADS = tuple(f'{{"operation":"{each.value}"' for each in (SweepCause.DROP, SweepCause.RENAME))
+"""How the payloads of such `schema_change` rows begin."""
+
+
 def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
     """The sweeps that a range of batches calls for, in their order.
 

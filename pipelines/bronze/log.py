@@ -340,7 +340,7 @@ def gap_and_snapshot_heartbeats(
     """
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
     if any(row["payload"].startswith('{"gap"') or '"failed":' in row["payload"] for row in rows):
-        rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, '{"operation":"drop"', '{"operation":"rename"')
+        rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, *reduce.END_PAYLOADS)
     within = (row for row in sorted(rows, key=lambda row: int(row["offset"])) if to is None or row["batch"] <= to)
     return [{"ended": f"{row['db']}.{row['collection']}"} if row["db"] else json.loads(row["payload"]) for row in within]
 

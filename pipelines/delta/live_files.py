@@ -176,9 +176,8 @@ class LiveFiles:
             _bring(self.folder, files)
             for file in files:
                 for part in _parts(self.folder, file, names):
-                    if (
-                        column not in part.column_names
-                    ):  # somebody else's file: null in each row, which is greater than nothing
+                    # Of somebody else's file: null in each row, which is greater than nothing.
+                    if column not in part.column_names:
                         continue
                     above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
                     if above.num_rows:
@@ -354,13 +353,10 @@ def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
     """
     others = {each["path"]: each for each in other.files()}
     changed = [(each, others.get(each["path"])) for each in live.files() if not other.holds([each])]
-    if (
-        sum(
-            file_statistics.row_count(file) if there is None else file_statistics.deleted_count(there)
-            for file, there in changed
-        )
-        > limit
-    ):
+    counts = (
+        file_statistics.row_count(file) if there is None else file_statistics.deleted_count(there) for file, there in changed
+    )
+    if sum(counts) > limit:
         raise table_schema.NotReadable
     _bring_vectors(live.folder, [there for _, there in changed if there is not None])
     files = LocalFiles(live.folder)

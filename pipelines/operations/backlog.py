@@ -73,13 +73,9 @@ def of_layers(
     if rows is None:
         return _by_query(spark, log, after, bounds)
     is_end = pc.equal(rows["kind"], bronze.RowKind.SCHEMA_CHANGE.value)
-    of_end = functools.reduce(pc.or_kleene, (pc.starts_with(rows["payload"], each) for each in _ENDS))
+    of_end = functools.reduce(pc.or_kleene, (pc.starts_with(rows["payload"], each) for each in reduce.END_PAYLOADS))
     is_own = pc.or_(survey.are_of_documents(rows), pc.fill_null(pc.and_kleene(is_end, of_end), False))
     return _counted_here(rows.filter(is_own), bounds)
-
-
-_ENDS = tuple(f'{{"operation":"{each.value}"' for each in (reduce.SweepCause.DROP, reduce.SweepCause.RENAME))
-"""How the payloads of drops and renames begin."""
 
 
 def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds]) -> dict[registry.Namespace, list[Backlog]]:
@@ -118,7 +114,7 @@ def _by_query(
         f"({literal(namespace.db)}, {literal(namespace.collection)}, {', '.join(str(at) for pair in each for at in pair)})"
         for namespace, each in bounds.items()
     )
-    begins = " OR ".join(f"payload LIKE {literal(each + '%')}" for each in _ENDS)
+    begins = " OR ".join(f"payload LIKE {literal(each + '%')}" for each in reduce.END_PAYLOADS)
     is_end = f"(kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND ({begins}))"
     rows = spark.sql(
         f"""SELECT db, collection, {", ".join(map(_counted, layers))}

@@ -121,6 +121,7 @@ def _range(
     if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, next_position):
         return next_position
     collection.needs_steps = True
+    collection.ahead.forget()  # what was read for this process, up to some hundred megabytes, is of no use to Spark
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:
         # One without a place in the order goes on: it belongs to quarantine.
