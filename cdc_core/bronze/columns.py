@@ -39,6 +39,10 @@ class RowKind(str, Enum):
     NOTIFICATION = "notification"
 
 
+DOCUMENT_KINDS = (RowKind.CHANGE.value, RowKind.SNAPSHOT.value)
+"""The kinds of rows that are about one document."""
+
+
 class Op(str, Enum):
     """Debezium's `op`."""
 

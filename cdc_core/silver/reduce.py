@@ -19,7 +19,6 @@ A reduced row:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
 DELETED = ("before", "documentKey")
 """The bronze columns that a delete's row is made of, where the delete mode keeps one."""
 
-KINDS = (bronze.RowKind.CHANGE.value, bronze.RowKind.SNAPSHOT.value)
-"""The kinds of rows that are about one document."""
-
 
 class Action(str, Enum):
     """What a merge does with a reduced row."""
@@ -51,120 +47,6 @@ class Action(str, Enum):
     DOCUMENT = "document"
     REMOVE = "remove"
     MARK = "mark"
-
-
-@dataclass(frozen=True)
-class BatchRange:
-    """Bronze batches after `after`, up to and including `to`."""
-
-    after: int
-    to: int
-
-    @property
-    def predicate(self) -> str:
-        """The range as SQL over bronze, with literals, so that Delta skips files."""
-        return f"batch > {self.after} AND batch <= {self.to}"
-
-
-def ranges(batches: Iterable[tuple[int, int]], *, span: BatchRange, limit: int) -> tuple[BatchRange, ...]:
-    """The span cut between batches so that each range holds at most `limit` events, or one batch.
-
-    `batches` are pairs of batch and count of events, in order; batches without events may be left out. The ranges
-    cover the whole span; there is none for an empty span.
-    """
-    cuts: list[int] = []
-    held = 0
-    previous = span.after
-    for batch, events in batches:
-        # A batch that alone is larger than the limit is a range by itself: a position is a whole batch.
-        if held and held + events > limit:
-            cuts.append(previous)
-            held = 0
-        held += events
-        previous = batch
-    edges = [span.after, *cuts, span.to]
-    return tuple(BatchRange(low, high) for low, high in zip(edges, edges[1:]) if low < high)
-
-
-class SweepCause(str, Enum):
-    """Why rows are swept; a drop or a rename also makes void what comes late from before it."""
-
-    SNAPSHOT = "snapshot"
-    DROP = "drop"
-    RENAME = "rename"
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The end of a collection as it was: rows older than `first` are documents that are gone.
-
-    A snapshot of the whole collection that is finished, or a drop or a rename of it.
-    """
-
-    db_collection: str
-    batch: int
-    first: str
-    cause: SweepCause = SweepCause.SNAPSHOT
-
-    def is_due(self, *, after: int, swept: str) -> bool:
-        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still
-        needs it.
-
-        Heartbeats repeat a snapshot's end, so that one with an older mark is done. A drop or a rename has one row, and a
-        stream that lags behind a snapshot brings one from before its mark together with the events before that.
-        """
-        return self.batch > after and (self.cause is not SweepCause.SNAPSHOT or self.first > swept)
-
-
-def sweeps(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
-    """The sweeps that heartbeat rows, as pairs of batch and payload, call for.
-
-    Payloads repeat a finished collection until the snapshot ends: the first that names it counts, and one that
-    cannot be read, or says nothing of a snapshot, counts for nothing.
-    """
-    found: dict[tuple[str, str], Sweep] = {}
-    for batch, payload in heartbeats:
-        for namespace, state in _collections(payload):
-            first = state.get("first")
-            if state.get("completed") is True and state.get("sweep") is True and isinstance(first, str):
-                found.setdefault((namespace, first), Sweep(namespace, batch, first))
-    return tuple(found.values())
-
-
-def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sweep, ...]:
-    """The sweeps that `schema_change` rows call for: tuples of batch, db, collection, sequence and payload.
-
-    A drop ends its collection, a rename the one whose name was given up; the other operations take no documents away.
-    """
-    found = []
-    for batch, db, collection, sequence, payload in changes:
-        operation = json.loads(payload).get("operation")
-        if operation in (SweepCause.DROP.value, SweepCause.RENAME.value):
-            found.append(Sweep(f"{db}.{collection}", batch, sequence, SweepCause(operation)))
-    return tuple(found)
-
-
-END_PAYLOADS = tuple(f'{{"operation":"{each.value}"' for each in (SweepCause.DROP, SweepCause.RENAME))
-"""How the payloads of such `schema_change` rows begin."""
-
-
-def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
-    """The sweeps that a range of batches calls for, in their order.
-
-    Each comes right after its range, so that a run that ends between two ranges has forgotten none.
-    """
-    return tuple(sweep for sweep in sweeps if range_.after < sweep.batch <= range_.to)
-
-
-def _collections(payload: str) -> Iterator[tuple[str, dict[str, object]]]:
-    try:
-        parsed = json.loads(payload)
-    except ValueError:
-        return
-    snapshot = parsed.get("snapshot") if isinstance(parsed, dict) else None
-    collections = snapshot.get("collections") if isinstance(snapshot, dict) else None
-    if isinstance(collections, dict):
-        yield from ((name, state) for name, state in collections.items() if isinstance(state, dict))
 
 
 def is_partial() -> Column:
@@ -177,7 +59,7 @@ def latest(
 ) -> DataFrame:
     """The last decisive event of each key, with the partial updates after it noted.
 
-    `events` are bronze rows with kinds of `KINDS`. Result: key, sequence and offset of the decisive event (null where the
+    `events` are bronze rows with kinds of `bronze.DOCUMENT_KINDS`. Result: key, sequence and offset of the decisive event (null where the
     key has none), `after`, `columns` (of the last event where there is no decisive one), and `partial_sequence`: the last
     partial update's sequence where it is later, else null. `keeps_last` adds `last`, the last full document with its
     sequence, which a delete may need. `has_partial` false promises that there is no partial update, and saves looking

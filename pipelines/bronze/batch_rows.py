@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.tables import layout as tables
 from pipelines.bronze import recent_files
 from pipelines.delta import local_log, table_files
@@ -51,7 +51,7 @@ _GLOB = re.compile(r"[\\{}\[\]*?]")
 
 
 def rows(
-    spark: SparkSession, table: tables.TableRef, span: reduce.BatchRange, *, among: Mapping[str, str] | None = None
+    spark: SparkSession, table: tables.TableRef, span: BatchRange, *, among: Mapping[str, str] | None = None
 ) -> DataFrame:
     """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
 
@@ -82,7 +82,7 @@ class SweepRow(NamedTuple):
 def few_rows(
     spark: SparkSession,
     table: tables.TableRef,
-    span: reduce.BatchRange,
+    span: BatchRange,
     columns: Sequence[str],
     *,
     limit: int,
@@ -108,7 +108,7 @@ def few_rows(
 
 
 def _beside_others(
-    table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], among: Mapping[str, str], *, limit: int
+    table: tables.TableRef, span: BatchRange, columns: Sequence[str], among: Mapping[str, str], *, limit: int
 ) -> pa.Table | None:
     """Columns of the rows of a span where a compaction has put rows of other batches into their files: whoever is a few batches behind
     bronze meets one every `bronze.log.COMPACT_EVERY` commits. None as in `few_rows`; copies of whole files are too dear for it."""
@@ -215,7 +215,7 @@ def bytes_of(
         return None
 
 
-def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:
+def _files(table: tables.TableRef, span: BatchRange, among: Mapping[str, str]) -> list[str]:
     """The files of `span_files` as Spark names them; none where they are many."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
@@ -229,7 +229,7 @@ def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, 
 def here(
     spark: SparkSession,
     table: tables.TableRef,
-    span: reduce.BatchRange,
+    span: BatchRange,
     among: Mapping[str, str],
     *,
     limit: int | None = None,
@@ -251,7 +251,7 @@ def here(
 
 
 def span_files(
-    folder: Path, span: reduce.BatchRange, among: Mapping[str, str] = {}, *, is_alone: bool = True
+    folder: Path, span: BatchRange, among: Mapping[str, str] = {}, *, is_alone: bool = True
 ) -> list[local_log.AddedFile]:
     """The files that hold all rows of the span among these, the oldest first, and where it `is_alone` none of another span; none where that
     is not known."""

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
@@ -41,7 +42,7 @@ def in_order(
     spark: SparkSession,
     table: tables.TableRef,
     namespace: registry.Namespace,
-    range_: reduce.BatchRange,
+    range_: BatchRange,
     columns: Sequence[str],
     *,
     limit: int,
@@ -70,7 +71,7 @@ def are_partial(events: pa.Table) -> pa.ChunkedArray:
 
 
 def has_partial(
-    spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange, *, is_last: bool
+    spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace, span: BatchRange, *, is_last: bool
 ) -> bool:
     """Whether a span has an update without its document; with `is_last` whether one is the last event of its document, which nothing
     but the document of before explains."""

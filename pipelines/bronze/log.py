@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core import errors
+from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import literal
 from cdc_core.stream import resume_token, transactions
@@ -51,7 +51,7 @@ TRIMMED = "medallion.trimmed"
 TRIMMED_TO = "medallion.trimmed.to"
 """The last batch from which maintenance took events. It leaves each collection the last batch that all layers had applied."""
 
-DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
+DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in bronze.DOCUMENT_KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
 
 COMPACT_EVERY = 400
@@ -340,7 +340,7 @@ def gap_and_snapshot_heartbeats(
     """
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
     if any(row["payload"].startswith('{"gap"') or '"failed":' in row["payload"] for row in rows):
-        rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, *reduce.END_PAYLOADS)
+        rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, *collection_ends.PAYLOAD_STARTS)
     within = (row for row in sorted(rows, key=lambda row: int(row["offset"])) if to is None or row["batch"] <= to)
     return [{"ended": f"{row['db']}.{row['collection']}"} if row["db"] else json.loads(row["payload"]) for row in within]
 

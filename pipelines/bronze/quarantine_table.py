@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.silver import quarantine as quarantine_rules
-from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.delta import live_files, ops_tables, query_execution, table_errors, table_schema
 from pipelines.delta import tables as delta
@@ -33,7 +33,7 @@ FEW = 1000
 
 
 def applicable(
-    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.BatchRange, has_suspects: bool
+    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: BatchRange, has_suspects: bool
 ) -> DataFrame | None:
     """The events of `span` as silver may apply them; None where all of them may be, as nearly always.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.stream import transactions
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
@@ -31,7 +31,7 @@ def remembered(
     moves = transactions.ShardMoves()
     if position is None:
         return moves
-    span = reduce.BatchRange(max(0, position.batch - BATCHES), position.batch)
+    span = BatchRange(max(0, position.batch - BATCHES), position.batch)
     rows = batch_rows.few_rows(spark, table, span, _COLUMNS, limit=ROWS)
     if rows is None:
         inside = batch_rows.rows(spark, table, span).where("kind = 'change' AND source.lsid IS NOT NULL")

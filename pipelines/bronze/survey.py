@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from cdc_core.bronze import batch_range, collection_ends
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep, SweepCause
 from cdc_core.settings.parse import OnGone
-from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry
@@ -40,7 +42,7 @@ MAX_SURVEYED_BYTES = 256 * 2**20
 MAX_BROADCAST_EVENTS = 2_000_000
 """Of at most so many events the winners' offsets are sent to every executor; of more the documents are shuffled."""
 
-# LIKE may let heartbeats pass that end no snapshot: `reduce.sweeps` reads the JSON of those few.
+# LIKE may let heartbeats pass that end no snapshot: `collection_ends.of_heartbeats` reads the JSON of those few.
 _CALLS_FOR_SWEEP = (
     """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
 )
@@ -61,11 +63,11 @@ class EventCounts:
 def surveyed(
     spark: SparkSession,
     bronze_table: tables.TableRef,
-    span: reduce.BatchRange,
+    span: BatchRange,
     *,
     only: registry.Namespace | None = None,
     starts: Mapping[registry.Namespace, int] = {},
-) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
+) -> tuple[dict[registry.Namespace, EventCounts], tuple[Sweep, ...]]:
     """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
 
     Of the collections of `starts` the events after that batch are counted. One query, however many collections there
@@ -96,7 +98,7 @@ def surveyed(
 
 
 def counts_of(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: BatchRange
 ) -> EventCounts:
     """What a span of batches holds of one collection."""
     counts, _ = surveyed(spark, bronze_table, span, only=namespace)
@@ -110,7 +112,7 @@ SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "o
 
 def _surveyed_here(
     rows: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]
-) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
+) -> tuple[dict[registry.Namespace, EventCounts], tuple[Sweep, ...]]:
     """What `surveyed` says, of rows that this process has read."""
     is_event = are_of_documents(rows)
     others = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
@@ -178,7 +180,7 @@ def are_events(rows: pa.Table, of: registry.Namespace) -> pa.ChunkedArray:
 
 def are_of_documents(rows: pa.Table) -> pa.ChunkedArray:
     """Which rows are events of documents: `bronze_log.DOCUMENT_EVENTS` of rows that are here."""
-    return pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
+    return pc.is_in(rows["kind"], value_set=pa.array(bronze.DOCUMENT_KINDS))
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class EventsByBatch:
 
 
 def by_batch(
-    spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: reduce.BatchRange
+    spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: BatchRange
 ) -> EventsByBatch | None:
     """How a collection's events lie in the batches of a span; None where this process does not see all their files."""
     files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
@@ -211,8 +213,8 @@ def by_batch(
 
 
 def sweeps(
-    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.BatchRange, *, among: Sequence[registry.Namespace]
-) -> tuple[reduce.Sweep, ...]:
+    spark: SparkSession, bronze_table: tables.TableRef, span: BatchRange, *, among: Sequence[registry.Namespace]
+) -> tuple[Sweep, ...]:
     """The sweeps that drops and renames of these collections call for in a span of batches."""
     folder, kind = local_log.folder(bronze_table), bronze.RowKind.SCHEMA_CHANGE
     here = None if folder is None else batch_rows.of_kinds(folder, [*SWEEP_ROW], kind, limit=MAX_SURVEYED_ROWS)
@@ -244,9 +246,7 @@ def _counts(row: dict[str, Any]) -> EventCounts:
     )
 
 
-def events(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
-) -> DataFrame:
+def events(spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: BatchRange) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
     # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
     among = {"db": namespace.db, "collection": namespace.collection}
@@ -255,17 +255,19 @@ def events(
     )
 
 
-def bounded(of: DataFrame, *, span: reduce.BatchRange, limit: int) -> tuple[reduce.BatchRange, ...]:
+def bounded(of: DataFrame, *, span: BatchRange, limit: int) -> tuple[BatchRange, ...]:
     """The span cut into ranges of at most `limit` of these events, or of one batch."""
     # Never within a batch: a position is a batch, so a range must end with one.
     batches = of.groupBy("batch").count().orderBy("batch").toArrow()  # a log has millions of them
-    return reduce.ranges(zip(*(column.to_pylist() for column in batches.columns)), span=span, limit=limit)
+    return batch_range.ranges(zip(*(column.to_pylist() for column in batches.columns)), span=span, limit=limit)
 
 
-def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[reduce.Sweep, ...]:
+def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[Sweep, ...]:
     """The sweeps that rows call for: snapshots' ends, drops and renames."""
-    ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.RowKind.HEARTBEAT.value)
-    changes = reduce.schema_sweeps(
+    ends = collection_ends.of_heartbeats(
+        (row.batch, row.payload) for row in rows if row.kind == bronze.RowKind.HEARTBEAT.value
+    )
+    changes = collection_ends.of_schema_changes(
         (row.batch, row.db, row.collection, row.sequence, row.payload)
         for row in rows
         if row.kind == bronze.RowKind.SCHEMA_CHANGE.value and row.collection is not None
@@ -273,7 +275,7 @@ def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[reduce.Sweep, ..
     return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
 
 
-def sweeps_to_apply(sweeps: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
+def sweeps_to_apply(sweeps: Iterable[Sweep], options: CollectionSettings) -> list[Sweep]:
     """The sweeps without those after which the settings keep the rows."""
-    handling = {reduce.SweepCause.DROP: options.on_drop, reduce.SweepCause.RENAME: options.on_rename}
+    handling = {SweepCause.DROP: options.on_drop, SweepCause.RENAME: options.on_rename}
     return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]

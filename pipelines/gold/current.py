@@ -24,6 +24,7 @@ from cdc_core.gold import key_ranges
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
+from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry, survey
@@ -172,7 +173,7 @@ class GoldTable:
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
         """Stop statistics of columns that go, or change to a type without an order: Delta would refuse the rows."""
         listed = delta.properties(self.spark, writer.table).get(STATISTICS)
-        held = merge.fields_by_name(present)
+        held = table_columns.fields_by_name(present)
         common = statistics_columns(each for each in wanted if each.name in held and _has_order(held[each.name]))
         if listed not in (None, common):
             writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
@@ -193,7 +194,7 @@ class GoldTable:
         changes = self._key_changes(changed)
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
-        alteration = merge.alterations(present, wanted)
+        alteration = table_columns.alterations(present, wanted)
         # Readers of gold are to need no table feature for wider types: the rows are written anew with the new type.
         # And a column that somebody dropped, or gave another name, would be null in every row that is there.
         if (
@@ -219,7 +220,7 @@ class GoldTable:
 
     def _upserted(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
         """Replace the changed keys' rows without a MERGE; False where that is not possible, and nothing was written."""
-        if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
+        if not writer.can_upsert() or not table_columns.is_same(self.spark.table(str(writer.table)).schema, wanted):
             return False
         rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
         made = writer.upsert(

@@ -31,15 +31,19 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_core import errors
+from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep, SweepCause
 from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.signals import signal as signals
-from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as quarantine_rules
+from cdc_core.silver import reduce
 from cdc_core.sql import merge as sql_merge
+from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
@@ -102,13 +106,13 @@ def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[s
 class LocalHistory(Protocol):
     """What of a history needs no query, because this process can do it: `in_process_history`."""
 
-    def ranges(self, kept: History, span: reduce.BatchRange, events: int) -> Sequence[reduce.BatchRange] | None:
+    def ranges(self, kept: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """A span of so many events in ranges that `is_applied` may take; None where it is for queries to cut it."""
 
-    def is_applied(self, kept: History, range_: reduce.BatchRange, reached: HistoryPosition) -> bool:
+    def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
         """Whether a range's events are in the table, which then is at `reached`; where not, nothing was committed."""
 
-    def is_swept(self, kept: History, sweep: reduce.Sweep, reached: HistoryPosition) -> bool:
+    def is_swept(self, kept: History, sweep: Sweep, reached: HistoryPosition) -> bool:
         """The same of a sweep's ends."""
 
 
@@ -152,7 +156,7 @@ class History:
         # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
         added = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
-        span = reduce.BatchRange(start, silver.to)
+        span = BatchRange(start, silver.to)
         # Also those that another capture mode has left, where the history has what to fold them onto.
         self.folds = self.settings.keeps_document(
             str(self.namespace),
@@ -182,11 +186,11 @@ class History:
         for range_ in ranges:
             if stop.is_set() or (range_ is not ranges[0] and time.monotonic() > end):
                 return 0
-            reached = self._with_sweeps(range_, reached, reduce.within(due, range_), own.events)
+            reached = self._with_sweeps(range_, reached, collection_ends.within(due, range_), own.events)
         return own.events
 
     def _with_sweeps(
-        self, range_: reduce.BatchRange, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep], events: int
+        self, range_: BatchRange, reached: HistoryPosition, sweeps: Sequence[Sweep], events: int
     ) -> HistoryPosition:
         """One range, of a span of so many events, and the sweeps that it calls for. While any is to come, the position stays: a crash in
         between repeats the range."""
@@ -197,7 +201,7 @@ class History:
             with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
                 self._range(range_, reached)
         for sweep in sweeps:
-            is_end = sweep.cause is not reduce.SweepCause.SNAPSHOT and not self.mode.keeps_row
+            is_end = sweep.cause is not SweepCause.SNAPSHOT and not self.mode.keeps_row
             floor = max(reached.floor, sweep.first) if is_end else reached.floor
             reached = replace(reached, floor=floor, to=range_.to if sweep is sweeps[-1] else reached.to)
             self._sweep(sweep, reached)
@@ -205,10 +209,10 @@ class History:
 
     # --- events
 
-    def _events(self, span: reduce.BatchRange) -> DataFrame:
+    def _events(self, span: BatchRange) -> DataFrame:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def _range(self, range_: reduce.BatchRange, reached: HistoryPosition) -> None:
+    def _range(self, range_: BatchRange, reached: HistoryPosition) -> None:
         # What cannot be read leaves the versions from there on incomplete until it comes again, or a whole document.
         found = quarantine_rules.readable(self._events(range_), with_holes=True)
         if reached.floor:
@@ -243,7 +247,7 @@ class History:
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
 
-    def _with_awaited(self, found: DataFrame, range_: reduce.BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
+    def _with_awaited(self, found: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
         unknown = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
         unknown = unknown.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
@@ -253,7 +257,7 @@ class History:
         if first is None:
             return found
         # By a literal, too: bronze skips the files from before it.
-        earlier = self._events(reduce.BatchRange(0, range_.after)).where(reduce.is_partial() & (F.col("sequence") > first))
+        earlier = self._events(BatchRange(0, range_.after)).where(reduce.is_partial() & (F.col("sequence") > first))
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
     def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
@@ -295,7 +299,7 @@ class History:
         found: DataFrame,
         stored: DataFrame,
         laid_out: DataFrame,
-        range_: reduce.BatchRange,
+        range_: BatchRange,
         reached: HistoryPosition,
         *,
         few: bool,
@@ -334,7 +338,7 @@ class History:
         False where only a MERGE can do it; then nothing was committed.
         """
         schema = self._stored().schema
-        if not self.writer.can_upsert() or not _are_alike(schema, new.schema):
+        if not self.writer.can_upsert() or not table_columns.are_alike(schema, new.schema):
             return False
         version, names = ["__key", "__sequence"], [F.col(identifier(name)) for name in schema.names]
         ends = [name for name in ended.columns if name not in version]
@@ -399,7 +403,7 @@ class History:
 
     def _made_room(self, wanted: T.StructType) -> list[str]:
         """The table's columns for these, added where they are missing; rewritten where a type is wider now: gold has plain types."""
-        changes = merge.alterations(self._stored().schema, wanted)
+        changes = table_columns.alterations(self._stored().schema, wanted)
         if changes.impossible:
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); remove this table, "
@@ -410,10 +414,8 @@ class History:
         # A table of gold has plain types only: readers need not know type widening, for the price of writing the rows anew.
         if changes.widened:
             held = self._stored()
-            cast = [
-                F.col(identifier(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name)
-                for each in held.schema
-            ]
+            types = table_columns.widened(held.schema, wanted)
+            cast = [F.col(identifier(each.name)).cast(each.dataType).alias(each.name) for each in types]
             before = self.writer.metadata
             extra = {name: before.get(name) for name in HistoryPosition().extra}
             self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
@@ -421,7 +423,7 @@ class History:
 
     # --- sweeps
 
-    def _sweep(self, sweep: reduce.Sweep, reached: HistoryPosition) -> None:
+    def _sweep(self, sweep: Sweep, reached: HistoryPosition) -> None:
         """End what a drop or a rename took away, or, at its first chunk's sequence, what a snapshot of the whole did not find."""
         if self.mode.keeps_row:
             self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
@@ -431,7 +433,7 @@ class History:
         if self.marks_deleted:  # the mode may be younger than all versions
             self._made_room(_MARKS)
         at, stored = literal(sweep.first), self._stored()
-        is_snapshot = sweep.cause is reduce.SweepCause.SNAPSHOT  # what changed after that was there
+        is_snapshot = sweep.cause is SweepCause.SNAPSHOT  # what changed after that was there
         is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
         ended = stored.where(f"{is_open} AND `__sequence` < {at}").select("__key", "__sequence")
         if is_snapshot:
@@ -461,11 +463,6 @@ def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
     return sql_merge.Merge(SAME_VERSION, clauses)
 
 
-def _are_alike(stored: T.StructType, new: T.StructType) -> bool:
-    """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
-    return {each.name: merge.ddl(each.dataType) for each in stored} == {each.name: merge.ddl(each.dataType) for each in new}
-
-
 def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str]:
     """The table's columns, as this process sees them or as a query does."""
     live = writer.live
@@ -475,23 +472,3 @@ def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str
 def _time(sequence: str) -> Column:
     """The cluster time of a sequence, which begins with its seconds in hexadecimal digits."""
     return F.expr(f"timestamp_seconds(CAST(conv(substr({sequence}, 1, 8), 16, 10) AS BIGINT))")
-
-
-def _widened(held: T.DataType, wanted: T.StructType, name: str) -> T.DataType:
-    """The type of a held column with what is wider in the wanted one, its fields in the order that they have."""
-    return _joined(held, wanted[name].dataType) if name in wanted.names else held
-
-
-def _joined(held: T.DataType, wanted: T.DataType) -> T.DataType:
-    match held, wanted:
-        case T.StructType(), T.StructType():
-            fields = {each.name: each.dataType for each in wanted}
-            return T.StructType(
-                [T.StructField(each.name, _joined(each.dataType, fields.get(each.name, each.dataType))) for each in held]
-            )
-        case T.ArrayType(), T.ArrayType():
-            return T.ArrayType(_joined(held.elementType, wanted.elementType))
-        case T.MapType(), T.MapType():
-            return T.MapType(held.keyType, _joined(held.valueType, wanted.valueType))
-        case _:
-            return wanted

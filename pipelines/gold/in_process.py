@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
-from cdc_core.silver import merge
+from cdc_core.sql import table_columns
 from pipelines.bronze import survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
@@ -205,13 +205,13 @@ def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> Struct
     """Gold's columns with those that it lacks; None where one has to change its type."""
     held = gold.spark_schema()
     wanted = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in held.names)
-    columns = merge.grown(held, wanted)
-    return columns if columns is not None and merge.is_same(columns, wanted) else None
+    columns = table_columns.grown(held, wanted)
+    return columns if columns is not None and table_columns.is_same(columns, wanted) else None
 
 
 def _wanted(silver: StructType, *, has_rescued: bool) -> StructType:
     """The columns that gold is to have, as `GoldTable.wanted` says it."""
     names = [name for name in silver.names if name not in current.HIDDEN]
     names += ["__rescued", "__key"] if has_rescued else ["__key"]
-    held = merge.fields_by_name(silver)
+    held = table_columns.fields_by_name(silver)
     return StructType([StructField(name, held[name].dataType) for name in names])

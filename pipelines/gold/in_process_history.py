@@ -14,11 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from cdc_core.bronze import batch_range
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep, SweepCause
 from cdc_core.gold import versions
 from cdc_core.gold.versions import DocumentVersion
 from cdc_core.properties.source import FullUpdateType
-from cdc_core.silver import fold, merge, reduce
+from cdc_core.silver import fold
+from cdc_core.sql import table_columns
 from cdc_core.typed.decoding import without_collector
 from pipelines.bronze import batch_rows, collection_events, survey
 from pipelines.delta import live_files, table_schema, upsert
@@ -89,7 +93,7 @@ class InProcess:
 
     limit: int
 
-    def ranges(self, kept: History, span: reduce.BatchRange, events: int) -> Sequence[reduce.BatchRange] | None:
+    def ranges(self, kept: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """The span in ranges that are applied one after the other; None where they are for Spark to find, or it is one."""
         if self.limit <= survey.MAX_DRIVER_ROWS or not self.limit < events <= collection_events.SPAN_EVENTS:
             return None
@@ -103,9 +107,9 @@ class InProcess:
         # Each range looks for its keys; Spark does so once for all.
         if live.row_count() * (events // most + 1) > live_files.MANY_ROWS:
             return None
-        return reduce.ranges(found.events, span=span, limit=most)
+        return batch_range.ranges(found.events, span=span, limit=most)
 
-    def is_applied(self, kept: History, range_: reduce.BatchRange, reached: HistoryPosition) -> bool:
+    def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
         """Whether the range's events are in the table, with the position `reached`; where not, nothing was committed."""
         live = _live(kept)
         events = None if live is None else _events(kept, range_, reached, limit=self.limit)
@@ -119,7 +123,7 @@ class InProcess:
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
 
-    def is_swept(self, kept: History, sweep: reduce.Sweep, reached: HistoryPosition) -> bool:
+    def is_swept(self, kept: History, sweep: Sweep, reached: HistoryPosition) -> bool:
         """Whether a sweep ends no version, as after a first snapshot, and the table is at `reached`; any other one is for queries."""
         live = _live(kept)
         if live is None:
@@ -129,7 +133,7 @@ class InProcess:
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
         is_open = pc.is_null(held["__until"])
-        if sweep.cause is not reduce.SweepCause.SNAPSHOT:
+        if sweep.cause is not SweepCause.SNAPSHOT:
             is_open = pc.or_(is_open, pc.fill_null(pc.greater(held["__until"], sweep.first), False))
         if pc.any(pc.and_(is_open, pc.less(held["__sequence"], sweep.first))).as_py():
             return False
@@ -142,7 +146,7 @@ def _live(kept: History) -> LiveFiles | None:
     return None if any(each.path is None for each in kept.added()) else kept.writer.replaceable()
 
 
-def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
+def _events(kept: History, range_: BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
     """The events of the range that make versions; None where one of them, or all together, is for Spark."""
     added = [each.path[0] for each in kept.added() if each.path]
     columns = ("updateDescription", "before", *added)
@@ -178,7 +182,7 @@ def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, r
         return False
     evolution, new = made
     kept.record(evolution, number)  # before the table holds it
-    columns = merge.grown(live.spark_schema(), from_arrow_schema(new.schema))
+    columns = table_columns.grown(live.spark_schema(), from_arrow_schema(new.schema))
     replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
     # What such a version has in a column of a setting that was taken back stays: a MERGE leaves it as it is.
     if not stored.places.keys().isdisjoint(replaced) and not {*live.schema.names} <= {*new.column_names}:

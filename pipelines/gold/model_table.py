@@ -22,8 +22,8 @@ from pyspark.sql import types as T
 
 from cdc_core import errors
 from cdc_core.models import sql_model
-from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
+from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import maintenance, query_execution, table_history
@@ -169,7 +169,7 @@ class ModelTable:
             if owner is None:  # only now: a first version that the audit refuses leaves no empty table behind
                 if table.path is None and self.spark.catalog.tableExists(str(table)):
                     self.spark.sql(f"DROP VIEW IF EXISTS {table}")  # the model was one before
-                ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
+                ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
                 owner = Writer.claim(self.spark, table, take_over=self.take_over)
             try:
@@ -336,7 +336,7 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
     """Whether the table has the query's columns."""
     present = {each.name: each.dataType for each in spark.table(str(table)).schema}
     wanted = {each.name: each.dataType for each in frame.schema}
-    return present.keys() == wanted.keys() and all(merge.is_same(present[name], wanted[name]) for name in wanted)
+    return present.keys() == wanted.keys() and all(table_columns.is_same(present[name], wanted[name]) for name in wanted)
 
 
 def _statement(columns: Sequence[str], keys: Sequence[str]) -> sql_merge.Merge:

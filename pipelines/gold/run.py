@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_core import errors
-from cdc_core.silver import merge
+from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
@@ -457,7 +457,7 @@ class _GoldRun:
                 return None
             table.judge(place)
             wanted = table.wanted(False) if first is None else first.columns
-            columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in wanted)
+            columns = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in wanted)
             properties = current.PROPERTIES | self.claims.table_properties()
             properties |= {current.STATISTICS: current.statistics_columns(wanted)}
             delta.create(spark, place, columns=columns, properties=properties)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
@@ -73,7 +73,9 @@ def of_layers(
     if rows is None:
         return _by_query(spark, log, after, bounds)
     is_end = pc.equal(rows["kind"], bronze.RowKind.SCHEMA_CHANGE.value)
-    of_end = functools.reduce(pc.or_kleene, (pc.starts_with(rows["payload"], each) for each in reduce.END_PAYLOADS))
+    of_end = functools.reduce(
+        pc.or_kleene, (pc.starts_with(rows["payload"], each) for each in collection_ends.PAYLOAD_STARTS)
+    )
     is_own = pc.or_(survey.are_of_documents(rows), pc.fill_null(pc.and_kleene(is_end, of_end), False))
     return _counted_here(rows.filter(is_own), bounds)
 
@@ -114,7 +116,7 @@ def _by_query(
         f"({literal(namespace.db)}, {literal(namespace.collection)}, {', '.join(str(at) for pair in each for at in pair)})"
         for namespace, each in bounds.items()
     )
-    begins = " OR ".join(f"payload LIKE {literal(each + '%')}" for each in reduce.END_PAYLOADS)
+    begins = " OR ".join(f"payload LIKE {literal(each + '%')}" for each in collection_ends.PAYLOAD_STARTS)
     is_end = f"(kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND ({begins}))"
     rows = spark.sql(
         f"""SELECT db, collection, {", ".join(map(_counted, layers))}

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.gold import cut as times
 from cdc_core.properties.source import FullUpdateType
-from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
@@ -268,7 +268,7 @@ def _applied(
     histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
     silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
     starts = {namespace: each.to for namespace, each in silver_at.items()}
-    counts, sweeps = survey.surveyed(spark, table, reduce.BatchRange(min(starts.values()), newest), starts=starts)
+    counts, sweeps = survey.surveyed(spark, table, BatchRange(min(starts.values()), newest), starts=starts)
 
     def lacks(namespace: registry.Namespace) -> bool:
         options, at = settings.silver.for_collection(str(namespace)), silver_at[namespace]

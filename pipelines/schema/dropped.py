@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc_core import errors
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.silver import merge
+from cdc_core.sql import table_columns
 from cdc_core.tables import layout as tables
 from cdc_core.typed import exact
 from pipelines.delta import tables as delta
@@ -57,4 +57,4 @@ def check(kept: DocumentTable, held: T.StructType, *, before: int, remedy: str) 
 
 
 def _missing(schema: DocumentSchema, held: T.StructType) -> list[str]:
-    return [*merge.lacking(held, from_arrow_schema(pa.schema(list(exact.row_type(schema)))))]
+    return [*table_columns.lacking(held, from_arrow_schema(pa.schema(list(exact.row_type(schema)))))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.typed import plan as typed
 from pipelines.bronze import registry, survey
 from pipelines.delta import upsert
@@ -41,7 +41,7 @@ class RowBatch:
     """
 
     rows: DataFrame
-    range_: reduce.BatchRange
+    range_: BatchRange
     next_position: registry.SilverPosition
     plan: typed.Plan
     counts: survey.EventCounts = field(default_factory=survey.EventCounts)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
@@ -82,11 +84,11 @@ class SilverCollection:
         """The table as it is now. Not kept: a DataFrame goes on with the columns and files that it was made with."""
         return self.spark.table(str(self.writer.table))
 
-    def events(self, span: reduce.BatchRange) -> DataFrame:
+    def events(self, span: BatchRange) -> DataFrame:
         """Its events in a span of bronze's batches, in no order."""
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def keep_documents(self, position: registry.SilverPosition, span: reduce.BatchRange) -> None:
+    def keep_documents(self, position: registry.SilverPosition, span: BatchRange) -> None:
         """Decide of the work at hand whether whole documents are kept. Where another capture mode has just ended, updates without
         documents may come still, and rows at this `position` have what to fold them onto."""
         is_due = self.options.keep_document is None and position.documents is True
@@ -120,9 +122,9 @@ class CollectionWork:
     position: registry.SilverPosition
     to: int
     counts: survey.EventCounts
-    sweeps: tuple[reduce.Sweep, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
 
     @property
-    def span(self) -> reduce.BatchRange:
+    def span(self) -> BatchRange:
         """The batches to apply."""
-        return reduce.BatchRange(self.position.to, self.to)
+        return BatchRange(self.position.to, self.to)

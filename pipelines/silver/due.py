@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep
 from pipelines.bronze import registry, survey
 from pipelines.silver.collection import CollectionWork
 from pipelines.silver.positions import Positions
@@ -28,20 +29,20 @@ def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positio
     start = min([positions.discovered or 0, *map(positions.start, going)])
     if start >= to:
         return []
-    span = reduce.BatchRange(start, to)
+    span = BatchRange(start, to)
     # Each from its own position on.
     starts = {namespace: positions.start(namespace) for namespace in positions.known}
     ahead = {namespace: begun for namespace, begun in starts.items() if begun > start}
     counts, sweeps = survey.surveyed(spark, bronze_table, span, starts=ahead)
     new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
-    earlier: tuple[reduce.Sweep, ...] = ()
+    earlier: tuple[Sweep, ...] = ()
     if new and start > 0:
         # A drop may have come before the rows of the snapshot that it overtook.
-        earlier = survey.sweeps(spark, bronze_table, reduce.BatchRange(0, start), among=new)
+        earlier = survey.sweeps(spark, bronze_table, BatchRange(0, start), among=new)
     positions.note(new, to, met=counts)
     positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
     # Not a look for each that is known: of thousands a few have any.
-    own: dict[str, list[reduce.Sweep]] = {}
+    own: dict[str, list[Sweep]] = {}
     for sweep in (*earlier, *sweeps):
         own.setdefault(sweep.db_collection, []).append(sweep)
     found = []
@@ -65,5 +66,5 @@ def with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:
     return [work for work in works if work.namespace not in left]
 
 
-def _due(sweeps: Iterable[reduce.Sweep], position: registry.SilverPosition) -> tuple[reduce.Sweep, ...]:
+def _due(sweeps: Iterable[Sweep], position: registry.SilverPosition) -> tuple[Sweep, ...]:
     return tuple(sweep for sweep in sweeps if sweep.is_due(after=position.to, swept=position.swept))

@@ -15,9 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from cdc_core.bronze import batch_range
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.schema import document_schema
-from cdc_core.silver import merge, reduce
+from cdc_core.silver import reduce
+from cdc_core.sql import table_columns
 from pipelines import helper_processes
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
@@ -59,14 +63,14 @@ def reading(
     ahead.counts = found = survey.by_batch(spark, bronze_table, work.namespace, work.span)
     if found is not None:
         limit = collection_events.portion(found.row_bytes, most=settings.max_batch_events)
-        first, *_ = reduce.ranges(found.events, span=work.span, limit=limit)
+        first, *_ = batch_range.ranges(found.events, span=work.span, limit=limit)
         columns = _bronze_columns(settings.unwrap, reduce.added(settings.unwrap), keeps_document=keeps_document)
         read = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
         ahead.begin(first, columns, read, size_bytes=collection_events.MANY_BYTES)
     return ahead
 
 
-def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
+def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[BatchRange, ...] | None:
     """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
     events = work.counts.events
     if collection.max_local_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= collection_events.SPAN_EVENTS:
@@ -87,12 +91,12 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     looked_through = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
         return None
-    return reduce.ranges(found.events, span=work.span, limit=limit)
+    return batch_range.ranges(found.events, span=work.span, limit=limit)
 
 
 def applied(
     collection: SilverCollection,
-    range_: reduce.BatchRange,
+    range_: BatchRange,
     counts: survey.EventCounts,
     next_position: registry.SilverPosition,
 ) -> bool:
@@ -174,7 +178,7 @@ def applied(
     return _committed(collection, (rows, marked), columns, keys, next_position)
 
 
-def swept(collection: SilverCollection, sweep: reduce.Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
+def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
     """Whether the rows that are older than a sweep are gone, with `next_position`; where not, nothing was committed.
 
     A database that is dropped calls for one of each of its collections.
@@ -246,7 +250,7 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
     return None if collection.quarantined is None else collection.quarantined.keys(before=before)
 
 
-def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
+def _events(collection: SilverCollection, range_: BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     read = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
     columns = _bronze_columns(
@@ -263,7 +267,7 @@ def _reader(
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * max_local_events)
 
-    def read(range_: reduce.BatchRange, columns: Sequence[str], size_bytes: int) -> pa.Table | None:
+    def read(range_: BatchRange, columns: Sequence[str], size_bytes: int) -> pa.Table | None:
         return collection_events.in_order(
             spark, bronze_table, namespace, range_, columns, limit=limit, size_bytes=size_bytes
         )
@@ -360,4 +364,4 @@ def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType |
     """The table's columns with those that it lacks; None where one has to change."""
     live = collection.writer.live
     assert live is not None
-    return merge.grown(live.spark_schema(), from_arrow_schema(rows.schema))
+    return table_columns.grown(live.spark_schema(), from_arrow_schema(rows.schema))

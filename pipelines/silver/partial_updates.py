@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.silver import merge, reduce
+from cdc_core.silver import reduce
+from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier
 from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
@@ -63,7 +65,7 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
     first = late.agg(F.min("__since")).first()[0]
     if first is None:
         return events
-    earlier = collection.events(reduce.BatchRange(0, batch.range_.after)).where(reduce.is_partial())
+    earlier = collection.events(BatchRange(0, batch.range_.after)).where(reduce.is_partial())
     updates = earlier.where(F.col("sequence") > first).join(F.broadcast(late), "key").where("sequence > `__since`")
     return events.unionByName(updates.select(*events.columns))
 
@@ -139,7 +141,7 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
     beside = ("partial_sequence", "base_known", "is_doubtful")
     reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *upsert.ROW_LOCATION, "base", "updates"))
     kept = reduced.drop("base", "updates").schema
-    ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in kept)
+    ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in kept)
     folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
     has_document = F.col("document").isNotNull()
     is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document

@@ -15,9 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from cdc_core.bronze import collection_ends
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.signals import signal as signals
-from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import registry, survey
@@ -79,21 +81,21 @@ def apply(
         collection.ahead.expect(ranges[0] if is_alone and portions and ranges else None)
         # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
         counts = work.counts if range_ == work.span else _counts(collection, range_)
-        reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))
+        reached = _with_sweeps(collection, range_, counts, reached, collection_ends.within(due, range_))
         events += counts.events
         if ranges and portions and collection.needs_steps:
             # What this process does not apply goes through Spark in as few ranges as the settings allow.
-            ranges, portions = _ranges(collection, work, reduce.BatchRange(range_.to, work.to)), None
+            ranges, portions = _ranges(collection, work, BatchRange(range_.to, work.to)), None
     collection.ahead.forget()
     return Progress(reached, events)
 
 
 def _with_sweeps(
     collection: SilverCollection,
-    range_: reduce.BatchRange,
+    range_: BatchRange,
     counts: survey.EventCounts,
     reached: registry.SilverPosition,
-    due: Sequence[reduce.Sweep],
+    due: Sequence[Sweep],
 ) -> registry.SilverPosition:
     """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
     reached = _range(collection, range_, counts, reached, to=reached.to if due else range_.to)
@@ -106,7 +108,7 @@ def _with_sweeps(
 
 def _range(
     collection: SilverCollection,
-    range_: reduce.BatchRange,
+    range_: BatchRange,
     counts: survey.EventCounts,
     reached: registry.SilverPosition,
     *,
@@ -205,7 +207,7 @@ def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.Even
     return events
 
 
-def _ranges(collection: SilverCollection, work: CollectionWork, span: reduce.BatchRange) -> Sequence[reduce.BatchRange]:
+def _ranges(collection: SilverCollection, work: CollectionWork, span: BatchRange) -> Sequence[BatchRange]:
     """The work's span, or what is left of it, in ranges of as many events as the settings allow."""
     limit = collection.options.max_batch_events
     if work.counts.events <= limit:
@@ -213,7 +215,7 @@ def _ranges(collection: SilverCollection, work: CollectionWork, span: reduce.Bat
     return survey.bounded(collection.events(span), span=span, limit=limit)
 
 
-def _counts(collection: SilverCollection, range_: reduce.BatchRange) -> survey.EventCounts:
+def _counts(collection: SilverCollection, range_: BatchRange) -> survey.EventCounts:
     return survey.counts_of(collection.spark, collection.bronze, collection.namespace, range_)
 
 

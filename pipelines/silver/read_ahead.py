@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipelines.bronze import survey
 
-Read: TypeAlias = "Callable[[reduce.BatchRange, Sequence[str], int], pa.Table | None]"
+Read: TypeAlias = "Callable[[BatchRange, Sequence[str], int], pa.Table | None]"
 """Reads these columns of a range's events, of at most so many bytes; None where it cannot."""
 
 
 class _NextRange(NamedTuple):
     """A range that is being read, with these columns."""
 
-    range_: reduce.BatchRange
+    range_: BatchRange
     columns: Sequence[str]
     events: Future[pa.Table | None]
 
@@ -30,12 +30,12 @@ class ReadAhead:
     """Reads one collection's ranges, each before it is asked for where it is expected."""
 
     def __init__(self) -> None:
-        self._next: reduce.BatchRange | None = None
+        self._next: BatchRange | None = None
         self._pending: _NextRange | None = None
         self.counts: survey.EventsByBatch | None = None
         """How the events lie in the batches of the work at hand, where that is known before the table is claimed."""
 
-    def expect(self, range_: reduce.BatchRange | None) -> None:
+    def expect(self, range_: BatchRange | None) -> None:
         """The range that comes after the one that is read next; None where none does."""
         self._next = range_
 
@@ -43,14 +43,14 @@ class ReadAhead:
         """Nothing comes, and nothing is held for it."""
         self._next = self._pending = self.counts = None
 
-    def begin(self, range_: reduce.BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
+    def begin(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
         """Read this range from now on, before it is asked for."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
         self._pending = _NextRange(range_, columns, pool.submit(read, range_, columns, size_bytes))
         pool.shutdown(wait=False)
 
     def events(
-        self, range_: reduce.BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int, ahead_bytes: int
+        self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int, ahead_bytes: int
     ) -> pa.Table | None:
         """The range's events, by `read`; those of the expected range are read from now on, where they take at most `ahead_bytes`."""
         pending, self._pending = self._pending, None

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.settings.parse import OnConflict
 from cdc_core.signals import signal as signals
-from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.typed import exact
@@ -223,7 +224,7 @@ class SilverRebuild:
         self, layout: tables.Layout, seed: DocumentSchema, to: int
     ) -> tuple[SilverCollection, registry.SilverPosition]:
         """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
-        table, whole = layout.silver(*self.namespace), reduce.BatchRange(0, to)
+        table, whole = layout.silver(*self.namespace), BatchRange(0, to)
         silver_tables.create(self.spark, table)
         shadow = SilverCollection(
             spark=self.spark,
@@ -260,7 +261,7 @@ class SilverRebuild:
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
 
-    def _sweeps(self, whole: reduce.BatchRange) -> tuple[reduce.Sweep, ...]:
+    def _sweeps(self, whole: BatchRange) -> tuple[Sweep, ...]:
         _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.bronze.collection_ends import Sweep, SweepCause
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
+def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[Sweep], list[Sweep]]:
     """The sweeps that delete nothing (the table is empty, and this work is newer than they are), and those that must run."""
     due = survey.sweeps_to_apply(work.sweeps, collection.options)
     oldest = work.counts.low if collection.is_empty() else ""
@@ -31,19 +33,17 @@ def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[redu
     return needless, [sweep for sweep in due if oldest < sweep.first]
 
 
-def position_after(
-    collection: SilverCollection, sweep: reduce.Sweep, reached: registry.SilverPosition
-) -> registry.SilverPosition:
+def position_after(collection: SilverCollection, sweep: Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
     """The position when the sweep is done."""
     # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
     # may be no row to compare with.
-    is_end = sweep.cause is not reduce.SweepCause.SNAPSHOT and not collection.mode.keeps_row
+    is_end = sweep.cause is not SweepCause.SNAPSHOT and not collection.mode.keeps_row
     floor = max(reached.floor, sweep.first) if is_end else reached.floor
     return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
 
 
 def apply(
-    collection: SilverCollection, sweep: reduce.Sweep, next_position: registry.SilverPosition, *, range_: reduce.BatchRange
+    collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, range_: BatchRange
 ) -> registry.SilverPosition:
     """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; gives `next_position`."""
     # What is in quarantine from before can never be applied any more, or is of a document that a snapshot read since, or did not find.

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.silver import merge, reduce
+from cdc_core.sql import table_columns
 from cdc_core.typed import plan as typed
 from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
@@ -101,7 +102,7 @@ def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
         return False
     # Read again: `table_rows` may have altered the table.
     held = collection.rows().schema
-    return merge.is_same(held, batch.rows.drop(*_ENGINE).schema)
+    return table_columns.is_same(held, batch.rows.drop(*_ENGINE).schema)
 
 
 def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
@@ -159,7 +160,7 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
     Killed after any of them, the batch comes again and finds them there.
     """
     table = collection.writer.table
-    changes = merge.alterations(held, source.drop(*_ENGINE).schema)
+    changes = table_columns.alterations(held, source.drop(*_ENGINE).schema)
     if changes.impossible:
         raise errors.DecisionNeeded(
             f"{table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.signals import signal as signals
 from cdc_core.silver import quarantine as quarantine_rules
@@ -72,7 +73,7 @@ class BronzeState:
 
     def _events(self) -> DataFrame:
         """The events that count: those from before the collection's last end, or before a snapshot of all of it, do not."""
-        span = reduce.BatchRange(0, self.batch)
+        span = BatchRange(0, self.batch)
         _, found = survey.surveyed(self.spark, self.table, span, only=self.namespace)
         own = [sweep.first for sweep in found if sweep.db_collection == str(self.namespace)]
         events = survey.events(self.spark, self.table, self.namespace, span)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.properties.source import Operation, SnapshotMode
 from cdc_core.settings.parse import OnGone, Settings
-from cdc_core.silver import reduce
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import literal
@@ -69,7 +69,7 @@ class Explanations:
         if OnGone.KEEP not in (options.on_drop, options.on_rename):
             return "false"
         spark, bronze = self.progress.spark, self.progress.bronze
-        span = reduce.BatchRange(0, table_progress.position_of(spark, bronze).batch)
+        span = BatchRange(0, table_progress.position_of(spark, bronze).batch)
         found = survey.sweeps(spark, bronze, span, among=[self.progress.namespace])
         kept = {*found} - {*survey.sweeps_to_apply(found, options)}
         return f"`__sequence` < {literal(max((each.first for each in kept), default=''))}"

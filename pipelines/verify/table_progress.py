@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import functions as F
 
 from cdc_core import errors
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
@@ -212,7 +212,7 @@ class TableProgressReader:
         """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
         if to >= batch:
             return False, False
-        counts, found = survey.surveyed(self.spark, self.bronze, reduce.BatchRange(to, batch), only=self.namespace)
+        counts, found = survey.surveyed(self.spark, self.bronze, BatchRange(to, batch), only=self.namespace)
         own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
         is_sweep = bool(survey.sweeps_to_apply(own, self.options))
         return is_sweep or self.namespace in counts, is_sweep

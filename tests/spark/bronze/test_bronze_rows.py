@@ -14,7 +14,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.bronze import columns
 from cdc_core.bronze import event_rows as events
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
 from pipelines.bronze import log as bronze
@@ -43,7 +43,7 @@ def beat(log: bronze.BronzeLog, count: int) -> None:
 
 def check(log: bronze.BronzeLog, after: int, to: int, *, of_files: bool) -> None:
     """The rows are those of the batches, and Spark read them from files by their names where `of_files`."""
-    found = batch_rows.rows(log.spark, log.table, reduce.BatchRange(after, to))
+    found = batch_rows.rows(log.spark, log.table, BatchRange(after, to))
     assert found.columns == log.spark.table(str(log.table)).columns
     assert sorted(row.batch for row in found.collect()) == list(range(after + 1, to + 1))
     plan = found._jdf.queryExecution().optimizedPlan().toString()
@@ -80,15 +80,15 @@ def test_many_files_are_asked_of_delta(log: bronze.BronzeLog, monkeypatch: pytes
 def test_large_documents_are_read_by_executors(
     spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = batch_rows.few_rows(log.spark, log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6)
+    found = batch_rows.few_rows(log.spark, log.table, BatchRange(0, 6), ["batch", "after"], limit=6)
     assert found is not None and found.num_rows == 6
     monkeypatch.setattr(batch_rows, "MANY_BYTES", 10)
-    assert batch_rows.few_rows(log.spark, log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6) is None
+    assert batch_rows.few_rows(log.spark, log.table, BatchRange(0, 6), ["batch", "after"], limit=6) is None
 
 
 def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:
     """What Delta's statistics say of a file counts as it does for Delta; a column without any says nothing."""
-    span = reduce.BatchRange(1, 6)
+    span = BatchRange(1, 6)
     assert len(batch_rows._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
     assert not batch_rows._files(log.table, span, {"kind": "change"})
 
@@ -99,7 +99,7 @@ def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.B
     maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 6}))
     check(log, 2, 6, of_files=False)
     for limit, among in ((4, None), (3, None), (4, {"kind": "heartbeat"})):
-        found = batch_rows.few_rows(spark, log.table, reduce.BatchRange(2, 6), ["payload"], limit=limit, among=among)
+        found = batch_rows.few_rows(spark, log.table, BatchRange(2, 6), ["payload"], limit=limit, among=among)
         numbers = None if found is None else sorted(json.loads(text)["n"] for text in found["payload"].to_pylist())
         assert numbers == (None if limit == 3 else [2, 3, 4, 5])
     beat(log, 2)

@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import quarantine, reduce
+from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.silver import quarantine
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_table
 from pipelines.bronze import quarantine_table
@@ -238,7 +239,7 @@ def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, 
 
 def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> list[str]:
     """What silver would apply of a range, in order of its place."""
-    span = reduce.BatchRange(after, to)
+    span = BatchRange(after, to)
     events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
     table = layout.quarantine("shop", "orders")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from pipelines.bronze import collection_events, registry, survey
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
@@ -193,7 +193,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.journey
 def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
-    spans: list[reduce.BatchRange] = []
+    spans: list[BatchRange] = []
     surveyed = survey.surveyed
 
     def noted(*arguments: Any, **named: Any) -> Any:

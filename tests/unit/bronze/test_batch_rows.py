@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.bronze import columns
-from cdc_core.silver import reduce
+from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
@@ -44,21 +44,21 @@ def append(log: Path, batch: int) -> None:
     (log / f"{batch:020}.json").write_text("\n".join(map(json.dumps, lines)))
 
 
-def files_of(bronze: Path, collection: int, span: reduce.BatchRange) -> list[str]:
+def files_of(bronze: Path, collection: int, span: BatchRange) -> list[str]:
     among = {"db": "shop", "collection": f"c{collection:04}"}
     return [each.path.name for each in batch_rows.span_files(bronze, span, among)]
 
 
 def test_a_collection_is_found_in_the_commits_of_a_snapshot_of_hundreds(bronze: Path) -> None:
     """Else each of them takes a query of Spark's, and seconds of processor time."""
-    span = reduce.BatchRange(0, COLLECTIONS)
+    span = BatchRange(0, COLLECTIONS)
     assert files_of(bronze, 7, span) == ["f7.parquet"]
     assert files_of(bronze, COLLECTIONS, span) == [f"f{COLLECTIONS}.parquet"]
-    assert len(batch_rows.span_files(bronze, reduce.BatchRange(100, 250))) == 150
+    assert len(batch_rows.span_files(bronze, BatchRange(100, 250))) == 150
 
 
 def test_the_log_is_read_once_for_all_collections(bronze: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    span = reduce.BatchRange(0, COLLECTIONS + 1)
+    span = BatchRange(0, COLLECTIONS + 1)
     assert files_of(bronze, 7, span) == ["f7.parquet"]
     with monkeypatch.context() as patch:
         patch.setattr(local_log, "_commit", None)
@@ -103,5 +103,5 @@ def test_a_file_that_is_not_as_long_as_the_log_says_is_left_to_delta(bronze: Pat
     """A power failure may leave it without a byte: read as a file, it has no rows to Spark, and silver would go on without them."""
     (bronze / "f7.parquet").write_bytes(held)
     spark = mock.MagicMock()
-    batch_rows.rows(spark, tables.TableRef.at(str(bronze)), reduce.BatchRange(6, 7))
+    batch_rows.rows(spark, tables.TableRef.at(str(bronze)), BatchRange(6, 7))
     assert [name.split(".")[0] for name, _, _ in spark.mock_calls][0] == way

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from cdc_core.silver.reduce import BatchRange
+from cdc_core.bronze.batch_range import BatchRange
 from pipelines.silver.read_ahead import ReadAhead
 
 FIRST, SECOND, THIRD = BatchRange(0, 1), BatchRange(1, 2), BatchRange(2, 3)

@@ -1,0 +1,218 @@
+"""A table's columns as Spark's types: what they lack of others, and the ALTERs that make room for those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import types as T
+
+from cdc_core.sql.names import identifier
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """What a table's columns lack: ALTER TABLE statements without their table, and what no statement can do."""
+
+    added: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """All of them, in an order that works."""
+        return (*self.added, *self.widened)
+
+
+def is_same(held: T.DataType, wanted: T.DataType) -> bool:
+    """Whether rows of the wanted type can stand in files beside rows of the held one: the same names and types, in any
+    order."""
+    match held, wanted:
+        case T.StructType(), T.StructType():
+            fields = {each.name: each.dataType for each in wanted}
+            return fields.keys() == {each.name for each in held} and all(
+                is_same(each.dataType, fields[each.name]) for each in held
+            )
+        case T.ArrayType(), T.ArrayType():
+            return is_same(held.elementType, wanted.elementType)
+        case T.MapType(), T.MapType():
+            return is_same(held.keyType, wanted.keyType) and is_same(held.valueType, wanted.valueType)
+        case _:
+            return bool(held == wanted)
+
+
+def are_alike(held: T.StructType, wanted: T.StructType) -> bool:
+    """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
+    return {each.name: ddl(each.dataType) for each in held} == {each.name: ddl(each.dataType) for each in wanted}
+
+
+def fields_by_name(struct: T.StructType) -> dict[str, T.StructField]:
+    """The fields of a struct, which itself looks through all of them for each: of ten thousand columns for seconds."""
+    return {each.name: each for each in struct.fields}
+
+
+def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
+    """The statements that bring the columns of `current` to hold those of `wanted`; none where they do already.
+
+    New columns stand after their neighbour in `wanted`, new fields at the end of their struct; a type only changes to
+    one that Delta widens to in place. Columns that `wanted` has not are left alone.
+    """
+    added: list[str] = []
+    widened: list[str] = []
+    impossible: list[str] = []
+    previous: str | None = None
+    held = fields_by_name(current)
+    for field in wanted.fields:
+        if field.name in held:
+            _compare(held[field.name].dataType, field.dataType, identifier(field.name), added, widened, impossible)
+        else:
+            place = "FIRST" if previous is None else f"AFTER {identifier(previous)}"
+            added.append(f"{identifier(field.name)} {ddl(field.dataType)} {place}")
+        previous = field.name
+    adding = (f"ADD COLUMNS ({', '.join(added)})",) if added else ()
+    return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
+
+
+def lacking(current: T.DataType, wanted: T.DataType, path: str = "") -> Iterator[str]:
+    """The columns of `wanted`, and the fields within them, that are not in `current`, by their dotted paths."""
+    match current, wanted:
+        case T.StructType(), T.StructType():
+            held = fields_by_name(current)
+            for field in wanted.fields:
+                below = f"{path}.{field.name}" if path else field.name
+                if field.name in held:
+                    yield from lacking(held[field.name].dataType, field.dataType, below)
+                else:
+                    yield below
+        case T.ArrayType(), T.ArrayType():
+            yield from lacking(current.elementType, wanted.elementType, path)
+        case T.MapType(), T.MapType():
+            yield from lacking(current.valueType, wanted.valueType, path)
+
+
+def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
+    """The columns of `current` with those that it lacks; None where one of them has to change."""
+    change = alterations(current, wanted)
+    if change.widened or change.impossible:
+        return None
+    return with_added(current, wanted) if change.added else current
+
+
+def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
+    """The columns of `current` with what `alterations` would add to them, in the places where it would."""
+    names = list(current.names)
+    fields = fields_by_name(current)
+    previous: str | None = None
+    for field in wanted.fields:
+        if field.name in fields:
+            held = fields[field.name]
+            fields[field.name] = T.StructField(
+                held.name, _grown(held.dataType, field.dataType), held.nullable, held.metadata
+            )
+        else:
+            names.insert(0 if previous is None else names.index(previous) + 1, field.name)
+            fields[field.name] = T.StructField(field.name, _unmarked(field.dataType))
+        previous = field.name
+    return T.StructType([fields[name] for name in names])
+
+
+def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
+    """A column's type with the fields of structs that it lacks."""
+    match current, wanted:
+        case T.StructType(), T.StructType():
+            types = {each.name: each.dataType for each in wanted}
+            held = [
+                T.StructField(
+                    each.name, _grown(each.dataType, types.get(each.name, each.dataType)), each.nullable, each.metadata
+                )
+                for each in current
+            ]
+            new = [T.StructField(each.name, _unmarked(each.dataType)) for each in wanted if each.name not in current.names]
+            return T.StructType([*held, *new])
+        case T.ArrayType(), T.ArrayType():
+            return T.ArrayType(_grown(current.elementType, wanted.elementType), current.containsNull)
+        case T.MapType(), T.MapType():
+            return T.MapType(current.keyType, _grown(current.valueType, wanted.valueType), current.valueContainsNull)
+        case _:
+            return current
+
+
+def widened(held: T.StructType, wanted: T.StructType) -> T.StructType:
+    """The held columns, in their order, each with a type that takes its values and those of the wanted one."""
+    types = {each.name: each.dataType for each in wanted}
+    return T.StructType([T.StructField(each.name, _wider(each.dataType, types.get(each.name))) for each in held])
+
+
+def _wider(held: T.DataType, wanted: T.DataType | None) -> T.DataType:
+    match held, wanted:
+        case T.StructType(), T.StructType():
+            return widened(held, wanted)
+        case T.ArrayType(), T.ArrayType():
+            return T.ArrayType(_wider(held.elementType, wanted.elementType))
+        case T.MapType(), T.MapType():
+            return T.MapType(held.keyType, _wider(held.valueType, wanted.valueType))
+        case _:
+            return wanted if wanted is not None and _widens(held, wanted) else held
+
+
+def _unmarked(type_: T.DataType) -> T.DataType:
+    """A type without its fields' metadata: Delta notes there how a column was widened, and another table must not say
+    that."""
+    match type_:
+        case T.StructType():
+            return T.StructType([T.StructField(each.name, _unmarked(each.dataType)) for each in type_])
+        case T.ArrayType():
+            return T.ArrayType(_unmarked(type_.elementType))
+        case T.MapType():
+            return T.MapType(_unmarked(type_.keyType), _unmarked(type_.valueType))
+        case _:
+            return type_
+
+
+def _compare(
+    current: T.DataType, wanted: T.DataType, path: str, added: list[str], widened: list[str], impossible: list[str]
+) -> None:
+    if isinstance(current, T.StructType) and isinstance(wanted, T.StructType):
+        held = fields_by_name(current)
+        for field in wanted.fields:
+            below = f"{path}.{identifier(field.name)}"
+            if field.name in held:
+                _compare(held[field.name].dataType, field.dataType, below, added, widened, impossible)
+            else:
+                added.append(f"{below} {ddl(field.dataType)}")
+    elif isinstance(current, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        _compare(current.elementType, wanted.elementType, f"{path}.element", added, widened, impossible)
+    elif isinstance(current, T.MapType) and isinstance(wanted, T.MapType):
+        _compare(current.valueType, wanted.valueType, f"{path}.value", added, widened, impossible)
+    elif current != wanted:
+        if _widens(current, wanted):
+            widened.append(f"{path} TYPE {ddl(wanted)}")
+        # The other way round there is nothing to do: a wider column holds the narrower values.
+        elif not _widens(wanted, current):
+            impossible.append(f"{path}: {current.simpleString()} to {wanted.simpleString()}")
+
+
+def _widens(current: T.DataType, wanted: T.DataType) -> bool:
+    """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider
+    DECIMAL)."""
+    # The digits that Delta wants before the point of a DECIMAL that takes the integer's place.
+    digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
+    if isinstance(wanted, T.DecimalType):
+        if isinstance(current, T.DecimalType):
+            grown: int = wanted.scale - current.scale
+            return grown >= 0 and wanted.precision - current.precision >= grown
+        return digits is not None and bool(wanted.precision - wanted.scale >= digits)
+    return isinstance(current, T.IntegerType) and isinstance(wanted, (T.LongType, T.DoubleType))
+
+
+def ddl(type_: T.DataType) -> str:
+    """The type as Spark SQL writes it, names quoted."""
+    match type_:
+        case T.StructType():
+            return f"STRUCT<{', '.join(f'{identifier(field.name)}: {ddl(field.dataType)}' for field in type_.fields)}>"
+        case T.ArrayType():
+            return f"ARRAY<{ddl(type_.elementType)}>"
+        case T.MapType():
+            return f"MAP<{ddl(type_.keyType)}, {ddl(type_.valueType)}>"
+        case _:
+            return str(type_.simpleString()).upper()
