@@ -80,8 +80,7 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
-    descriptions = table_schema.as_array(events["updateDescription"])
-    if live is None or _DOCUMENT not in live.schema.names or not fold.are_readable(descriptions.filter(is_partial)):
+    if live is None or _DOCUMENT not in live.schema.names:
         return None
     with without_collector():
         histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
@@ -89,7 +88,15 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         pending = None if stored is None else _pending(events, histories, stored)
         if stored is None or pending is None:
             return None
-        return _with_documents(events, is_partial, pending, table_schema.as_array(stored[_DOCUMENT]))
+        results = _folded(events, pending, table_schema.as_array(stored[_DOCUMENT]))
+        # One that cannot be read leaves its document incomplete, and those before a document or a delete were not folded: otherwise
+        # no text is parsed for this alone.
+        is_read = is_partial.true_count == sum(len(each.updates) for each in pending)
+        if not is_read or pc.any(results["incomplete"]).as_py():
+            descriptions = table_schema.as_array(events["updateDescription"])
+            if not fold.are_readable(descriptions.filter(is_partial)):
+                return None
+        return _with_documents(events, is_partial, pending, results)
 
 
 def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | None:
@@ -257,10 +264,9 @@ def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
 
 
 def _with_documents(
-    events: pa.Table, is_partial: pa.BooleanArray, pending: Sequence[_Pending], stored: pa.StringArray
+    events: pa.Table, is_partial: pa.BooleanArray, pending: Sequence[_Pending], results: pa.Table
 ) -> WholeEvents:
-    """The events, with the documents that are made where the last update of each was."""
-    results = _folded(events, pending, stored)
+    """The events, with the documents that were made where the last update of each was."""
     is_doubtful = pa.array([each.base.is_doubtful for each in pending], pa.bool_())
     incomplete = pc.or_(results["incomplete"].combine_chunks(), is_doubtful)
     known = pc.if_else(incomplete, pa.array([each.base.known for each in pending], pa.string()), None)

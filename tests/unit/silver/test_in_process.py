@@ -329,6 +329,19 @@ def test_updates_that_are_for_spark_are_known_before_documents_are_typed(
             assert oracle.read(hop.silver_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 1, 0, 0]
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["before a document", "beside others"])
+def test_an_update_that_cannot_be_read_is_for_spark_wherever_it_stands(tmp_path: Path, is_first: bool) -> None:
+    """It goes into quarantine, where a person finds it, also where a later document says all that it said."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append(*((key, document(key, n=0)) for key in range(3)))
+        hop.silver()
+        follows = (1, document(1, n=2)) if is_first else (2, {"updatedFields": '{"n":3}'})
+        hop.append((1, {"updatedFields": '{"n":1'}), follows)
+        with pytest.raises(NeedsSpark):
+            hop.silver()
+
+
 def columns(table: pa.Table, *names: str) -> list[list[Any]]:
     return [table[name].to_pylist() for name in names]
 
