@@ -161,7 +161,9 @@ class ModelTable:
         rows = query_execution.materialized(frame)
         try:
             self._check_unique(rows)
-            self._check_led(rows, [self._keys_of(ref) for ref in self.model.refs if ref.key])
+            keys = [self._keys_of(ref) for ref in self.model.refs if ref.key]
+            self._check_led(rows, keys)
+            self._check_apart(rows, keys)
             said = self.audit(
                 self.spark, Candidate(self.model.name, table, lambda: rows, keys=self._named(rows), live=work.live)
             )
@@ -207,6 +209,7 @@ class ModelTable:
         try:
             self._check_unique(rows)
             self._check_led(rows, [keys])
+            self._check_apart(rows, [keys])
             live = self.spark.table(str(writer.table))
             same = self._is_same_key(rows, keys)
             # What the table would be, without writing it: expectations about the whole table need all rows, also those that
@@ -294,6 +297,28 @@ class ModelTable:
             named = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
             message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {named}"
             hint = "key names the columns with these very values; a value that the query makes of them needs materialized='table'"
+            raise errors.SettingsError(errors.Problem(self.model.where, message, hint))
+
+    def _check_apart(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
+        """Raise where keys that have no row among all have one by themselves: the query makes one key of several, or chooses among them,
+        and the rows of one that changes cannot be made without the others."""
+        if not self.model.unique_key:
+            return
+        some = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
+        without = query_execution.materialized(some.join(rows.alias("l"), self._is_same_key(rows, some), "left_anti"))
+        name = f"without_{self.model.name}_{self.inputs.nonce}"
+        try:
+            if without.isEmpty():
+                return
+            without.createOrReplaceTempView(name)
+            alone = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, name))
+            is_apart = alone.isEmpty()
+            self.spark.catalog.dropTempView(name)
+        finally:
+            query_execution.unpersist(without)
+        if not is_apart:
+            message = f"rows of one {', '.join(self.model.unique_key)} hang on documents of several, so that those of one cannot be made anew"
+            hint = "a query that makes one value of several, or chooses among them, needs materialized='table'"
             raise errors.SettingsError(errors.Problem(self.model.where, message, hint))
 
     def _check_unique(self, rows: DataFrame) -> None:

@@ -215,6 +215,24 @@ def test_a_key_may_have_another_type_and_not_another_value(shop: MakeShop) -> No
         made.run()
 
 
+@pytest.mark.parametrize("made_of", ["upper(note)", "CAST(note AS INT)"])
+def test_of_several_keys_no_one_is_made(shop: MakeShop, made_of: str) -> None:
+    """A change of one of them made its row anew without the documents of the others."""
+    made = shop(
+        counts=f"{{{{ config(materialized='incremental', unique_key='n') }}}} SELECT {made_of} AS n, count(*) AS c "
+        "FROM {{ ref('cases.orders', key='note') }} WHERE note <> '' GROUP BY 1"
+    )
+    texts = ("A", "a") if "upper" in made_of else ("501", "0501")
+    made.change("orders", {"_id": 1, "note": texts[0]}, {"_id": 2, "note": ""})
+    assert made.run() == {"counts": "whole"}
+    made.change("orders", {"_id": 1, "note": texts[1]}, {"_id": 3, "note": texts[0]})
+    with pytest.raises(errors.SettingsError, match=r"counts\.sql: rows of one n hang on documents of several"):
+        made.run()
+    (made.folder / "counts.sql").rename(made.folder / "others.sql")
+    with pytest.raises(errors.SettingsError, match=r"others\.sql: rows of one n hang on documents of several"):
+        made.run()
+
+
 WRONG = {
     "typo": "SELEC 1",
     "two": "SELECT 1 AS a\n; DROP TABLE x",
