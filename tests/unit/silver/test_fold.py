@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -186,11 +187,20 @@ SCALARS = st.sampled_from(
 )
 
 
+@functools.cache
 def documents(names: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Made once: what a strategy can draw is worked out anew for each that is made."""
+
     def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return st.dictionaries(names, children, max_size=4) | st.lists(children, max_size=4)
 
     return st.dictionaries(names, st.recursive(SCALARS, containers, max_leaves=10), max_size=5)
+
+
+@functools.cache
+def values(names: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    some = SCALARS | documents(names)
+    return some | st.lists(some, max_size=3)
 
 
 def histories(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
@@ -212,7 +222,7 @@ def histories(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str,
 def change(draw: st.DrawFn, state: dict[str, Any], names: st.SearchStrategy[str]) -> None:
     """One change in one of the document's containers."""
     container = draw(st.sampled_from([state, *containers_of(state)]))
-    value = draw(SCALARS | documents(names) | st.lists(SCALARS | documents(names), max_size=3))
+    value = draw(values(names))
     if isinstance(container, dict):
         name = draw(st.sampled_from(sorted(container)) | names if container else names)
         container.pop(name, None) if draw(st.booleans()) else container.update({name: value})
@@ -296,7 +306,9 @@ def leads_elsewhere(document: Any, parts: tuple[str | int, ...]) -> bool:
     return is_document(here) or isinstance(here, list)
 
 
-JSON_LIKE = st.recursive(SCALARS | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=4), c))
+JSON_LIKE = st.recursive(
+    SCALARS | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=4), c), max_leaves=20
+)
 
 
 @given(
