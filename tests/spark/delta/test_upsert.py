@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,17 @@ def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
 
 
+@contextlib.contextmanager
+def by_this_process() -> Iterator[None]:
+    """What a test begins with has the files that it would have, and takes no query."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collection_events, "ONE_RUN_EVENTS", FEW)
+        yield
+
+
+FEW = collection_events.ONE_RUN_EVENTS
+
+
 def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:
     return {"op": op, "key": key, "at": at, "after": {"_id": key, "n": n}}
 
@@ -47,8 +60,7 @@ def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
     """A table of five documents."""
     found = Hop(spark, pipeline(tmp_path_factory.mktemp("begun")))
     found.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
+    with by_this_process():
         found.silver()
     return found
 
@@ -95,7 +107,8 @@ def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path)
     """A snapshot that found nothing marked the row as deleted; an event from before it does not bring it back."""
     hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
     hop.bronze.append({"t": [doc(1, 0, at=10, op="c")]})
-    hop.silver()
+    with by_this_process():
+        hop.silver()
     hop.bronze.append({"t": [{"sweep": 30}]})
     hop.silver()
     hop.bronze.append({"t": [doc(1, 1, at=20)]})
@@ -169,7 +182,8 @@ def test_folded_rows_are_replaced_where_they_were_read(
     """Their places come with the stored documents; they are looked for by key where the table was compacted since."""
     hop = Hop(spark, pipeline(tmp_path, **{"keep.document": True}))
     hop.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
-    hop.silver()
+    with by_this_process():
+        hop.silver()
     hop.bronze.append({"t": [changed(1, 1, at=20), changed(1, 2, at=21), gone(2, at=22), doc(9, 9, at=23, op="c")]})
     hop.silver()
     assert numbers(hop) == {0: 0, 1: 2, 3: 0, 4: 0, 9: 9}
