@@ -6,7 +6,6 @@ import datetime
 import errno
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +288,7 @@ def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -
         step_down(client, 2)
         for number in range(1, 50):
             client.shop.orders.insert_one({"_id": number})
-        time.sleep(2)
+        until(lambda: len([row for row in rows(spark, found) if row.kind == "change"]) == 50)
     once(spark, found)
     client.close()
     landed = rows(spark, found)

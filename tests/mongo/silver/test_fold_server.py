@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import random
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import orjson
 import pyarrow as pa
 import pytest
 from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
@@ -170,12 +172,14 @@ def rng() -> random.Random:
     return random.Random(20)
 
 
-@pytest.fixture
-def histories(database: Database[Any], rng: random.Random) -> Histories:
+@pytest.fixture(scope="module")
+def histories(mongo: MongoClient[dict[str, Any]]) -> Iterator[Histories]:
     """Forty documents and what became of them in some thousand updates."""
+    rng, name = random.Random(20), f"test_{uuid.uuid4().hex[:12]}"
     documents = [{"_id": n, "pad": PADDING, **{f: value(rng, NAMES) for f in "abc"}} for n in range(40)]
     operations = ((rng.randrange(40), rng.choice((operators, operators, pipeline))(rng)) for _ in range(3000))
-    return recorded(database["anything"], documents, operations)
+    yield recorded(mongo[name]["anything"], documents, operations)
+    mongo.drop_database(name)
 
 
 def test_updates_of_a_real_server(histories: Histories) -> None:
