@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
 
 from tests.harness import kills, processes
+
+Act = Callable[[threading.Event, bool], object]
+"""What `medallion run` does until an event is set, or once."""
+
+
+@dataclass
+class Here:
+    """The pipeline in a thread of a process that has a Spark already, as a command is in a process of its own."""
+
+    act: Act
+    arguments: tuple[str, ...] = ("run", "here")
+    said: str = ""
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.act(self.stop, False)
+        except BaseException as error:
+            self.said = repr(error)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def terminate(self) -> None:
+        self.stop.set()
+
+    def wait(self, seconds: float) -> int:
+        self._thread.join(seconds)
+        return int(self.is_running or bool(self.said))
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop.set()
 
 
 def run(
@@ -14,21 +57,21 @@ def run(
     operations: int = 20_000,
     seed: int = 1,
     rate: float = 0,
-    catch_up: Callable[[], None] | None = None,
+    here: Act | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> kills.Outcome:
     """A quarter of the operations before the first start, for the snapshot; the others while it is read and after.
 
-    The writers are four threads that meet in the same documents. `rate` is in changed documents a second. What is left when they
-    have ended is for `catch_up`, and without one for another command.
+    The writers are four threads that meet in the same documents. `rate` is in changed documents a second. The pipeline runs `here`,
+    and comes to the end of what is left when they have ended, or is two commands.
     """
     begun = time.monotonic()
     before = operations // 4
     assert pipeline.workload(operations=before, seed=seed).run(600) == 0
     say(f"{before:,} operations are there")
     writing, recording = pipeline.workload(operations=operations - before, seed=seed + 1, rate=rate), pipeline.recorder()
-    running = pipeline.command("run")
-    with processes.all_killed(writing, recording, running):
+    running = pipeline.command("run") if here is None else Here(here)
+    with processes.all_killed(writing, recording), running:
         recording.start()
         processes.until(lambda: "ready" in recording.said, seconds=60, what="the recorder", alive=[recording])
         running.start()
@@ -43,10 +86,10 @@ def run(
         recording.terminate()
         assert recording.wait(60) == 0, recording.said
         assert running.wait(300) == 0, running.said[-3000:]
-    if catch_up is None:
+    if here is None:
         kills.caught_up(pipeline, times=1)
     else:
-        catch_up()
+        here(threading.Event(), True)
     say("the pipeline has caught up")
     outcome = kills.Outcome()
     kills.judge(pipeline, outcome)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from tests.harness import workload
 
@@ -20,6 +21,19 @@ PROJECT = Path(__file__).parents[2]
 FOREVER = 10**9
 QUICK_JVM = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"}
 """Halves what the start of a JVM costs; nothing here runs long enough to miss the rest."""
+
+
+class Process(Protocol):
+    """What must be alive while one waits for what it does."""
+
+    @property
+    def arguments(self) -> Sequence[str]: ...
+
+    @property
+    def said(self) -> str: ...
+
+    @property
+    def is_running(self) -> bool: ...
 
 
 @dataclass
@@ -196,7 +210,7 @@ def positions(table: Path) -> set[str]:
     return found
 
 
-def until(true: Callable[[], bool], *, seconds: float, what: str, alive: Sequence[Command] = ()) -> None:
+def until(true: Callable[[], bool], *, seconds: float, what: str, alive: Sequence[Process] = ()) -> None:
     """Waits for something to become true; fails at once where a process that must be alive is not."""
     deadline = time.monotonic() + seconds
     while not true():

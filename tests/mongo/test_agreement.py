@@ -16,10 +16,10 @@ def test_gold_equals_the_source_after_a_random_workload(spark: Any, tmp_path: Pa
     """Five collections of every BSON type, written while snapshot and stream run: each token once, each document right."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
 
-    def catch_up() -> None:
+    def here(stop: threading.Event, once: bool) -> None:
         """By this process, which has a Spark already."""
-        layers.run(spark, file.load(pipeline.settings), once=True, stop=threading.Event())
+        layers.run(spark, file.load(pipeline.settings), once=once, stop=stop)
 
-    outcome = agreement.run(pipeline, operations=800, rate=200, catch_up=catch_up, say=print)
+    outcome = agreement.run(pipeline, operations=800, rate=200, here=here, say=print)
     assert outcome.faults == {}
     assert outcome.events > 300
