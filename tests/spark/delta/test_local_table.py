@@ -26,14 +26,14 @@ def made(
 
 
 def inserted(spark: SparkSession, table: str, count: int) -> None:
-    for number in range(count):
-        spark.sql(f"INSERT INTO {table} VALUES ('é{number}', {number}), (NULL, {number})")
+    rows = ", ".join(f"('é{number}', {number}), (NULL, {number})" for number in range(count))
+    spark.sql(f"INSERT INTO {table} VALUES {rows}")
 
 
 def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
     """From commits alone, from a checkpoint and what follows, and after files were removed."""
     table = made(
-        spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '4'"
+        spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '3'"
     )
     assert local_log.rows(tmp_path / "a b", SCHEMA) == SCHEMA.empty_table()
     for statement in (

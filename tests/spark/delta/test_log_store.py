@@ -15,24 +15,21 @@ from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from pipelines.delta import store_exclusion
-from pipelines.spark import log_store, stores
+from pipelines.spark import jvm, log_store, stores
 from pipelines.spark import session as sparks
 from tests.harness import processes
 
 
 def _store(spark: SparkSession, name: str) -> Any:
-    jvm: Any = spark._jvm
-    return getattr(jvm.io.mongomedallion.storage, name.rpartition(".")[2])(spark._jsc.hadoopConfiguration())
+    return jvm.java_class(spark, name)(spark._jsc.hadoopConfiguration())
 
 
 def _write(spark: SparkSession, store: Any, path: Path, line: str, *, overwrite: bool = False) -> bool:
-    jvm: Any = spark._jvm
-    lines = jvm.java.util.ArrayList()
+    array_list, hadoop_path = (jvm.java_class(spark, name) for name in ("java.util.ArrayList", "org.apache.hadoop.fs.Path"))
+    lines = array_list()
     lines.add(line)
     try:
-        store.write(
-            jvm.org.apache.hadoop.fs.Path(f"file:{path}"), lines.iterator(), overwrite, spark._jsc.hadoopConfiguration()
-        )
+        store.write(hadoop_path(f"file:{path}"), lines.iterator(), overwrite, spark._jsc.hadoopConfiguration())
     except Py4JJavaError as error:
         assert error.java_exception.getClass().getName() == "java.nio.file.FileAlreadyExistsException"
         return False
@@ -72,9 +69,8 @@ def test_an_overwritten_file_drops_the_checksum_of_the_one_before(spark: SparkSe
 
 
 def _used_bytes(spark: SparkSession) -> int:
-    jvm: Any = spark._jvm
-    jvm.java.lang.System.gc()
-    runtime = jvm.java.lang.Runtime.getRuntime()
+    jvm.java_class(spark, "java.lang.System").gc()
+    runtime = jvm.java_class(spark, "java.lang.Runtime").getRuntime()
     return int(runtime.totalMemory() - runtime.freeMemory())
 
 
@@ -84,15 +80,14 @@ def test_a_long_log_is_listed_in_order_and_little_of_it_is_held(spark: SparkSess
     (tmp_path / names[0]).touch()
     for name in names[1:]:
         os.link(tmp_path / names[0], tmp_path / name)
-    jvm: Any = spark._jvm
-    store = _store(spark, log_store.LOCAL)
+    store, iterators = _store(spark, log_store.LOCAL), "org.apache.commons.collections4.IteratorUtils"
 
     def listed(version: int) -> Any:
-        path = jvm.org.apache.hadoop.fs.Path(f"file:{tmp_path}/{version:020}.")
+        path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")(f"file:{tmp_path}/{version:020}.")
         return store.listFrom(path, spark._jsc.hadoopConfiguration())
 
     def named(found: Any) -> list[str]:
-        return re.findall(r"([0-9]{20}\.json);", jvm.org.apache.commons.collections4.IteratorUtils.toList(found).toString())
+        return re.findall(r"([0-9]{20}\.json);", jvm.java_class(spark, iterators).toList(found).toString())
 
     before = _used_bytes(spark)
     whole = listed(0)
