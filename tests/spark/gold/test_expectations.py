@@ -81,7 +81,7 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
     ]
 
     noted = len(results(spark, shop.settings))
-    assert [shop.run(audit=gate, judged=judged) for _ in range(2)] == [{"totals": "failed"}] * 2
+    assert shop.run(audit=gate, judged=judged) == {"totals": "failed"}
     assert len(results(spark, shop.settings)) == noted, "the same rows were judged again"
 
     shop.change("orders", {"_id": 3, "customer": 1, "amount": 1})

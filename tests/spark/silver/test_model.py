@@ -24,8 +24,8 @@ FEW = (
 
 
 def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
-    """Looked-up documents and partial updates, a thousand histories of each."""
-    assert model.faults(spark, lakehouse, histories.drawn(1000), cases=FEW, rebuilds=False) == []
+    """Looked-up documents and partial updates, five hundred histories of each."""
+    assert model.faults(spark, lakehouse, histories.drawn(500), cases=FEW, rebuilds=False) == []
 
 
 @pytest.mark.journey
