@@ -7,14 +7,14 @@ from typing import Any
 from pipelines.capture import service as capture
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
 from pipelines.verify.result import CollectionVerification, Verification
+from tests.harness import sessions
 
 
 def play(spark: Any, found: Any) -> None:
     """One run of each layer."""
     for layer in (capture, silver, gold):
-        layer.run(spark, found, once=True, sessions=sparks.sessions(spark))
+        layer.run(spark, found, once=True, sessions=sessions.kept(spark))
 
 
 def kinds(found: CollectionVerification) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import status
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
-from pipelines.spark import session as sparks
+from tests.harness import sessions
 from tests.harness.captures import Running, check_numbers, held_snapshots, once, pipeline, rows, table, until
 from tests.harness.layers import table_rows
 from tests.harness.network import Proxy
@@ -170,7 +170,7 @@ class Pipeline:
 
     def merge(self) -> None:
         for hop in (silver, gold):
-            hop.run(self.spark, self.found, sessions=sparks.sessions(self.spark))
+            hop.run(self.spark, self.found, sessions=sessions.kept(self.spark))
 
     def gold(self, db: str, collection: str) -> dict[Any, Any]:
         """The rows of a gold table, `_id` to `v`."""
@@ -206,7 +206,7 @@ def test_a_rename_in_the_middle_of_a_snapshot(
     result = once(spark, found)
     assert renamed and result.snapshot_documents >= 400
     layers = Pipeline(spark, found)
-    silver.run(spark, found, sessions=sparks.sessions(spark))
+    silver.run(spark, found, sessions=sessions.kept(spark))
     assert layers.silver(database.name, "first") == {1: "new"}
     assert layers.silver(database.name, "second") == {number: "changed" if number == 5 else "old" for number in range(400)}
     assert {each.incomplete_since for each in status.read(spark, found).collections} == {None}

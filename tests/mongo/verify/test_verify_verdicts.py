@@ -17,9 +17,9 @@ from pipelines.bronze.registry import Namespace
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
 from pipelines.verify import comparison, repair
 from pipelines.verify import run as verify
+from tests.harness import sessions
 from tests.harness.captures import QUICK, Running, once, pipeline, table, until
 from tests.harness.verifications import kinds, only, play
 
@@ -159,7 +159,7 @@ def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str,
     play(spark, found)
     database.orders.insert_one({"_id": 3, "n": 1.5})
     once(spark, found)
-    silver.run(spark, found, once=True, sessions=sparks.sessions(spark))
+    silver.run(spark, found, once=True, sessions=sessions.kept(spark))
     result = only(verify.run(spark, found, verify.VerifyOptions()))
     assert (kinds(result), result.equal) == ({"waiting": ["3"]}, 3)
     assert only(verify.run(spark, found, verify.VerifyOptions(layer=Layer.SILVER))).equal == 4
