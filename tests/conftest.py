@@ -38,6 +38,9 @@ hypothesis.settings.load_profile("medallion")
 # The driver looks at a server that it lost twice a second at most, and a test that takes connections away would wait for that.
 pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.05  # type: ignore[misc]
 
+TALKATIVE = embedded_mongodb.ServerOptions(parameters={"periodicNoopIntervalSecs": 1})
+"""A server that nobody writes to says how late it is each second: some streams wait for that word, which comes each ten otherwise."""
+
 StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
 
 
@@ -98,7 +101,7 @@ def mongodb_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             mongodb_server.check_suitable(mongodb_server.server_info(client))
         yield named
         return
-    with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("mongodb")) as server:
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("mongodb"), TALKATIVE) as server:
         yield server.uri
 
 
