@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,9 @@ import sys
 sys.path.insert(0, {str(PROJECT)!r})
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import session as spark_sessions
-spark = spark_sessions.session("quiet", master="local[2]", conf=spark_conf.SHORT_RUN)
+from tests.harness import sessions
+conf = {{**spark_conf.SHORT_RUN, **sessions.SMALL, **sessions.INTERPRETED}}
+spark = spark_sessions.session("quiet", master="local[2]", conf=conf)
 spark.range(3).write.format("delta").save(sys.argv[1])
 
 def executed(batches):
@@ -47,6 +50,7 @@ def python(program: str, *arguments: str, cwd: Path = PROJECT, **environment: st
         [sys.executable, "-c", program, *arguments],
         cwd=cwd,
         env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -153,12 +157,19 @@ def test_nothing_but_our_own_words_reaches_the_screen(tmp_path: Path) -> None:
     assert left == {scratch / f"medallion-{os.getuid()}" / f"spark-{process.pid}.log"}
 
 
-AGAIN = """
-import contextlib, signal, threading, time
-from cdc_core import errors
+OWN = """
+import contextlib, signal, sys, threading, time
+from pipelines.spark import conf as spark_conf
 from pipelines.spark import failures, jvm
 from pipelines.spark import session as spark_sessions
-spark = spark_sessions.session("first", master="local[1]")
+
+def started(name):
+    spark = spark_sessions.session(name, master="local[1]", profile=spark_conf.CAPTURE)
+    print(spark.sparkContext.getConf().get("spark.driver.memory"), spark.sparkContext._gateway.proc.pid, flush=True)
+    return spark
+
+spark = started("own")
+sys.stdin.readline()
 clock = spark._jvm.java.lang.System
 def ask():
     with contextlib.suppress(Exception):
@@ -173,64 +184,74 @@ asking.join()
 try:
     spark.range(3).count()
 except Exception as error:
-    print(type(failures.translated(error)).__name__)
+    print(type(failures.translated(error)).__name__, flush=True)
     jvm.forget()
-spark = spark_sessions.session("second", master="local[1]")
+spark = started("again")
 print(spark.range(3).count(), spark._jvm.java.util.Locale.getDefault().getLanguage(), flush=True)
-"""
-
-OWN = """
-import time
-from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, jvm
-from pipelines.spark import session as spark_sessions
-spark = spark_sessions.session("own", master="local[1]", profile=spark_conf.CAPTURE)
-print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)
-print(spark.sparkContext._gateway.proc.pid, flush=True)
 time.sleep(300)
 """
 
 
+@dataclass
+class Owner:
+    """A process with settings of a user's; what it says at each start of a JVM is that one's memory and number."""
+
+    process: subprocess.Popen[str]
+    memory: str = ""
+    jvm: int = 0
+
+    def reads(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def started(self) -> None:
+        self.memory, number = self.reads().split()
+        self.jvm = int(number)
+
+
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A process with settings of a user's, and what it says: its memory, and its JVM."""
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     folder = tmp_path_factory.mktemp("own")
     (folder / "spark-defaults.conf").write_text("spark.driver.memory 700m\nspark.driver.extraClassPath /nowhere/mine.jar\n")
-    chosen = {"TMPDIR": str(folder), "SPARK_CONF_DIR": str(folder), "JAVA_TOOL_OPTIONS": "-XX:+UseG1GC"}
-    with python(OWN, **chosen) as process:
-        assert process.stdout is not None
-        yield process, [process.stdout.readline() for _ in range(2)]
+    options = "-XX:+UseG1GC -Duser.language=ar -Duser.country=SA"
+    with python(OWN, TMPDIR=str(folder), SPARK_CONF_DIR=str(folder), JAVA_TOOL_OPTIONS=options) as process:
+        owner = Owner(process)
+        owner.started()
+        yield owner
         process.kill()
 
 
-def test_what_a_user_chose_is_over_what_a_command_would_choose(own: tuple[subprocess.Popen[str], list[str]]) -> None:
+def test_what_a_user_chose_is_over_what_a_command_would_choose(own: Owner) -> None:
     """Memory and a class path of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
-    assert own[1][0] == "700m\n"
+    assert own.memory == "700m"
 
 
-def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it(own: tuple[subprocess.Popen[str], list[str]]) -> None:
-    """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed. None of it prints anything."""
-    process, said = own
-    jvm = int(said[1])
-    os.kill(jvm, signal.SIGTERM)
-    time.sleep(1)
-    assert is_running(jvm)
-    process.kill()
-    deadline = time.monotonic() + 30
-    while is_running(jvm) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_running(jvm)
-    assert process.stderr is not None and process.stderr.read() == ""
-
-
-def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: Path) -> None:
+def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(own: Owner) -> None:
     """The kernel kills what takes the most memory: that is no bug, and the same process goes on with another session.
 
     Nothing else is printed, also where the connection breaks in the middle of a question. Whatever language the machine speaks, the
     JVM's has the digits 0 to 9: Delta writes the numbers of its commits with them.
     """
-    arabic = {"JAVA_TOOL_OPTIONS": f"{QUICK['JAVA_TOOL_OPTIONS']} -Duser.language=ar -Duser.country=SA"}
-    assert python(AGAIN, TMPDIR=str(tmp_path), **arabic).communicate() == ("SparkLost\n3 en\n", "")
+    assert own.process.stdin is not None
+    own.process.stdin.write("\n")
+    own.process.stdin.flush()
+    first = own.jvm
+    assert own.reads() == "SparkLost"
+    own.started()
+    assert own.reads() == "3 en" and own.jvm != first
+
+
+def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it(own: Owner) -> None:
+    """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed. None of it prints anything."""
+    os.kill(own.jvm, signal.SIGTERM)
+    time.sleep(1)
+    assert is_running(own.jvm)
+    own.process.kill()
+    deadline = time.monotonic() + 30
+    while is_running(own.jvm) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(own.jvm)
+    assert own.process.stderr is not None and own.process.stderr.read() == ""
 
 
 def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
