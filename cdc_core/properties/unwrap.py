@@ -176,7 +176,7 @@ class FieldValues:
 
     @property
     def are_kept(self) -> bool:
-        """Every value stays as it is: then tables decode documents without a look at each value by itself."""
+        """Every value stays as it is."""
         return self == FieldValues()
 
     @property

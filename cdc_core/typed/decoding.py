@@ -28,8 +28,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.schema import evolution
-from cdc_core.schema.column_types import PARTS, Steps
+from cdc_core.schema import evolution, kinds
+from cdc_core.schema.column_types import PARTS, Array, ColumnType, Map, Steps, Struct
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
@@ -138,9 +138,10 @@ class Decoder:
 
     def _make(self) -> None:
         """A decoder for the schema and what was learned so far."""
-        # Without fields there is nothing to decode into; values that the options change are looked at one by one, the exact way.
-        if self.schema.fields and self.schema.naming.values.are_kept:
-            builder = ReaderBuilder(self.pins, self._lessons, self.sparse)
+        # Without fields there is nothing to decode into; no column of an array takes one that is laid out as a document.
+        values = self.schema.naming.values
+        if self.schema.fields and (values.are_kept or not _holds_array(self.schema.struct)):
+            builder = ReaderBuilder(self.pins, self._lessons, values, self.sparse)
             self._root = builder.document(self.schema.struct, (), ())
             self._dense = {place: each for place, each in builder.documents.items() if place not in self.sparse}
             self._decode = msgspec.json.Decoder(self._root.decoded).decode
@@ -163,6 +164,7 @@ class Decoder:
                 findings.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
         except RecursionError:  # deeper than any BSON
             taken, findings, fast = [], Findings(), None
+        findings.hard |= findings.laid_out & findings.rescued.keys()
         hard = {number for number, text in enumerate(given) if text is not None}.difference(taken)
         exactly = sorted(hard.union(taken[at] for at in findings.hard))
         rows = self._assembled(given, None if fast is None else _rows(fast, findings), taken, exactly)
@@ -223,12 +225,22 @@ class Decoder:
         for text in texts:
             document = exact.observed(shape, text, "", values=self.schema.naming.values)
             if document is not None and self._refused < _LESSONS[-1]:
-                self._lessons.learn(document, self.schema.struct)
+                self._lessons.learn(kinds.laid_out(document, self.schema.naming.values), self.schema.struct)
         before, self._refused = self._refused, self._refused + len(texts)
         # Rarely, since making the structs of a schema costs far more than decoding a document.
         if any(before < lesson <= self._refused for lesson in _LESSONS):
             self._make()
         return bool(evolution.join(self.schema, shape, pins=self.pins)[1])
+
+
+def _holds_array(type_: ColumnType) -> bool:
+    match type_:
+        case Struct(fields):
+            return any(_holds_array(each.type) for each in fields)
+        case Map(value):
+            return _holds_array(value)
+        case _:
+            return isinstance(type_, Array)
 
 
 def _refuse(text: str) -> Any:

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from cdc_core.extended_json.wrappers import escape_key, unescape_key
+from cdc_core.properties.unwrap import FieldValues
 from cdc_core.schema import cast, kinds
 from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Steps, Struct
 from cdc_core.schema.kinds import Kind
@@ -112,12 +113,32 @@ class DocumentReader(ColumnReader):
             self._note_due(values, where, findings)
         if classes == {self.struct}:
             return values, None
+        if list in classes and self.values.arrays_as_documents:
+            values = [
+                self._of_array(value, where(number)[0], findings) if type(value) is list else value
+                for number, value in enumerate(values)
+            ]
+            classes = {*map(type, values)}
         for number, value in enumerate(values) if not classes <= {self.struct, NoneType} else ():
             if value is not None and type(value) is not self.struct:
                 self._cast_alone(value, number, where, findings)
         # Arrow masks a null struct, but wants values for its members: those of a blank one.
         absent = [type(value) is not self.struct for value in values]
         return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
+
+    def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
+        """The struct of an array that is laid out as a document; None where the exact way has to make it."""
+        # A null is no sign of its place: there may be no column for it.
+        items = {f"_{index}": item for index, item in enumerate(value) if item is not None}
+        try:
+            document = msgspec.convert(items, self.struct)
+        except msgspec.ValidationError:
+            findings.keys += count_keys(value)
+            findings.hard.add(row)
+            return None
+        findings.keys -= len(items)  # these keys are not in the text
+        findings.laid_out.add(row)
+        return document
 
     def members(
         self, structs: list[Any], where: Where, findings: Findings
@@ -181,6 +202,10 @@ class SparseReader(DocumentReader):
         self._decode = {key: msgspec.json.Decoder(any_of(reader.hint, NoneType)).decode for key, reader in named}
         self._decode |= dict.fromkeys(self._strangers, ANY.decode)
         return types.GenericAlias(dict, (str, msgspec.Raw))
+
+    def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
+        findings.keys += count_keys(value)
+        findings.hard.add(row)
 
     def members(
         self, structs: list[Any], where: Where, findings: Findings
@@ -246,13 +271,19 @@ class ReaderBuilder:
     `documents` are the readers of documents by their places.
     """
 
-    def __init__(self, pins: Pins, lessons: Lessons, sparse: Collection[Steps] = ()) -> None:
+    def __init__(self, pins: Pins, lessons: Lessons, values: FieldValues, sparse: Collection[Steps] = ()) -> None:
         self._pins = pins
         self._lessons = lessons
+        self._values = values
         self._sparse = sparse
         self.documents: dict[Steps, DocumentReader] = {}
 
     def reader(self, type_: ColumnType, place: Steps, path: tuple[str, ...]) -> ColumnReader:
+        reader = self._reader(type_, place, path)
+        reader.values = self._values
+        return reader
+
+    def _reader(self, type_: ColumnType, place: Steps, path: tuple[str, ...]) -> ColumnReader:
         pin = self._pins.get(path)
         is_due = pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type)
         match type_:

@@ -19,6 +19,7 @@ from typing import Any, Union
 import msgspec
 import pyarrow as pa
 
+from cdc_core.properties.unwrap import FieldValues
 from cdc_core.schema import cast, kinds
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar
 from cdc_core.schema.kinds import Kind
@@ -49,7 +50,9 @@ _STRINGS = {key: _wrapper("Text", key, str) for key in ("$oid", "$numberDecimal"
 _DOUBLE = _wrapper("Double", "$numberDouble", str)
 _DATE = _wrapper("Date", "$date", _Long)
 _BINARY = _wrapper("Binary", "$binary", _Base64)
-_KEYS: dict[type, int] = {_Long: 1, _DOUBLE: 1, _DATE: 2, _BINARY: 3} | dict.fromkeys(_STRINGS.values(), 1)
+_Moment = msgspec.defstruct("Moment", [("t", int), ("i", int)], forbid_unknown_fields=True, gc=False)
+_TIMESTAMP = _wrapper("Timestamp", "$timestamp", _Moment)
+_KEYS: dict[type, int] = {_Long: 1, _DOUBLE: 1, _DATE: 2, _BINARY: 3, _TIMESTAMP: 3} | dict.fromkeys(_STRINGS.values(), 1)
 """The wrappers that are decoded as such, and how many keys each has."""
 
 _OF_TYPE: dict[ColumnType, dict[str, type[Any]]] = {
@@ -57,7 +60,7 @@ _OF_TYPE: dict[ColumnType, dict[str, type[Any]]] = {
     Scalar.DOUBLE: {"$numberDouble": _DOUBLE},
     Scalar.STRING: _STRINGS,
     Scalar.TEXT: _STRINGS,
-    Scalar.TIMESTAMP: {"$date": _DATE},
+    Scalar.TIMESTAMP: {"$date": _DATE, "$timestamp": _TIMESTAMP},
     Scalar.BINARY: {"$binary": _BINARY},
 }
 _PLAIN: dict[ColumnType, type[Any]] = {
@@ -83,6 +86,8 @@ class Findings:
     """Those that would change the schema."""
     hard: set[int] = field(default_factory=set)
     """Those whose row only the exact way can decide."""
+    laid_out: set[int] = field(default_factory=set)
+    """Those with an array that was read as a document: only the exact way says under which path a value of theirs is rescued."""
     keys: int = 0
     """The keys that the columns account for; the texts must hold as many."""
 
@@ -133,6 +138,7 @@ class ColumnReader:
     hint: Any
     type: ColumnType
     is_due: bool
+    values = FieldValues()
 
     def read(self, values: list[Any], classes: _Classes, where: Where, findings: Findings) -> pa.Array:
         """The values as the column holds them; `classes` are theirs, None is a value that is not there."""
@@ -144,6 +150,9 @@ class ColumnReader:
             value = msgspec.to_builtins(value)
         else:
             findings.keys += count_keys(value)
+            if type(value) is list and not self.values.are_kept:
+                findings.hard.add(where(number)[0])
+                return None
         held, rescued = cast.cast(value, self.type)
         if rescued or self.type is Scalar.INT:
             row, path = where(number)
@@ -266,7 +275,10 @@ class ScalarReader(ColumnReader):
 
     def _times(self, held: list[Any], has_null: bool) -> pa.Array:
         times: Sequence[int | None]
-        if has_null:
+        if self._wrapper is _TIMESTAMP:
+            times = [None if value is None else value.t * 1000 for value in held]
+            there = [value for value in times if value is not None]
+        elif has_null:
             times = [None if value is None else int(value.v) for value in held]
             there = [value for value in times if value is not None]
         else:
