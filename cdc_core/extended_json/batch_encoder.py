@@ -1,7 +1,7 @@
 """Many BSON documents of one collection as type-exact Extended JSON: field by field over all of them, and not document by document.
 
 Documents of a collection look alike. Where one is decoded, proven and written with some sixty calls into C, numpy reads one field of a
-thousand documents with one call, and Arrow joins the texts (`batch_walk`). What is odd there (repeated fields, infinities, kinds that are
+thousand documents with one call, and Arrow joins the texts (`batch_walk`). What is odd there (repeated fields, kinds that are
 rare, names that no other document has …) is written alone by `bson_to_json.encode`, which proves what it writes in its own way.
 """
 

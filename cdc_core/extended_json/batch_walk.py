@@ -232,7 +232,7 @@ class BatchWalk:
         """The texts of values of a kind that all have one size."""
         match kind:
             case 0x01:
-                return [self._double_texts(at, row)]
+                return [_double_texts(self._doubles[at])]
             case 0x07:
                 digits = _HEX[self._bytes[at[:, None] + np.arange(12)]].view(np.uint8)
                 return ['{"$oid":"', text_columns.strings(digits, np.arange(len(at) + 1) * _OBJECT_ID_LENGTH), '"}']
@@ -255,17 +255,6 @@ class BatchWalk:
                 return ['{"$numberLong":"', text_columns.digits(self._int64s[at]), '"}']
             case _:
                 return ['{"$numberDecimal":"', self._decimal_texts(at), '"}']
-
-    def _double_texts(self, at: Places, row: Places) -> pa.StringArray:
-        values = self._doubles[at]
-        is_odd = ~np.isfinite(values)
-        if self._mark(row, is_odd):
-            values = np.where(is_odd, 0.0, values)
-        # As orjson writes a float of Python: the shortest text that is this double, with a point or an exponent.
-        text = np.frombuffer(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)[1:-1]
-        is_comma = text == _COMMA
-        ends = np.append(np.flatnonzero(is_comma), len(text))
-        return text_columns.strings(text[~is_comma], np.append(0, ends - np.arange(len(at))))
 
     def _decimal_texts(self, at: Places) -> pa.StringArray:
         low, high = self._uint64s[at], self._uint64s[at + 8]
@@ -397,6 +386,19 @@ class _Items(NamedTuple):
     kinds: npt.NDArray[np.uint8]
     at: Places
     end: Places
+
+
+def _double_texts(values: npt.NDArray[np.float64]) -> pa.StringArray:
+    is_special = ~np.isfinite(values)
+    if is_special.any():
+        wrapped = [f'{{"$numberDouble":"{bson_to_json.special_double(each)}"}}' for each in values[is_special].tolist()]
+        texts = _double_texts(np.where(is_special, 0.0, values))
+        return pc.replace_with_mask(texts, pa.array(is_special), pa.array(wrapped, pa.string()))
+    # As orjson writes a float of Python: the shortest text that is this double, with a point or an exponent.
+    text = np.frombuffer(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)[1:-1]
+    is_comma = text == _COMMA
+    ends = np.append(np.flatnonzero(is_comma), len(text))
+    return text_columns.strings(text[~is_comma], np.append(0, ends - np.arange(len(values))))
 
 
 def is_text(texts: pa.StringArray) -> bool:

@@ -249,7 +249,7 @@ def _spelled(value: Any) -> object:
     if kind is list:
         return [_spelled(item) for item in value]
     if kind is float:
-        return value if math.isfinite(value) else {"$numberDouble": _special_double(value)}
+        return value if math.isfinite(value) else {"$numberDouble": special_double(value)}
     if kind is int:
         return _spelled_int(value)
     if kind in _PLAIN:
@@ -261,7 +261,8 @@ def _spelled(value: Any) -> object:
 _PLAIN = frozenset({ObjectId, Int64, DatetimeMS, *_WRAP} - {Code})
 
 
-def _special_double(value: float) -> str:
+def special_double(value: float) -> str:
+    """What a NaN or an infinity is called."""
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
