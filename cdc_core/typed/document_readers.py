@@ -41,6 +41,7 @@ from cdc_core.typed.readers import (
 WIDE, ENOUGH, SPARSE = 64, 100, 4
 """A document of at least so many fields, of which so many were read and had fewer than a quarter of them, is sparse."""
 
+_EMPTY: dict[type, str] = {dict: "{}", list: "[]"}
 _NOT_THERE = msgspec.UNSET
 _NotThere = msgspec.UnsetType
 
@@ -167,6 +168,9 @@ class DocumentReader(ColumnReader):
             self._note_due(values, where, findings)
         for number, value in enumerate(values):
             if value is None:
+                continue
+            if not value and type(value) in _EMPTY:  # most of what has no column
+                findings.rescue(*where(number), _EMPTY[type(value)])
                 continue
             findings.keys += count_keys(value)
             if kinds.kind(value) is Kind.UNDEFINED:

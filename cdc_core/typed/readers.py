@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 import msgspec
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.properties.unwrap import FieldValues
 from cdc_core.schema import cast, kinds
-from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar
+from cdc_core.schema.column_types import Array, ColumnType, Decimal, Map, Scalar
 from cdc_core.schema.kinds import Kind
 from cdc_core.typed import exact
 from cdc_core.typed.lessons import Lesson
@@ -72,6 +74,13 @@ _PLAIN: dict[ColumnType, type[Any]] = {
     Scalar.BOOLEAN: bool,
 }
 SCALARS = (str, int, float, bool, NoneType)
+_OF_DECIMAL: dict[str, type[Any]] = {"$numberDecimal": _STRINGS["$numberDecimal"]}
+_AS_TEXT: dict[type, Callable[[Any], str]] = {
+    int: str,
+    float: lambda value: orjson.dumps(value).decode(),
+    bool: lambda value: "true" if value else "false",
+}
+"""What a STRING of anything holds of plain values that are no text."""
 _CHANGES_INT = frozenset({Kind.INT64, Kind.DOUBLE, Kind.NON_FINITE})
 _EXACT_IN_DOUBLE = 2**53
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
@@ -208,10 +217,11 @@ class ScalarReader(ColumnReader):
         self.is_due = is_due
         self._arrow = exact.arrow(type_)
         self._plain = _PLAIN.get(type_)
-        known = _OF_TYPE.get(type_, {})
+        known = _OF_DECIMAL if isinstance(type_, Decimal) else _OF_TYPE.get(type_, {})
         wrappers = set(lesson.wrappers) if lesson else set()
         # These types have one wrapper that is read fast: the decoder expects it before any lesson.
-        if not wrappers and type_ in (Scalar.BIGINT, Scalar.TIMESTAMP, Scalar.BINARY, Scalar.DOUBLE):
+        has_one = isinstance(type_, Decimal) or type_ in (Scalar.BIGINT, Scalar.TIMESTAMP, Scalar.BINARY, Scalar.DOUBLE)
+        if not wrappers and has_one:
             wrappers = {next(iter(known))}
         self._wrapper = known.get(next(iter(wrappers))) if len(wrappers) == 1 else None
         # msgspec takes one dict-like type in a union: with a wrapper, a document here is refused as a whole; where several wrappers
@@ -227,6 +237,8 @@ class ScalarReader(ColumnReader):
         if self._wrapper is not None and self._wrapper in classes:
             # The keys of wrappers stand in the text, too, and are counted there.
             findings.keys += self._wrappers(values, classes) * _KEYS[self._wrapper]
+        if isinstance(self.type, Decimal):
+            return self._decimals(values, self.type, where, findings)
         try:
             array = self._fast(values, classes)
         except (pa.ArrowInvalid, OverflowError, ValueError):
@@ -289,12 +301,39 @@ class ScalarReader(ColumnReader):
             raise OverflowError
         return pa.array(times, _MILLISECONDS).cast(self._arrow)
 
+    def _decimals(self, values: list[Any], type_: Decimal, where: Where, findings: Findings) -> pa.Array:
+        """The array, by the exact cast for each value that is not written in digits for all of which the column has room."""
+        texts = pa.array(map(self._digits, values), pa.string())
+        whole = type_.precision - type_.scale
+        before = rf"[0-9]{{1,{whole}}}" if whole else "0"
+        behind = rf"(\.[0-9]{{1,{type_.scale}}})?" if type_.scale else ""
+        is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^-?{before}{behind}$"), False)
+        array = pc.if_else(is_plain, texts, None).cast(self._arrow)
+        if is_plain.true_count == len(values):
+            return array
+        alone = [
+            None if isnt or value is None else self._cast_alone(value, number, where, findings)
+            for number, (value, isnt) in enumerate(zip(values, is_plain.to_pylist()))
+        ]
+        return pc.coalesce(array, pa.array(alone, self._arrow))
+
+    def _digits(self, value: Any) -> str | None:
+        """A number as it is written; None for what is none."""
+        if type(value) is self._wrapper:
+            text: str = value.v
+            return text
+        is_number = type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)
+        return repr(value) if is_number else None
+
     def _slow(self, values: list[Any], where: Where, findings: Findings) -> pa.Array:
         """The array, by the exact cast for each value that is not plainly what the column holds."""
         is_held, (unwrapped, keys) = self._is_held, _UNWRAPPED.get(self.type, (None, 0))
+        texts = _AS_TEXT if self.type is Scalar.TEXT else {}
         held = []
         for number, value in enumerate(values):
-            if value is not None and not is_held(value):
+            if type(value) in texts:
+                value = texts[type(value)](value)
+            elif value is not None and not is_held(value):
                 own = unwrapped(value) if unwrapped is not None and type(value) is dict else None
                 if own is None:
                     value = self._cast_alone(value, number, where, findings)

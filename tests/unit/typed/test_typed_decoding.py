@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.extended_json import wrappers
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import column_types, document_schema, evolution
+from cdc_core.schema import cast, column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.schema.shape import Shape
@@ -266,6 +266,33 @@ def test_what_is_expected_is_fast() -> None:
     assert typed.exact < 100 and typed.new.true_count == 0
     expected = exact.rows(texts, decoder.schema)
     assert plain(typed.rows.to_pylist()) == plain(expected.to_pylist())
+
+
+def test_what_a_pin_makes_of_plain_values_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers in a pinned DECIMAL, plain values in a STRING of anything, and what is empty and has no column are read without a call for
+    each; what a DECIMAL does not hold is rescued as ever."""
+    decimals = ("12.50", "-0.10", "0", "-0.0", "99999999.99", "7")
+    numbers: list[Any] = [*({"$numberDecimal": text} for text in decimals), 5, -0.0, 12.25]
+    documents = [
+        {"money": number, "whole": 7, "any": value, "tags": [], "more": {}}
+        for number in numbers
+        for value in (5, -0.0, 1e22, True, "x")
+    ]
+    odd: list[Any] = ["1E+3", "NaN", "100000000", "0.001", "1.500", "-0E-3", "0" * 9 + "1", "x", " 1"]
+    odd = [{"$numberDecimal": text} for text in odd] + [1e8, 1e-3, 2**63, {"$numberLong": "5"}, "5", True, [], {}]
+    texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
+    pins = parse_pins({"money": "decimal(10,2)", "whole": "decimal(20,0)", "any": "string"})
+    shape = Shape()
+    exact.observed(shape, texts[0].as_py(), "", values=unwrap_options.FieldValues())
+    decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape, pins=pins)[0], pins)
+    expected = exact.rows(texts, decoder.schema)
+    for document in [*({"money": value} for value in odd), *({"whole": value} for value in odd)]:
+        both = pa.array([texts[0].as_py(), json.dumps(document)])
+        assert plain(decoder.typed(both).rows.to_pylist()) == plain(exact.rows(both, decoder.schema).to_pylist()), document
+    decoder = decoding.Decoder(decoder.schema, pins)
+    decoder.typed(texts)
+    monkeypatch.setattr(cast, "cast", lambda *_: pytest.fail("a plain value was cast alone"))
+    assert plain(decoder.typed(texts).rows.to_pylist()) == plain(expected.to_pylist())
 
 
 @pytest.mark.parametrize("options", [{}, {"flatten.struct": "true"}])
