@@ -128,18 +128,21 @@ class DocumentReader(ColumnReader):
         return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
 
     def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
-        """The struct of an array that is laid out as a document; None where the exact way has to make it."""
+        """An array that is laid out as a document, as a document is decoded; None where the exact way has to make it."""
         # A null is no sign of its place: there may be no column for it.
         items = {f"_{index}": item for index, item in enumerate(value) if item is not None}
         try:
-            document = msgspec.convert(items, self.struct)
-        except msgspec.ValidationError:
+            document = self._of_items(items)
+        except (msgspec.ValidationError, OverflowError):
             findings.keys += count_keys(value)
             findings.hard.add(row)
             return None
         findings.keys -= len(items)  # these keys are not in the text
         findings.laid_out.add(row)
         return document
+
+    def _of_items(self, items: dict[str, Any]) -> Any:
+        return msgspec.convert(items, self.struct)
 
     def members(
         self, structs: list[Any], where: Where, findings: Findings
@@ -207,9 +210,8 @@ class SparseReader(DocumentReader):
         self._decode |= dict.fromkeys(self._strangers, ANY.decode)
         return types.GenericAlias(dict, (str, msgspec.Raw))
 
-    def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
-        findings.keys += count_keys(value)
-        findings.hard.add(row)
+    def _of_items(self, items: dict[str, Any]) -> Any:
+        return {key: msgspec.Raw(msgspec.json.encode(item)) for key, item in items.items()}
 
     def members(
         self, structs: list[Any], where: Where, findings: Findings

@@ -305,6 +305,7 @@ def test_arrays_as_documents_are_fast(options: dict[str, str]) -> None:
             "list": [number, None, {"a": "x", "inner": [1.5]}][: number % 4 if number else 3],
             "at": {"$timestamp": {"t": number * 1_000_000, "i": 1}},
             "text": "none",
+            "long": [0.5] * (2 if number % 50 else 100),
         }
         for number in range(1000)
     ]
