@@ -148,9 +148,15 @@ def _excluded(node: Any, paths: Sequence[Path]) -> Any:
     if not _is_document(node):
         return node
     kept = {}
+    meant: dict[str, list[Path]] = {}
+    for path in paths:
+        meant.setdefault(path[0], []).append(path[1:])
     for name, value in node.items():
-        rests = [path[1:] for path in paths if _is_meant(path[0], name)]
-        if () not in rests:
+        # As a plain text: one that stands there twice is found by no hash.
+        rests = [*meant.get(ANY, ()), *meant.get(str(wrappers.unescape_key(name)), ())]
+        if not rests:
+            kept[name] = value
+        elif () not in rests:
             kept[name] = _excluded(value, rests)
     return kept
 
@@ -251,7 +257,9 @@ def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
 
 def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
     """What is left of each path below a dotted key; ``()`` where the key is what the path means, or in it."""
-    return [rest for path in paths for rest, _ in _walks(path, steps)]
+    # A key begins with a name, of which nearly every path means another.
+    meant = [path for path in paths if type(steps[0]) is not str or path[0] in (ANY, steps[0])]
+    return [rest for path in meant for rest, _ in _walks(path, steps)]
 
 
 def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]:

@@ -199,3 +199,24 @@ def test_a_name_of_thousands_of_digits_is_no_place_in_an_array() -> None:
         f"items.{name}": 1,
         f"items.{name}.x": 1,
     }
+
+
+def test_many_excluded_fields_are_not_looked_for_one_by_one() -> None:
+    """What a field costs does not grow with the entries, which mostly mean other fields."""
+    compared: list[object] = []
+
+    class Step(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    fields = FieldRules(excluded=tuple((Step(f"secret{number}"), "x") for number in range(200)))
+    before = {f"field{number}": number for number in range(200)}
+    assert field_filters.document({**before, "secret1": {"x": 1, "y": 2}}, fields=fields) == (
+        {**before, "secret1": {"y": 2}},
+        (),
+    )
+    assert len(compared) < 1000
