@@ -107,7 +107,8 @@ def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDesc
     after = _excluded_update(before, fields.excluded)
     taken: list[str] = []
     for rename in fields.renamed:
-        after = _renamed_update(after, rename, taken)
+        if _may_mean(rename.path[0], after):
+            after = _renamed_update(after, rename, taken)
     return after, tuple(taken)
 
 
@@ -166,6 +167,9 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
         return [_renamed(element, path, name, taken) for element in node]
     if not _is_document(node):
         return node
+    # Nearly every rename is of other fields; a name is escaped by one more sign.
+    if path[0] != ANY and path[0] not in node and f"${path[0]}" not in node:
+        return node
     if len(path) > 1:
         return {
             each: _renamed(value, path[1:], name, taken) if _is_meant(path[0], each) else value
@@ -216,6 +220,12 @@ def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str])
             before, {key: (name, None if name == key else new[key]) for key, name in named.items()}
         ),
     )
+
+
+def _may_mean(step: str, update: UpdateDescription) -> bool:
+    """Whether a path that begins with this step may mean a key, or what is in one."""
+    said = update.disambiguated or {}
+    return step == ANY or any(key in said or key.partition(".")[0] == step for key in _keys(update))
 
 
 def _disambiguated(
