@@ -245,6 +245,8 @@ class SilverPosition:
     bronze: BronzeCommit | None = None
     """The newest commit of the bronze in which these batches were found. Where bronze's log does not hold it any more, bronze was replaced,
     and the numbers of its batches are not these."""
+    deletes: int | None = None
+    """The version of the table of remembered deletes that holds the last of them; None where nothing says so."""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""
@@ -253,7 +255,7 @@ class SilverPosition:
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin", "bronze")
+        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin", "bronze", "deletes")
         return {name: getattr(self, name) for name in names}
 
 
@@ -261,6 +263,29 @@ def bronze_commit(metadata: Mapping[str, Any]) -> BronzeCommit | None:
     """The commit of bronze that a table's commit names."""
     found = metadata.get("bronze")
     return None if found is None else (found[0], found[1])
+
+
+def deletes_version(deletes: tables.TableRef) -> int | None:
+    """The newest version of a table of remembered deletes; None where this process does not see it, or it is not there."""
+    folder = local_log.folder(deletes)
+    return None if folder is None else local_log.newest_version(folder)
+
+
+def remembered_to(spark: SparkSession, deletes: tables.TableRef) -> int:
+    """The last batch of which deletes are known to be remembered, or were until maintenance forgot them; 0 where there is none."""
+    folder = local_log.folder(deletes)
+    files = None if folder is None else local_log.files(folder)
+    spans = (file.between("__batch") for file in files or ())
+    forgotten = (delta.found(spark, deletes) or {}).get(FORGOTTEN_TO)
+    return max(int(forgotten or 0), *(span[1] for span in spans if span is not None), 0)
+
+
+def lacks_deletes(deletes: tables.TableRef, position: SilverPosition) -> bool:
+    """Whether the table of remembered deletes is an older copy than the silver table at this position, as far as this process sees it."""
+    if position.deletes is None or local_log.folder(deletes) is None:
+        return False
+    newest = deletes_version(deletes)
+    return newest is None or newest < position.deletes
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
@@ -285,6 +310,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
             metadata.get("origin") or "",
             bronze_commit(metadata),
+            metadata.get("deletes"),
         )
     # Without its generation the table's columns would be read by the schema that they had before the rebuild.
     generation = delta.check_ours(spark, table).get(GENERATION, "")

@@ -339,7 +339,7 @@ class _GoldRun:
             except Exception as error:
                 self.failures.note(name, error)
                 continue
-            if self._waits_for_silver(self.layout.history(*namespace), work.silver):
+            if self._waits_for_silver(self.layout.history(*namespace), namespace, work.silver):
                 continue
             if history_position.is_due(work.at, work.silver):
                 found.append(work)
@@ -385,7 +385,7 @@ class _GoldRun:
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
         # Where silver begins anew, removed or repaired, readers keep what they have until it has applied something again.
-        if silver.version < 0 or not silver.to or self._waits_for_silver(self.layout.gold(*namespace), silver):
+        if silver.version < 0 or not silver.to or self._waits_for_silver(self.layout.gold(*namespace), namespace, silver):
             return None
         refused = self.refused.get(namespace)
         # The same rows would be refused again, for the price of another audit.
@@ -425,12 +425,14 @@ class _GoldRun:
             found = self.lost[commit] = bronze_log.is_held(self.spark, self.bronze, commit) is False
         return found
 
-    def _waits_for_silver(self, table: tables.TableRef, silver: registry.SilverPosition) -> bool:
-        """Whether silver has to go back first, or stands until somebody decides: what it says is of batches that bronze no longer has.
+    def _waits_for_silver(self, table: tables.TableRef, of: registry.Namespace, silver: registry.SilverPosition) -> bool:
+        """Whether silver has to go back first, or stands until somebody decides: what it says is of batches that bronze no longer has, or
+        of deletes that are no longer remembered.
 
         Not looked at again once a table was published: copies are brought back while nothing runs.
         """
-        return table not in self.published_tables and self._is_lost(silver.bronze)
+        is_due = table not in self.published_tables
+        return is_due and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*of), silver))
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         try:

@@ -6,7 +6,7 @@ applies events to it, `pipelines.silver.sweeps` ends it at a drop, a rename or a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core.bronze.batch_range import BatchRange
@@ -51,6 +51,8 @@ class SilverCollection:
     """How many events of a range this process may apply itself, without a query (`pipelines.silver.in_process`)."""
     needs_steps: bool = False
     """Whether a range of the work at hand went through the steps: this process could not apply it."""
+    remembered: int | None = None
+    """The version of the table of remembered deletes that holds the last of them, where this process sees it."""
     delete_files: int = 0
     """Files of remembered deletes that the last compaction left beyond those that their size explains."""
     quarantined: quarantine_table.HeldEvents | None = None
@@ -111,7 +113,11 @@ class SilverCollection:
 
     def move(self, next_position: registry.SilverPosition) -> None:
         """Only the position moves: an empty commit."""
-        self.writer.mark(to=next_position.to, extra=next_position.extra)
+        self.writer.mark(to=next_position.to, extra=self.said(next_position))
+
+    def said(self, position: registry.SilverPosition) -> dict[str, object]:
+        """What a commit with this position says beside `to`."""
+        return replace(position, deletes=self.remembered).extra
 
 
 @dataclass(frozen=True)

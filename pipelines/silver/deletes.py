@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.silver import batch as batches
@@ -77,6 +77,7 @@ def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], n
     columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
     facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
     ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
+    collection.remembered = registry.deletes_version(collection.deletes)
 
 
 @contextmanager
@@ -103,3 +104,4 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
         facts.writeTo(str(collection.deletes)).append()
     else:
         ops_tables.append_rows(collection.spark, collection.deletes, facts.toArrow(), statistics=FACTS)
+    collection.remembered = registry.deletes_version(collection.deletes)

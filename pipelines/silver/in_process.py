@@ -199,7 +199,7 @@ def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
         return True
     deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
     version = collection.writer.replace_arrow(
-        [], schema=live.schema, keys=keys, to=next_position.to, extra=next_position.extra, statistics=STATISTICS
+        [], schema=live.schema, keys=keys, to=next_position.to, extra=collection.said(next_position), statistics=STATISTICS
     )
     return version is not None
 
@@ -226,7 +226,7 @@ def _committed(
         schema=conformed[0].schema,
         keys=keys,
         to=next_position.to,
-        extra=next_position.extra,
+        extra=collection.said(next_position),
         statistics=STATISTICS,
     )
     return version is not None

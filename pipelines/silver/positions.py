@@ -194,6 +194,12 @@ class Positions:
                 since_ms=self.began_ms,
             )
             position = registry.silver_position(self.spark, self.table(namespace))
+        deletes = self.layout.deletes(*namespace)
+        if is_of_this and registry.lacks_deletes(deletes, position):
+            set_back.to_remembered_batch(
+                self.spark, self.table(namespace), deletes, take_over=self.take_over, since_ms=self.began_ms
+            )
+            position = registry.silver_position(self.spark, self.table(namespace))
         if self._went_back(namespace, position) and not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
             raise errors.DecisionNeeded(
                 f"{namespace}: silver was restored, repaired or removed, or is an older copy, and old events that it would apply again "

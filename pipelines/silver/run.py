@@ -323,6 +323,7 @@ class _SilverRun:
             max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
             # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
             origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
+            remembered=writer.metadata.get("deletes"),
             ahead=ahead,
         )
 

@@ -80,17 +80,19 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
             batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
         statement = _statement(collection, batch).merge()
         confs = MERGE_CONFS | dict(batch.merge_confs)
-        collection.writer.merge(rows, statement, to=batch.next_position.to, extra=batch.next_position.extra, confs=confs)
+        collection.writer.merge(
+            rows, statement, to=batch.next_position.to, extra=collection.said(batch.next_position), confs=confs
+        )
     finally:
         query_execution.unpersist(rows)
 
 
 def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:
     """Append the table's first rows."""
-    writer, next_position = collection.writer, batch.next_position
+    writer, to, said = collection.writer, batch.next_position.to, collection.said(batch.next_position)
     if batch.unless is None:
-        writer.append(rows, to=next_position.to, extra=next_position.extra)
-    elif writer.upsert(rows, touched=None, to=next_position.to, extra=next_position.extra, unless=batch.unless) is None:
+        writer.append(rows, to=to, extra=said)
+    elif writer.upsert(rows, touched=None, to=to, extra=said, unless=batch.unless) is None:
         raise upsert.NotCommitted  # an append by Spark commits whatever it has written
 
 
@@ -117,7 +119,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
         touched=batch.touched,
         pending_deletes=batch.pending_deletes,
         to=batch.next_position.to,
-        extra=batch.next_position.extra,
+        extra=collection.said(batch.next_position),
         confs=MERGE_CONFS,
         unless=batch.unless,
         few=batch.counts.events <= survey.MAX_DRIVER_ROWS,

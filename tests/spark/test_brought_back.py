@@ -64,6 +64,29 @@ def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Pa
     assert keys(hop, "new") == [[1]] * 3
 
 
+@pytest.mark.journey
+def test_what_was_deleted_since_stays_so(spark: SparkSession, lakehouse: Path, tmp_path: Path) -> None:
+    """Older copies of gold and of the remembered deletes, beside a silver that has applied the deletes: nothing in it tells of them."""
+    hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
+    hop.bronze.append({"a": [document(key, 10 + key, "c") for key in (1, 2, 3)]})
+    hop.bronze.append({"a": [{"op": "d", "key": 1, "at": 21}]})
+    hop.run()
+    shutil.copytree(lakehouse, copy)
+    hop.bronze.append({"a": [{"op": "d", "key": 2, "at": 22}]})
+    hop.run()
+    bring_back(hop, copy, ("gold", "ops"))
+    hop.gold()
+    assert hop.documents("a") == [{"_id": 2, "__key": "2"}, {"_id": 3, "__key": "3"}]
+    hop.bronze.append({"a": [{"op": "d", "key": 3, "at": 23}, document(4, 24, "c")]})
+    for _ in range(2):
+        hop.run()
+        assert keys(hop, "a")[:2] == [[4]] * 2
+    late = document(2, 9, "r")
+    hop.bronze.append({"a": [late]})
+    hop.run()
+    assert keys(hop, "a")[:2] == [[4]] * 2
+
+
 def trimmed(hop: Hop) -> None:
     """Maintenance, of events that are old from their beginning."""
     kept = dataclasses.replace(hop.settings.maintenance, bronze_retention_days=1)

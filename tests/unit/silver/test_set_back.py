@@ -237,10 +237,34 @@ def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
     writer.release()
     bring_back(hop, "bronze")
     run, namespace = hop.gold_run(), registry.Namespace(bronze_rows.DB, "t")
-    assert run._work(namespace) is None and run._waits_for_silver(table, position(hop))
+    assert run._work(namespace) is None and run._waits_for_silver(table, namespace, position(hop))
     for key in (13, 14, 15):
         append(hop, key)
-    assert not run._waits_for_silver(table, position(hop)) and run._history(namespace, {}).at.to == 0
+    assert not run._waits_for_silver(table, namespace, position(hop)) and run._history(namespace, {}).at.to == 0
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_deletes_that_are_no_longer_remembered_are_remembered_again(
+    hop: Hop, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_there: bool
+) -> None:
+    """Older copies of gold and of `ops` are brought back: no row of silver tells of what was deleted since, and gold waits for it."""
+    namespace = registry.Namespace(bronze_rows.DB, "t")
+    if is_there:
+        hop.append((4, None))
+        hop.run()
+        shutil.copytree(tmp_path / "lake", tmp_path / "later")
+    hop.append((2, None))
+    hop.silver()
+    before, copy = position(hop), "later" if is_there else "copy"
+    bring_back(hop, "ops", copy=copy, batch=before.to)
+    assert hop.gold_run()._work(namespace) is None
+    positions = hop.silver_run().positions
+    positions.look(bronze_log.newest(SPARK, hop.bronze))
+    positions.read()
+    after = position(hop)
+    assert (after.to, after.origin != before.origin) == (5 if is_there else 0, True)
+    assert "ops/deletes" in caplog.text and caplog.text.count("brought back") == 1
+    assert not registry.lacks_deletes(hop.layout.deletes(*namespace), after)
 
 
 def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
