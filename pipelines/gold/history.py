@@ -243,7 +243,9 @@ class History:
         return RESERVED | {*reached.added, *(each.name for each in self.added())}
 
     def record(self, evolution: schemas.Evolution, number: int) -> None:
-        """Append what a batch changed to the schemas, before the table holds it."""
+        """Append what a batch changed to the schemas, before the table holds it; as `pipelines.silver.evolve.record`."""
+        if evolution.changes:
+            self.writer.check_ownership()
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
 

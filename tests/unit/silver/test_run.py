@@ -15,7 +15,8 @@ from cdc_core import errors
 from pipelines.bronze import registry, survey
 from pipelines.delta import live_files, local_log, owners
 from pipelines.delta.writer import Writer
-from pipelines.silver import ranges
+from pipelines.schema import log as schemas
+from pipelines.silver import evolve, ranges
 from pipelines.silver import run as silver
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -337,3 +338,27 @@ def test_a_claim_without_an_answer_holds_no_table(tmp_path: Path, monkeypatch: p
                 Writer.claim(SPARK, table)
         assert kept.value.__traceback__ is not None
         Writer.claim(SPARK, table).release()
+
+
+def test_who_was_taken_over_notes_no_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stood still while its documents were typed, for longer than its lease: the other one's schema has more, under the
+    same number, and is the one that counts at the next start."""
+    with without_spark.running():
+        hop, record = Hop(tmp_path), evolve.record
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        hop.append((2, bson.encode({"_id": 2, "x": 1})))
+
+        def standing_still(*args: Any) -> None:
+            monkeypatch.undo()
+            hop.append((3, bson.encode({"_id": 3, "y": "text"})))
+            silver.run(SPARK, hop.settings, take_over=True)
+            record(*args)
+
+        monkeypatch.setattr(evolve, "record", standing_still)
+        with pytest.raises(errors.OwnershipLost):
+            hop.silver()
+        [(_, kept)] = schemas.newest(SPARK, hop.layout.ops("schemas"))
+        assert [name for name, _ in kept.schema.table()] == ["_id", "x", "y"]
+        hop.append((4, bson.encode({"_id": 4, "y": 5})))
+        hop.silver()
