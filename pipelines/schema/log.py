@@ -251,16 +251,18 @@ def newest(
     """The newest schema of each collection, or of some, and of each generation of its table; `until` is the last batch that counts."""
     if not delta.exists(spark, table):
         return []
-    last: dict[tuple[str, str], tuple[int, str]] = {}
+    last: dict[tuple[str, str], tuple[int, int, str]] = {}
     # Part by part: each version holds its whole schema, and all of them, in one file perhaps, are more than there is room for.
     for part in ops_tables.parts(spark, table, SCHEMA, among=None if of is None else (_COLLECTION, of)):
         for row in part.to_pylist():
             if row["schema"] is not None and (until is None or row["batch"] <= until):
-                key = (row["collection"], row["generation"] or "")
-                last[key] = max(last.get(key, (0, "")), (row["version"], row["schema"]))
+                key, text = (row["collection"], row["generation"] or ""), row["schema"]
+                # Of two with one number the longer one has more: who was killed before its commit has noted what its range showed, and
+                # whoever did not see that, and applied that range with others, all of it and more.
+                last[key] = max(last.get(key, (0, 0, "")), (row["version"], len(text), text))
     return [
         (collection, SchemaVersion(version, DocumentSchema.from_json(text), generation))
-        for (collection, generation), (version, text) in last.items()
+        for (collection, generation), (version, _, text) in last.items()
     ]
 
 

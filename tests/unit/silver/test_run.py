@@ -362,3 +362,30 @@ def test_who_was_taken_over_notes_no_schema(tmp_path: Path, monkeypatch: pytest.
         assert [name for name, _ in kept.schema.table()] == ["_id", "x", "y"]
         hop.append((4, bson.encode({"_id": 4, "y": 5})))
         hop.silver()
+
+
+def test_of_two_schemas_with_one_number_the_one_that_has_more_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run beside a service that holds no claim is killed behind its note: the service, which does not know of it, notes another one."""
+    with without_spark.running():
+        hop, record = Hop(tmp_path), evolve.record
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        service = hop.silver_run()
+        service.run_round()
+        hop.append((2, bson.encode({"_id": 2, "x": 1})))
+
+        def dying(*args: Any) -> None:
+            record(*args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(evolve, "record", dying)
+            hop.silver()
+        owners.HELD.clear()
+        hop.append((3, bson.encode({"_id": 3, "y": "text"})))
+        service.run_round()
+        service.close()
+        [(_, kept)] = schemas.newest(SPARK, hop.layout.ops("schemas"))
+    assert (kept.version, [name for name, _ in kept.schema.table()]) == (2, ["_id", "x", "y"])
