@@ -323,13 +323,11 @@ class History:
         )
         self.record(evolution, range_.to)
         source = self._typed(made, evolution.plan)
-        before = self._stored().schema
         names = self._made_room(source.schema)
         # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
         ended = laid_out.where("offset IS NULL").select(*self._ends())
         try:
-            # The rows of a table that was altered just now have other columns than were read, or lie elsewhere.
-            if self._stored().schema != before or not self._upserted(source, ended, stored, reached, few=few):
+            if not self._upserted(source, ended, stored, reached, few=few):
                 self._merge(source, ended, names, reached)
         finally:
             query_execution.unpersist(made)
@@ -342,14 +340,19 @@ class History:
         schema = self._stored().schema
         if not self.writer.can_upsert() or not table_columns.are_alike(schema, new.schema):
             return False
+        is_altered = not table_columns.are_alike(schema, stored.drop(*upsert.ROW_LOCATION).schema)
+        if is_altered and not stored.isEmpty():  # they have other columns now than were read, or lie elsewhere
+            return False
         version, names = ["__key", "__sequence"], [F.col(identifier(name)) for name in schema.names]
         ends = [name for name in ended.columns if name not in version]
-        kept = stored.drop(*ends, *upsert.ROW_LOCATION).join(ended, version)
+        rows = new.select(*names)
+        if not is_altered:
+            rows = rows.unionByName(stored.drop(*ends, *upsert.ROW_LOCATION).join(ended, version).select(*names))
         again = new.select(*version).unionByName(ended.select(*version))
         base = self.writer.version
         try:
             committed = self.writer.upsert(
-                new.select(*names).unionByName(kept.select(*names)),
+                rows,
                 touched=lambda: stored.join(again, version, "left_semi").select(*upsert.ROW_LOCATION),
                 to=reached.to,
                 extra=reached.extra,

@@ -230,12 +230,14 @@ def shown(hop: HistoryHop) -> list[tuple[Any, ...]]:
 
 
 def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSession, lakehouse: Path) -> None:
-    """`keep.document` folds only what has no document: one that was looked up is as captured, there too."""
+    """`keep.document` folds only what has no document: one that was looked up is as captured, there too. First versions need no MERGE."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     partial = {"op": "u", "key": 1, "at": 30, "update": {"v": "c"}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), {**change("u", 1, 20, "b"), "update": {"v": "b"}}, partial]})
     hop.run()
     assert [row["v"] for row in hop.versions("things") if row["__as_captured"]] == ["b"]
+    commits = Path(hop.layout.history(bronze_rows.DB, "things").path or "", "_delta_log").glob("*.json")
+    assert not any('"operation":"MERGE"' in commit.read_text() for commit in commits)
 
 
 @pytest.mark.journey
