@@ -44,7 +44,7 @@ def frame(spark: SparkSession, texts: list[str | None], first: int = 0) -> DataF
     """The texts as bronze has them, with a sequence, in two partitions."""
     marks = [f"{first + number:024x}" for number in range(len(texts))]
     table = pa.table({"after": pa.array(texts, pa.string()), "sequence": pa.array(marks, pa.string())})
-    return spark.createDataFrame(table).repartition(2).persist()
+    return spark.createDataFrame(table)
 
 
 def plain(value: Any) -> Any:
@@ -92,7 +92,6 @@ def check(
     assert types(evolution.schema.struct) == types(expected.struct)
     for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
         assert left == right
-    df.unpersist()
     return evolution
 
 
