@@ -29,6 +29,16 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
 }
 
+OF_OTHERS = (
+    "spark.databricks.delta.write.",  # with a fence Delta skips all commits of the session to a table but the first
+    "spark.databricks.delta.commitInfo.",  # a table is at the position that its commits say, and whose they say it is
+    # Delta makes no table of ours for Iceberg's readers, or with a list of its files: they know no rows that are marked as deleted.
+    "spark.databricks.delta.properties.defaults.enableIcebergCompat",
+    "spark.databricks.delta.properties.defaults.universalFormat.",
+    "spark.databricks.delta.properties.defaults.compatibility.",
+)
+"""How the settings begin that are for what somebody else writes in a session: ours have none of them."""
+
 # Spark compiles Java all the time, its own parser's included. With HotSpot's thresholds the optimizing compiler takes a third of
 # two cores' time, mostly for methods that run a few thousand times: it gets those that run more.
 _COMPILER = (

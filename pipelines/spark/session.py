@@ -347,7 +347,7 @@ def _check_delta(spark: SparkSession) -> None:
 
 
 def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Set what a running session lets one set; what it has already stays."""
+    """Set what a running session lets one set, and take out what is `OF_OTHERS`; what it has already stays."""
     from pyspark.errors import PySparkException
 
     for key, value in conf.items():
@@ -358,6 +358,10 @@ def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
             # Spark knows Delta's own only when something of Delta was used.
             if key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER) or spark.conf.isModifiable(key):
                 spark.conf.set(key, value)
+    with contextlib.suppress(PySparkException):
+        for key in spark.conf.getAll:
+            if key.startswith(spark_conf.OF_OTHERS):
+                spark.conf.unset(key)
 
 
 def _setting(spark: SparkSession, name: str) -> str | None:

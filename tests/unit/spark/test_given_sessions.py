@@ -22,12 +22,26 @@ class Given:
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
-        self.conf = SimpleNamespace(
-            get=self.settings.get, set=self.settings.__setitem__, isModifiable=lambda name: name != "spark.driver.memory"
+        self.conf = GivenConf(
+            settings=self.settings,
+            get=self.settings.get,
+            set=self.settings.__setitem__,
+            unset=self.settings.pop,
+            isModifiable=lambda name: name != "spark.driver.memory",
         )
 
     def newSession(self) -> Given:
         return Given()
+
+
+class GivenConf(SimpleNamespace):
+    """The settings of such a session, as PySpark gives them out."""
+
+    settings: dict[str, str]
+
+    @property
+    def getAll(self) -> dict[str, str]:
+        return dict(self.settings)
 
 
 def test_what_was_asked_of_a_given_session_holds_in_those_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +62,15 @@ def test_what_delta_is_told_is_told_before_spark_knows_of_it() -> None:
     given.conf.isModifiable = lambda name: not name.startswith("spark.databricks.")
     sparks._apply(given, {**spark_conf.REQUIRED, "spark.databricks.others": "1"})
     assert given.settings == spark_conf.REQUIRED
+
+
+def test_what_somebody_s_commits_left_in_a_session_is_in_none_of_ours() -> None:
+    """A fence of others lets one commit of the session to each table through, and says nothing of those that it stops."""
+    given: Any = Given()
+    others = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata", "properties.defaults.enableIcebergCompatV2")
+    given.settings |= {f"spark.databricks.delta.{name}": "5" for name in (*others, "stats.collect")}
+    sparks._apply(given, spark_conf.REQUIRED)
+    assert given.settings == {**spark_conf.REQUIRED, "spark.databricks.delta.stats.collect": "5"}
 
 
 @pytest.fixture
