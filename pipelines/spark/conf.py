@@ -26,6 +26,9 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.files.ignoreMissingFiles": "false",  # a position would be behind events that nobody has read
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.databricks.delta.stalenessLimit": "0",  # a query would not see what another process has just committed, and the history does
+    "spark.sql.runSQLOnFiles": "true",  # without it a table has a name in a catalog, or none
+    "spark.sql.retainGroupColumns": "true",  # without it what is grouped has lost its keys
+    "spark.databricks.delta.replaceWhere.dataColumns.enabled": "true",  # rows are removed and replaced by what their columns hold
     "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
 }
 

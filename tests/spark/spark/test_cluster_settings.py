@@ -13,6 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from cdc_core import errors
+from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import direct_log, ops_tables, table_errors
@@ -33,7 +34,10 @@ SET = {
     "spark.sql.parser.escapedStringLiterals": "true",
     "spark.sql.ansi.enforceReservedKeywords": "true",
     "spark.sql.files.ignoreMissingFiles": "true",
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.retainGroupColumns": "false",
     "spark.databricks.delta.stalenessLimit": "1h",
+    "spark.databricks.delta.replaceWhere.dataColumns.enabled": "false",
     "spark.databricks.delta.write.txnAppId": "nightly",
     "spark.databricks.delta.write.txnVersion": "7",
     "spark.databricks.delta.commitInfo.userMetadata": '{"writer": "nightly", "to": 99}',
@@ -112,3 +116,8 @@ def test_each_fact_that_is_noted_is_kept(cluster: SparkSession, tmp_path: Path, 
     for n in range(2):
         ops_tables.append_rows(cluster, facts, pa.table({"n": [n]}))
     assert sorted(row.n for row in cluster.table(str(facts)).collect()) == [0, 1]
+
+
+def test_events_of_a_key_are_told_by_their_key(cluster: SparkSession) -> None:
+    events = cluster.sql("SELECT 'k' AS key, '1' AS sequence, 1L AS offset, 'c' AS op, '{}' AS after")
+    assert [row.key for row in reduce.latest(events).collect()] == ["k"]
