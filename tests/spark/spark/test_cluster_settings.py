@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from cdc_core import errors
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, ops_tables, table_errors
+from pipelines.delta import direct_log, maintenance, ops_tables, table_errors
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.spark import conf as spark_conf
@@ -38,6 +39,7 @@ SET = {
     "spark.sql.retainGroupColumns": "false",
     "spark.databricks.delta.stalenessLimit": "1h",
     "spark.databricks.delta.replaceWhere.dataColumns.enabled": "false",
+    "spark.databricks.delta.vacuum.lite.enabled": "true",
     "spark.databricks.delta.write.txnAppId": "nightly",
     "spark.databricks.delta.write.txnVersion": "7",
     "spark.databricks.delta.commitInfo.userMetadata": '{"writer": "nightly", "to": 99}',
@@ -121,3 +123,12 @@ def test_each_fact_that_is_noted_is_kept(cluster: SparkSession, tmp_path: Path, 
 def test_events_of_a_key_are_told_by_their_key(cluster: SparkSession) -> None:
     events = cluster.sql("SELECT 'k' AS key, '1' AS sequence, 1L AS offset, 'c' AS op, '{}' AS after")
     assert [row.key for row in reduce.latest(events).collect()] == ["k"]
+
+
+def test_vacuum_takes_the_files_of_killed_commits(writer: Writer, tmp_path: Path) -> None:
+    """Which no commit names: maintenance is all that ever removes them."""
+    orphan = tmp_path / "t" / "part-00000-killed.parquet"
+    orphan.write_bytes(b"rows")
+    os.utime(orphan, (0, 0))
+    maintenance.vacuum(writer.spark, writer.table)
+    assert not orphan.exists()
