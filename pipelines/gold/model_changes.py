@@ -32,8 +32,9 @@ READ_BYTES = 2**30
 
 # Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual formats of timestamps end at
 # milliseconds: rows that differ in microseconds would be the same.
-_FORMATS = "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", 'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\""
-_DIGEST = f"sha2(to_json(struct(*), map({_FORMATS})), 256)"
+_FORMATS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+_OPTIONS = ", ".join(literal(text) for option in _FORMATS.items() for text in option)
+_DIGEST = f"sha2(to_json(struct(*), map({_OPTIONS})), 256)"
 _FILE = "substring_index(_metadata.file_path, '/', -1)"
 
 
@@ -115,7 +116,7 @@ def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[s
     for places in ("bit_xor(xxhash64(_metadata.row_index))", "0"):
         try:
             rows = spark.sql(
-                f"SELECT {_FILE} AS path, count(*) AS n, {places} AS places FROM {table} VERSION AS OF {version} GROUP BY 1"
+                f"SELECT {_FILE} AS path, count(*) AS n, {places} AS places FROM {table} VERSION AS OF {version} GROUP BY {_FILE}"
             )
         except AnalysisException:  # without deletion vectors rows have no places, and need none
             continue

@@ -197,7 +197,7 @@ class _PageReader:
             f"""SELECT ts_ms DIV {length} AS slot, count(*) AS events,
                        avg(IF(kind = 'change', ts_ms - source.ts_ms, NULL)) / 1000 AS lag
                 FROM {self._layout.bronze(self.settings.name)}
-                WHERE kind IN ('change', 'snapshot') AND ts_ms >= {first} GROUP BY 1"""
+                WHERE kind IN ('change', 'snapshot') AND ts_ms >= {first} GROUP BY ts_ms DIV {length}"""
         ).collect()
         by_slot = {row.slot: row for row in rows}
         found = []
