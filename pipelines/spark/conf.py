@@ -32,6 +32,9 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
 }
 
+BY_PATH: Mapping[str, str] = {"spark.sql.defaultCatalog": "spark_catalog"}
+"""What a lakehouse below a root needs, too: the one catalog that takes a path for a table's name."""
+
 OF_OTHERS = (
     "spark.databricks.delta.write.",  # with a fence Delta skips all commits of the session to a table but the first
     "spark.databricks.delta.commitInfo.",  # a table is at the position that its commits say, and whose they say it is

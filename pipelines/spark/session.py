@@ -65,7 +65,9 @@ def session(
     )
     _CHOSEN.clear()
     _CHOSEN.update(wanted if given else {})
-    _apply(spark, {**spark_conf.REQUIRED, **wanted})
+    # Databricks knows tables by their paths in any catalog, and its own is where its users' other tables are.
+    by_path = spark_conf.BY_PATH if root is not None and not is_databricks() else {}
+    _apply(spark, {**spark_conf.REQUIRED, **by_path, **wanted})
     return spark
 
 
@@ -122,7 +124,7 @@ def is_open(spark: SparkSession) -> bool:
 
 def _carried(spark: SparkSession) -> dict[str, str]:
     """The settings that all sessions of an application share."""
-    found = {key: _setting(spark, key) for key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER)}
+    found = {key: _setting(spark, key) for key in (*spark_conf.REQUIRED, *spark_conf.BY_PATH, spark_conf.SINGLE_DRIVER)}
     return {key: value for key, value in found.items() if value is not None} | _CHOSEN
 
 

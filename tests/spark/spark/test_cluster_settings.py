@@ -21,7 +21,6 @@ from pipelines.delta import direct_log, maintenance, ops_tables, table_errors
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import model_changes
-from pipelines.spark import conf as spark_conf
 from pipelines.spark import session as sparks
 from tests.harness import made_tables
 
@@ -39,6 +38,7 @@ SET = {
     "spark.sql.groupByOrdinal": "false",
     "spark.sql.files.ignoreMissingFiles": "true",
     "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.defaultCatalog": "another",
     "spark.sql.retainGroupColumns": "false",
     "spark.databricks.delta.stalenessLimit": "1h",
     "spark.databricks.delta.replaceWhere.dataColumns.enabled": "false",
@@ -62,7 +62,10 @@ def cluster(spark: SparkSession) -> Iterator[SparkSession]:
     own = spark.newSession()
     for name, value in SET.items():
         own.conf.set(name, value)
-    sparks._apply(own, spark_conf.REQUIRED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparks, "_active", lambda: own)
+        patch.setattr(sparks, "_CHOSEN", {})
+        sparks.session("a job", root="/lakehouse")
     yield own
 
 
