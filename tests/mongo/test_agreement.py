@@ -12,8 +12,13 @@ from tests.harness import agreement, processes
 
 
 @pytest.mark.timeout(900)
-def test_gold_equals_the_source_after_a_random_workload(spark: Any, tmp_path: Path, mongodb_uri: str, database: Any) -> None:
+def test_gold_equals_the_source_after_a_random_workload(
+    spark: Any, tmp_path: Path, mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five collections of every BSON type, written while snapshot and stream run: each token once, each document right."""
+    monkeypatch.setattr(
+        layers, "STOP_SECONDS", 120.0
+    )  # a layer that takes longer than a command waits would end the tests' JVM
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
 
     def here(stop: threading.Event, once: bool) -> None:
