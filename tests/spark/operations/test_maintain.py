@@ -333,8 +333,8 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
 
 @pytest.mark.journey
 def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession, tmp_path: Path) -> None:
-    """Bronze is not trimmed, for which silver is asked; the others are compacted, and the error says what to do."""
-    chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
+    """Bronze is not trimmed, for which silver is asked where it folds updates; the others are compacted, and the error says what to do."""
+    chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1}, silver={"defaults": {"keep.document": True}})
     layout = delta.layout(chosen.lakehouse)
     log = bronze_rows.Log(spark, layout.bronze("shop"))
     for number in range(2):
