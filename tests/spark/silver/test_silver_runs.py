@@ -272,9 +272,8 @@ def test_many_events_at_once(
 def _apply_many(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 3)
     monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
-    looks, look = [], evolve.evolve
-    monkeypatch.setattr(evolve, "evolve", lambda *given, **named: looks.append(given[2]) or look(*given, **named))
-    hop = Hop(spark, pipeline(tmp_path))
+    looks, look, hop = [], evolve.evolve, Hop(spark, pipeline(tmp_path))
+    monkeypatch.setattr(evolve, "evolve", lambda *given, **named: looks.append(hop.bronze.batch) or look(*given, **named))
 
     def applied(*events: Row) -> list[Row]:
         before = [] if hop.bronze.batch == 0 else table_history.commits(spark, hop.silver_table("many"))
