@@ -52,7 +52,7 @@ CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
 
 
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
-    wanted = {**REQUIRED, **properties, **_checkpoints(table, properties)}
+    wanted = {**REQUIRED, **properties, **checkpoints(table, properties)}
     all_properties = {FORMAT_PROPERTY: FORMAT, **(wanted if table.path is not None else _of_ours(wanted))}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
@@ -65,7 +65,7 @@ CHECKPOINTS_TO_ONE_OF_DELTA = 10
 """In a folder that the committing process sees it writes so many itself (`checkpoint_writer`), of which Delta writes the last."""
 
 
-def _checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[str, str]:
+def checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[str, str]:
     """Delta's interval of checkpoints: that of `properties` with up to as much more, by the table's name, and ten times as long in a folder.
 
     Tables that are written together would come to theirs together: of ten a service would stand still for twenty seconds.

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -23,6 +24,8 @@ def test_a_table_that_tests_copy_is_as_delta_makes_it(spark: SparkSession, tmp_p
         Writer.claim(spark, table).release()
         assert spark.table(str(table)).where("`__key` = 'x'").count() == 0
         found.append(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].asDict())
+        own = definition.checkpoints(table, silver_tables.PROPERTIES)
+        assert {each: found[-1]["properties"].pop(each) for each in own} == own, "by its name"
     assert not (tmp_path / "second" / "_delta_log" / "_staged_commits").exists(), "Delta made it"
     assert found[0].pop("id") != found[1].pop("id")
     first, second = (
