@@ -243,11 +243,9 @@ class History:
         return RESERVED | {*reached.added, *(each.name for each in self.added())}
 
     def record(self, evolution: schemas.Evolution, number: int) -> None:
-        """Append what a batch changed to the schemas, before the table holds it; as `pipelines.silver.evolve.record`."""
-        if evolution.changes:
-            self.writer.check_ownership()
+        """Append what a batch changed to the schemas, before the table holds it."""
         ops, name = self.layout.ops("schemas"), str(self.namespace)
-        self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
+        self.schema = schemas.record(self.writer, ops, self.schema, evolution, collection=name, batch=number)
 
     def _with_awaited(self, found: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""

@@ -30,6 +30,8 @@ from pipelines.schema import looks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from pipelines.delta.writer import Writer
+
 _COLLECTION = "collection"
 _NAMES = (_COLLECTION, "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
 SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.string()) for name in _NAMES])
@@ -283,14 +285,19 @@ def changes(spark: SparkSession, table: tables.TableRef, *, of: Container[str]) 
 
 
 def record(
-    spark: SparkSession, table: tables.TableRef, kept: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
+    writer: Writer, table: tables.TableRef, kept: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
 ) -> SchemaVersion:
-    """The schema that a batch led to; what changed is appended, before any table holds it."""
+    """The schema that a batch led to; what changed is appended, before the writer's table holds it.
+
+    Raises `OwnershipLost` where that table was taken over.
+    """
     if not evolution.changes:
         return kept
+    # Who took it over in a pause of this process has noted more under the same number: nothing else fences what is noted.
+    writer.check_ownership()
     changed = replace(kept, version=kept.version + 1, schema=evolution.schema)
     append(
-        spark,
+        writer.spark,
         table,
         collection=collection,
         version=changed.version,

@@ -89,11 +89,8 @@ def evolve(
 
 def record(collection: SilverCollection, evolution: schemas.Evolution, number: int) -> None:
     """Append what changed to the schemas, before the table holds it."""
-    if evolution.changes:
-        # Who took the table over in a pause of this process has noted more under the same number: nothing else fences what is noted.
-        collection.writer.check_ownership()
     ops, name = collection.layout.ops("schemas"), str(collection.namespace)
-    collection.schema = schemas.record(collection.spark, ops, collection.schema, evolution, collection=name, batch=number)
+    collection.schema = schemas.record(collection.writer, ops, collection.schema, evolution, collection=name, batch=number)
 
 
 def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
