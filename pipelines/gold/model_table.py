@@ -161,9 +161,7 @@ class ModelTable:
         rows = query_execution.materialized(frame)
         try:
             self._check_unique(rows)
-            keys = [self._keys_of(ref) for ref in self.model.refs if ref.key]
-            self._check_led(rows, keys)
-            self._check_apart(rows, keys)
+            self._check_keys(rows)
             said = self.audit(
                 self.spark, Candidate(self.model.name, table, lambda: rows, keys=self._named(rows), live=work.live)
             )
@@ -285,11 +283,21 @@ class ModelTable:
         that the row passes on."""
         return self.model.unique_key or tuple(name for name in ("__key", "_id") if name in rows.columns)[:1]
 
+    def _check_keys(self, rows: DataFrame) -> None:
+        """Raise as the two checks below, of all keys that the tables can lead to, which are read once for both."""
+        if not self.model.unique_key:
+            return
+        keys = [query_execution.materialized(self._keys_of(ref)) for ref in self.model.refs if ref.key]
+        try:
+            self._check_led(rows, keys)
+            self._check_apart(rows, keys)
+        finally:
+            for each in keys:
+                query_execution.unpersist(each)
+
     def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
         """Raise where rows have keys that no changed row leads to: such rows would stay as they are when their inputs
         change."""
-        if not self.model.unique_key:
-            return
         strays = rows
         for each in keys:
             strays = strays.alias("l").join(each.alias("k"), self._is_same_key(rows, each), "left_anti")
@@ -302,8 +310,6 @@ class ModelTable:
     def _check_apart(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
         """Raise where keys that have no row among all have one by themselves: the query makes one key of several, or chooses among them,
         and the rows of one that changes cannot be made without the others."""
-        if not self.model.unique_key:
-            return
         some = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
         without = query_execution.materialized(some.join(rows.alias("l"), self._is_same_key(rows, some), "left_anti"))
         name = f"without_{self.model.name}_{self.inputs.nonce}"
