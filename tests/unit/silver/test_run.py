@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import bson
+import pyarrow.compute as pc
 import pytest
 
 from cdc_core import errors
@@ -18,7 +19,7 @@ from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 from pipelines.silver import evolve, ranges
 from pipelines.silver import run as silver
-from tests.harness import without_spark
+from tests.harness import oracle, without_spark
 from tests.harness.without_spark import SPARK, Hop
 
 
@@ -360,6 +361,10 @@ def test_who_was_taken_over_notes_no_schema(tmp_path: Path, monkeypatch: pytest.
             hop.silver()
         [(_, kept)] = schemas.newest(SPARK, hop.layout.ops("schemas"))
         assert [name for name, _ in kept.schema.table()] == ["_id", "x", "y"]
+        noted = oracle.read(hop.layout.ops("schemas").path or "").filter(pc.field("schema").is_valid())
+        assert sorted(noted["version"].to_pylist()) == [1, 2], (
+            "each number once, whichever of two with one number would count"
+        )
         hop.append((4, bson.encode({"_id": 4, "y": 5})))
         hop.silver()
 
