@@ -152,6 +152,7 @@ class EventRows:
             raw_event.check_unchanged(event, raw)
             for name in cursor_pipeline.made_up(event):
                 del event[name]
+            raw_event.check_types(event)
         operation = event["operationType"]
         op = _OPS.get(operation)
         # Everything but a document's four operations: a drop, a rename, an index, an invalidate.

@@ -118,6 +118,19 @@ def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
         )
 
 
+def check_types(event: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` where a stage of `cursor.pipeline` gave a field of an event a type that no server writes there."""
+    if names := cursor_pipeline.retyped(event):
+        raise errors.SettingsError(
+            errors.Problem(
+                "source.cursor.pipeline",
+                f"its stages give {', '.join(names)} of an event ({event['operationType']}) another type than the server does. "
+                "Nothing of the event was captured, and the position did not move past it",
+                "leave the types of these fields as they are, or remove the fields ($unset)",
+            )
+        )
+
+
 def update_description(description: Mapping[str, Any], text: EventText) -> dict[str, Any]:
     updated = description.get("updatedFields")
     ambiguous = description.get("disambiguatedPaths")

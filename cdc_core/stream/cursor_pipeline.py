@@ -6,17 +6,19 @@ condition. Stages that transform get a copy of the event (`GUARD`) set beside it
 behind them. For documents' events that copy holds the fields without which an event has no place in a table, to be
 compared: `changed` names one that a stage took away or changed, `problems` what can be seen of that in the stages alone. It
 also says which documents the server gave: a stage that sets a field of `fullDocument` makes one where there is none
-(`made_up`).
+(`made_up`). What a stage gives a type that no server writes there is named, too (`retyped`).
 
 Source: MongoDB manual, "Modify Change Stream Output" (the stages that a change stream takes).
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
+from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 
 Stage = Mapping[str, Any]
@@ -32,6 +34,13 @@ GIVEN = ("fullDocument", "fullDocumentBeforeChange", "updateDescription")
 
 DOCUMENTS = ("delete", "insert", "replace", "update")
 """The operation types of documents."""
+
+_OF_EVENTS: Mapping[str, Any] = {
+    **dict.fromkeys((*GIVEN, "lsid"), Mapping | None),
+    "wallTime": datetime.datetime | DatetimeMS | None,
+    "txnNumber": int | None,
+}
+"""The types of what else is read of a documents' event, where it is there."""
 
 _TRANSFORMING = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith", "$redact"})
 _SPLIT = "$changeStreamSplitLargeEvent"
@@ -68,6 +77,31 @@ def made_up(event: Mapping[str, Any]) -> list[str]:
     """
     types = event.get(GUARD, {}).get(_TYPES, {})
     return [name for name in GIVEN if name in event and types.get(name, "object") != "object"]
+
+
+def retyped(event: Mapping[str, Any]) -> list[str]:
+    """The fields of a documents' event that a stage gave a value of a type that no server writes there; nothing without a copy."""
+    if GUARD not in event:
+        return []
+    wrong = [name for name, types in _OF_EVENTS.items() if not isinstance(event.get(name), types)]
+    description = event.get("updateDescription")
+    if isinstance(description, Mapping) and not _is_description(description):
+        wrong.append("updateDescription")
+    return wrong
+
+
+def _is_description(given: Mapping[str, Any]) -> bool:
+    removed, truncated = given.get("removedFields") or [], given.get("truncatedArrays") or []
+    return (
+        all(isinstance(given.get(name), Mapping | None) for name in ("updatedFields", "disambiguatedPaths"))
+        and isinstance(removed, list)
+        and all(isinstance(path, str) for path in removed)
+        and isinstance(truncated, list)
+        and all(
+            isinstance(each, Mapping) and isinstance(each.get("field"), str) and isinstance(each.get("newSize"), int)
+            for each in truncated
+        )
+    )
 
 
 def leaves_out_fields(stage: Stage) -> bool:

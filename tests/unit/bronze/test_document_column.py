@@ -131,6 +131,33 @@ def test_a_pipelines_copy_is_compared(whole: Any) -> None:
         rows([bson.encode({**made, **copy})])
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fullDocument": "text"},
+        {"fullDocument": [1]},
+        {"fullDocumentBeforeChange": 5},
+        {"updateDescription": "text"},
+        {"updateDescription": {"updatedFields": 1}},
+        {"updateDescription": {"removedFields": "a"}},
+        {"updateDescription": {"removedFields": [1]}},
+        {"updateDescription": {"truncatedArrays": 1}},
+        {"updateDescription": {"truncatedArrays": [{"field": "a"}]}},
+        {"updateDescription": {"disambiguatedPaths": "a"}},
+        {"wallTime": "yesterday"},
+        {"txnNumber": "first"},
+        {"lsid": 1},
+    ],
+    ids=str,
+)
+def test_what_a_stage_gave_another_type_is_named(changed: dict[str, Any]) -> None:
+    """It is a mistake in the settings, and no bug: which field, and that nothing of the event was captured."""
+    made = event(1)
+    copy = {cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED}}
+    with pytest.raises(errors.SettingsError, match=f"{next(iter(changed))}.*position did not move"):
+        rows([bson.encode({**made, **copy, **changed})])
+
+
 def test_what_was_learned_of_a_collection_is_forgotten_after_many_others() -> None:
     """A source of very many collections does not fill the memory."""
     columns = document_column.DocumentColumns()
