@@ -111,7 +111,13 @@ def write(path: str | Path, text: str) -> None:
     try:
         # Mode x creates the file or fails; a look before would leave time for another process to create it.
         with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:
+                # Half of a file would be refused by the next try as another one.
+                Path(path).unlink(missing_ok=True)
+                raise
     except FileExistsError:
         if content(path) != text:
             hint = "move it away, or choose another --out"

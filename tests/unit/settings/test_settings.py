@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,18 @@ def test_a_folder_and_a_binary_file(tmp_path: Path) -> None:
     for path, words in ((tmp_path, "it cannot be read"), (tmp_path / "binary.yml", "not UTF-8 at byte 6")):
         with pytest.raises(errors.SettingsError, match=words):
             settings_file.load(path)
+
+
+def test_a_file_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
+    """Half of it would be another file, which the next try refuses to write over."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(errors.SettingsError, match="it cannot be written"):
+            settings_file.write(tmp_path / "shop.yml", "# a line\n" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
