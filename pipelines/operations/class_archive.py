@@ -3,15 +3,20 @@
 `python -m pipelines.operations.class_archive` makes the archive (HotSpot's dynamic class data archive, JEP 350), some 200 MB at
 `jvm.CLASS_ARCHIVE`, in about a minute. Each JVM that is started from this environment from then on takes it. HotSpot compares it
 with its own version and with the jars before: where Java or Spark is another one, a JVM starts as it does without, and the
-archive is to be made anew.
+archive is to be made anew. With ``--root s3a://…`` it holds the classes of S3A and of Amazon's SDK, too.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +25,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import maintenance, table_files
 from pipelines.delta import tables as delta
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm, scratch
+from pipelines.spark import jvm, scratch, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -29,8 +34,10 @@ if TYPE_CHECKING:
 _WRITING_SECONDS = 300.0
 
 
-def make() -> Path:
+def make(root: str | None = None) -> Path:
     """Make the archive, in place of one that is there: start a session, do what the layers do to a table, and end its JVM.
+
+    Where `root` lies in S3, requests are made, too, which this process answers: no store is needed.
 
     Raises `DecisionNeeded` where this user may not write into the environment or the JVM wrote no archive, `Temporary` where it was not
     done in time, and what `session` raises.
@@ -47,10 +54,12 @@ def make() -> Path:
     except OSError as error:
         raise errors.DecisionNeeded(f"{draft.parent}: {error.strerror}; make it as a user who may write there") from None
     java = f'{spark_conf.SHORT_RUN["spark.driver.extraJavaOptions"]} "{jvm.ARCHIVING}{draft}"'
-    spark = sparks.session("mongo-medallion class archive", conf={"spark.driver.extraJavaOptions": java})
+    spark = sparks.session("mongo-medallion class archive", root=root, conf={"spark.driver.extraJavaOptions": java})
     try:
         with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
             _use(spark, tables.TableRef.at(f"{folder}/table"))
+        if stores.scheme(root) == "s3a":
+            _use_s3(spark)
         if not sparks.stop(_WRITING_SECONDS):  # it writes at its end: a half of it would not do
             raise errors.Temporary(
                 f"Java has not written it in {_WRITING_SECONDS:.0f} s; try again when the machine has less to do"
@@ -91,12 +100,92 @@ def _use(spark: SparkSession, table: tables.TableRef) -> None:
     stored.selectExpr("from_json(to_json(document), 'a INT') AS again", "parse_json('{}') AS any").collect()
 
 
+def _use_s3(spark: SparkSession) -> None:
+    """Load what a lakehouse in S3 loads beside that: an object looked for, listed, read, written and deleted."""
+    path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")
+    file_system = jvm.java_class(spark, "org.apache.hadoop.fs.FileSystem")
+    with _answering() as url:
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()
+        for name, value in {**_NO_KEYS, "fs.s3a.endpoint": url}.items():
+            configuration.set(name, value)
+        file = path("s3a://lake/table/file")
+        files = file_system.newInstance(file.toUri(), configuration)
+        files.exists(file)
+        files.listStatus(file.getParent())
+        files.open(file).read()
+        files.create(file, True).close()
+        files.delete(file, False)
+        files.close()
+
+
+_NO_KEYS = {
+    "fs.s3a.endpoint.region": "us-east-1",
+    "fs.s3a.path.style.access": "true",
+    "fs.s3a.connection.ssl.enabled": "false",
+    "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "fs.s3a.access.key": "none",
+    "fs.s3a.secret.key": "none",
+}
+
+
+class _EveryObject(BaseHTTPRequestHandler):
+    """A store in which each object that is asked for is there, with one byte, and no list names any."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        is_list = self.command == "GET" and "list-type" in self.path
+        body = _EMPTY_LIST if is_list else b"1" if self.command in ("GET", "HEAD") else b""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Wed, 01 Jan 2020 00:00:00 GMT")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: whoever makes an archive asked for none of it."""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: the client ends its connections without a word when it is done."""
+
+
+_EMPTY_LIST = (
+    b'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    b"<Name>lake</Name><Prefix></Prefix><KeyCount>0</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[str]:
+    """The URL of an S3 of this process, until the block ends."""
+    with _Server(("127.0.0.1", 0), _EveryObject) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def main() -> None:
     """Make the archive, and say where it is."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.operations.class_archive", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--root", help="where the tables will lie: for s3a://… the classes that reach S3 are archived, too")
+    root = parser.parse_args().root
     begun = time.monotonic()
     print("Archiving the classes of Spark and Delta, for quick starts (about a minute)", flush=True)
     try:
-        made = make()
+        made = make(root)
     except errors.MedallionError as error:
         sys.exit(f"No archive of Spark's classes: {error}")
     print(f"Archived in {made} ({made.stat().st_size / 1e6:.0f} MB, {time.monotonic() - begun:.0f} s)")

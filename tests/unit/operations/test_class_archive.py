@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -43,3 +45,22 @@ def test_an_archive_that_is_not_written_yet_gets_no_name(monkeypatch: pytest.Mon
     with pytest.raises(errors.Temporary, match="300 s"):
         class_archive.make()
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_store_of_its_own_answers_what_s3a_asks() -> None:
+    """An object that is there with a byte, a list that names none, and a write: the requests that load S3A's classes."""
+    with class_archive._answering() as url:
+
+        def answer(method: str, path: str) -> bytes:
+            request = urllib.request.Request(f"{url}/lake{path}", method=method, data=b"1" if method == "PUT" else None)
+            with urllib.request.urlopen(request, timeout=30) as response:
+                assert response.headers["ETag"] and response.headers["Last-Modified"]
+                return bytes(response.read())
+
+        assert (answer("HEAD", "/file"), answer("GET", "/file"), answer("PUT", "/file"), answer("DELETE", "/file")) == (
+            b"",
+            b"1",
+            b"",
+            b"",
+        )
+        assert ElementTree.fromstring(answer("GET", "?list-type=2")).findtext("{*}KeyCount") == "0"
