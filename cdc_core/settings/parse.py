@@ -75,8 +75,8 @@ class CollectionSettings:
 
     @property
     def pins(self) -> Pins:
-        """The columns that the settings pin."""
-        return parse_pins({**self.schema, **dict.fromkeys(self.map_fields, "map")})
+        """The columns that the settings pin: of a path that `map.fields` names, too, `schema` says more."""
+        return parse_pins({**dict.fromkeys(self.map_fields, "map"), **self.schema})
 
 
 @dataclass(frozen=True)

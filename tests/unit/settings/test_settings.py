@@ -86,6 +86,12 @@ def test_values_as_a_connector_holds_them() -> None:
     )
 
 
+def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
+    """`map.fields` of the defaults, say, and `schema` of one collection, which says of what the map is, or that there is none."""
+    own = settings.CollectionSettings(map_fields=("a", "b", "c"), schema={"a": "map<double>", "b": "string"})
+    assert own.pins == settings.parse_pins({"a": "map<double>", "b": "string", "c": "map"})
+
+
 def test_collections_override_defaults_key_by_key() -> None:
     """A collection has the defaults but for the keys of its own; one that is not listed has them all."""
     silver = settings_file.load(CASES / "accepted" / "connector_strings.yml").silver
