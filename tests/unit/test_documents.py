@@ -51,6 +51,22 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+def _anchors(path: Path) -> set[str]:
+    """What a link into a document may name: its headings as GitHub makes anchors of them, and those that it sets."""
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
+def test_every_anchor_is_there(path: Path) -> None:
+    """A link to a section names a heading, or an anchor, of that document."""
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([\w./-]*\.md)?#([^)\s]+)\)", text)
+    assert [(to, anchor) for to, anchor in links if anchor not in _anchors(path.parent / to if to else path)] == []
+
+
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if _PYTHON.search(path.read_text("utf-8"))], ids=_named)
 def test_python_that_is_shown_names_what_exists(path: Path) -> None:
     """What is imported is there, and so is each attribute of it that a document uses."""
@@ -111,11 +127,10 @@ def test_every_property_that_works_has_its_test() -> None:
 def test_every_supported_property_is_read_by_the_code() -> None:
     """What the documents list is looked at outside the settings, or is named as without effect."""
     files = [path for package in ("cdc_core", "pipelines") for path in (ROOT / package).rglob("*.py")]
-    code = "\n".join(
-        path.read_text(encoding="utf-8") for path in files if path.parent.name not in ("properties", "settings")
-    )
+    texts = (path.read_text(encoding="utf-8") for path in files if path.parent.name not in ("properties", "settings"))
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
     for each in PROPERTIES:
-        is_read = re.search(rf"\b{each.attribute}\b", code) is not None
+        is_read = each.attribute in words
         expected = each.name not in (*render.WITHOUT_EFFECT, "topic.prefix")
         assert is_read or not expected, each.name
 
