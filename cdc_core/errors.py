@@ -3,7 +3,7 @@
     MedallionError                      1   a bug, unless a subclass says otherwise
     ├── SettingsError                   2   settings or arguments are wrong: every mistake at once
     ├── DecisionNeeded                  3   a person must decide
-    │   ├── AccessRefused                   wrong password, missing right
+    │   ├── AccessRefused                   wrong password, missing privilege
     │   ├── SourceUnsuitable                no replica set, too old, a view, a time-series collection
     │   ├── PositionLost                    the oplog no longer holds the position
     │   ├── TableNotOurs                    a table lies there that this pipeline did not write
@@ -54,7 +54,7 @@ class Problem:
 
 
 class SettingsError(MedallionError):
-    """Settings or arguments are wrong; `problems` holds all of them."""
+    """Settings or arguments are wrong; `problems` lists all mistakes."""
 
     exit_code = 2
 
@@ -74,35 +74,35 @@ class DecisionNeeded(MedallionError):
 
 
 class AccessRefused(DecisionNeeded):
-    """The server refused the credentials, or the user lacks a right."""
+    """The server refused the credentials, or the user lacks a privilege."""
 
 
 class SourceUnsuitable(DecisionNeeded):
-    """The source can be reached, but has no change streams to offer."""
+    """The source is reachable, but does not offer change streams."""
 
 
 class PositionLost(DecisionNeeded):
-    """The position lies before the oldest entry of the oplog, or the server refuses its token."""
+    """The oplog no longer holds the position, or the server refuses its resume token."""
 
 
 class TableNotOurs(DecisionNeeded):
-    """A table lies where one of ours should, and its layout is not ours."""
+    """The place of a table holds one that mongo-medallion did not create, or in a format that it does not support."""
 
 
 class FilesMissing(DecisionNeeded):
-    """A table's log names data files that are not there any more."""
+    """A table's log names data files that no longer exist."""
 
 
 class TableOwned(DecisionNeeded):
-    """A live process on this host holds the claim of the table."""
+    """A live process on this host writes the table."""
 
 
 class OwnershipLost(DecisionNeeded):
-    """Another writer took the claim over; nothing was committed after that."""
+    """Another writer took the table over; this one committed nothing after that."""
 
 
 class ConcurrentWritesUnsafe(DecisionNeeded):
-    """Commits to the lakehouse's store do not exclude each other; nothing was written."""
+    """The lakehouse's store does not exclude concurrent commits; nothing was written."""
 
 
 class GateFailed(DecisionNeeded):
@@ -116,27 +116,27 @@ class Temporary(MedallionError):
 
 
 class SourceUnreachable(Temporary):
-    """No server answered within its time."""
+    """No server answered in time."""
 
 
 class Unjudged(Temporary):
-    """Spark failed while expectations were judged: that is no verdict on the version, which is judged again."""
+    """Spark failed while it checked expectations; the version is checked again."""
 
 
 class StoreUnreachable(Temporary):
-    """The store of the lakehouse does not answer, or refuses the credentials."""
+    """The lakehouse's store does not answer, or refuses access."""
 
 
 class LeaseHeld(Temporary):
-    """A writer on another host holds a lease that is not over."""
+    """A writer on another host holds a lease that has not expired."""
 
 
 class StorageExhausted(Temporary):
-    """The disk, or the quota, is full, or a file as large as it may be; nothing was committed."""
+    """The disk or the quota is full, or a file has reached its maximum size; nothing was committed."""
 
 
 class CollectionsFailed(MedallionError):
-    """Several collections could not be brought up to date; the others were. The exit code is that of the worst error."""
+    """Several collections failed; the others were processed. The exit code is that of the most serious error."""
 
     exit_code = 3
 
@@ -188,8 +188,8 @@ class CommitConflict(Temporary):
 
 
 class CommitUnknown(Temporary):
-    """A commit got no answer: whether it is in the table, the next start reads there."""
+    """The store did not confirm a commit; the next start finds out whether it succeeded."""
 
 
 class SparkLost(Temporary):
-    """Spark's JVM ended; what it had committed is in the tables, and the rest is done again."""
+    """Spark's JVM ended; what it committed is in the tables, and the rest is repeated."""
