@@ -58,15 +58,13 @@ def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Conso
     except errors.GateFailed as error:
         refused = str(error)
     screen.print(_best(spark, chosen))
-    screen.print(
-        "[bold]the gate[/] refused a model, on purpose; readers of it see the last good version, of which there is none:"
-    )
+    screen.print("[bold]quality gate[/]: this model does not meet its expectations (on purpose), so it was not published:")
     screen.print(refused, style="dim", markup=False)
 
 
 def _best(spark: SparkSession, settings: Settings) -> Table:
     table = Table(
-        title="model: customer_totals, the best",
+        title="SQL model customer_totals: customers with the highest total",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,

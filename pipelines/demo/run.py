@@ -85,24 +85,24 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
         stage = _opened(folder, mongodb_uri=mongodb_uri, store=store, screen=screen, stack=stack)
         played = _played(stage, seconds=seconds, stop=stop, screen=screen)
         if stop.is_set():
-            screen.print("Stopped. Run it again, and it goes on from here.")
+            screen.print("Stopped. Run the demo again to continue from here.")
             return
         demo_report.show(stage, played, screen=screen)
-        with screen.status("Making models, and judging them"):
+        with screen.status("Building SQL models and checking their expectations"):
             quality.show(stage.spark, stage.settings, folder, screen=screen)
         with screen.status("Comparing gold with MongoDB, document by document"):
             _judge(stage, screen)
-    screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run it again, and the shop goes on from here.[/]")
+    screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run the demo again to continue from here.[/]")
 
 
 def _judge(stage: DemoStage, screen: Console) -> None:
     """A verification of every collection, and the page that shows it all."""
     found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
-    screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
+    screen.print("\n[bold]Does gold match MongoDB?[/]  medallion verify")
     report.verified(found)
     path = stage.folder / "status.html"
     pages.write(path, pages.text(stage.spark, stage.settings))
-    screen.print(f"All of this on one page: {demo_report.near(str(path))}")
+    screen.print(f"The same as an HTML page: {demo_report.near(str(path))}")
 
 
 def _opened(
@@ -117,8 +117,8 @@ def _opened(
     goes_on = store is None and (folder / "lakehouse").exists()
     screen.print(
         f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}"
-        + ("  [dim](goes on from last time)[/]" if goes_on else "")
-        + (f"  [dim](its tables in an S3 emulator at {store.url}, new each time)[/]" if store is not None else "")
+        + ("  [dim](continues from the last run)[/]" if goes_on else "")
+        + (f"  [dim](tables in an S3 emulator at {store.url}, new in each run)[/]" if store is not None else "")
     )
     root = str(folder / "lakehouse") if store is None else f"s3a://{BUCKET}/lakehouse"
     with telling(screen) as tell:
@@ -135,7 +135,7 @@ def _opened(
         client = mongodb.client(uri)
         stack.callback(client.close)
         mongodb_server.check_suitable(mongodb_server.server_info(client))
-        tell("Stocking the shop")
+        tell("Inserting the shop's first documents")
         shop.stock(client)
 
     # A commit on S3 takes seconds.
@@ -191,7 +191,11 @@ def _tell_of_start(is_there: threading.Event, tell: Callable[[RenderableType], N
     """Says what takes the time until Spark and MongoDB are there: the first time that is a download."""
     while not is_there.wait(0.5):
         fetched = delta_jars.downloaded_megabytes()
-        said = "" if fetched is None else f"; Delta's jars come from Maven Central, once: {fetched:.0f} MB so far"
+        said = (
+            ""
+            if fetched is None
+            else f"; downloading Delta's jars from Maven Central, the first time only: {fetched:.0f} MB so far"
+        )
         tell(f"Starting MongoDB and Spark{said}")
 
 
@@ -231,21 +235,23 @@ def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Co
 
         try:
             watch(
-                lambda: "The shop has opened; what was there before is on its way to gold",
+                lambda: "Taking the snapshot and loading it into gold, while the data changes",
                 until=_PublishedCheck(stage, played),
             )
             played.began_ms = clock.now_ms()
             end = time.monotonic() + seconds
-            watch(lambda: f"The shop is open for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end)
+            watch(
+                lambda: f"Changing the data for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end
+            )
             shut.set()
             running[1].result()
             played.ended_ms = clock.now_ms()
             caught_up = _PublishedCheck(stage, played, sequence=shop.close(stage.client))
-            watch(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
+            watch(lambda: "Waiting until the last changes are in gold", until=caught_up)
         finally:
             shut.set()
             ended.set()
-        tell(_picture(played, "The pipeline ends"))
+        tell(_picture(played, "Stopping the pipeline"))
         running[0].result()
     return played
 
@@ -290,9 +296,9 @@ class _PublishedCheck:
 
 def _picture(played: DemoRun, doing: str) -> Group:
     """The demo as it runs: the shop, what is captured, and how many collections have come to gold."""
-    last = f"[dim], the last: {played.last_step}[/]" if played.steps else ""
+    last = f"[dim], last: {played.last_step}[/]" if played.steps else ""
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("MongoDB", f"{played.steps:,} steps of the shop's life{last}")
+    grid.add_row("MongoDB", f"{played.steps:,} operations{last}")
     grid.add_row("bronze", report.described(played.capture, rate=played.rate.of(played.capture.events)))
     grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections up to date")
     return Group(Spinner("dots", doing), grid)

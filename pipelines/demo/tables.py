@@ -49,7 +49,7 @@ def _rows(stage: DemoStage, collection: str) -> Table:
     df = stage.spark.table(str(stage.gold(collection)))
     columns = [name for name in SHOWN[collection] if name in df.columns]
     newest = df.orderBy(df[LATEST].desc()) if LATEST in df.columns else df
-    title = f"gold: {shop.DATABASE}.{collection}, changed last ({len(columns)} of {len(df.columns)} columns)"
+    title = f"gold: {shop.DATABASE}.{collection}, last changed rows ({len(columns)} of {len(df.columns)} columns)"
     table = _table(title, *columns)
     for row in newest.select(*(f"`{name}`" for name in columns)).limit(ROWS).collect():
         table.add_row(*map(_cell, row))
@@ -90,7 +90,7 @@ def _changes(stage: DemoStage) -> Table:
     ).collect()
     counts = {(row.collection, row.op): row.events for row in rows}
     operations = {"r": "snapshot", "c": "inserts", "u": "updates", "d": "deletes"}
-    table = _table("bronze: every event so far", "collection", *operations.values(), right=tuple(operations.values()))
+    table = _table("bronze: number of events", "collection", *operations.values(), right=tuple(operations.values()))
     for collection in shop.COLLECTIONS:
         table.add_row(collection, *(f"{counts.get((collection, op), 0):,}" for op in operations))
     return table
@@ -107,7 +107,7 @@ def _one_order(stage: DemoStage) -> Table:
     ).collect()
     words = {"r": "read by the snapshot", "c": "inserted", "u": "updated", "d": "deleted"}
     key = found[0].key if found else "?"
-    table = _table(f"bronze: the last events of order {key}", "when", "what", "fields")
+    table = _table(f"bronze: last events of order {key}", "when", "what", "fields")
     for row in reversed(found):
         at = time.strftime("%H:%M:%S", time.gmtime((row.at or 0) / 1000))
         fields = [*_names(row.updated), *(f"-{name}" for name in row.removed or ())]
@@ -121,8 +121,8 @@ def _names(updated: str | None) -> list[str]:
 
 def _passage(stage: DemoStage, played: DemoRun) -> Table:
     """How long events of this run took to each layer, and how many a second went through it while the shop was open."""
-    numbers = ("commits", "events", "events/s", "lag: median", "95 %")
-    table = _table("lag and rate of each layer, while the shop was open", "layer", *numbers, right=numbers)
+    numbers = ("commits", "events", "events/s", "lag p50", "p95")
+    table = _table("lag and throughput of each layer, after the snapshot", "layer", *numbers, right=numbers)
     for passage in passages(stage, since_ms=played.began_ms, until_ms=played.ended_ms):
         lags = (f"{_quantile(passage.lags, part):.1f} s" for part in (0.5, 0.95)) if passage.lags else ("", "")
         table.add_row(passage.layer, f"{passage.commits:,}", f"{len(passage.lags):,}", f"{passage.rate:,.0f}", *lags)
@@ -218,11 +218,11 @@ def _text(value: str) -> str:
 
 
 def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
-    lay = f"[bold]The tables[/] lie below {near(stage.layout.root or '')}: bronze/shop, silver/shop/*, gold/shop/*."
+    lay = f"[bold]The tables[/] are in {near(stage.layout.root or '')}: bronze/shop, silver/shop/*, gold/shop/*."
     if local_log.folder(stage.bronze) is None:
-        screen.print(f"{lay} They end with the emulator; shop.yml has what a store of your own needs.")
+        screen.print(f"{lay} They are gone when the emulator ends; shop.yml shows the settings for your own store.")
         return
-    screen.print(f"{lay} Ask them:")
+    screen.print(f"{lay} Query them:")
     for name, line in queries(stage.gold("orders")).items():
         screen.print(f"\n[bold]{name}[/]")
         screen.out(f"{near(sys.executable)} -c {shlex.quote(line)}", highlight=False)

@@ -53,4 +53,4 @@ def test_the_picture_names_the_step_that_came_last() -> None:
     played = demo.DemoRun()
     for step in ("ordered", "paid", "ordered"):
         played.note(step)
-    assert "3 steps of the shop's life, the last: ordered" in demo._plain(demo._picture(played, ""))
+    assert "3 operations, last: ordered" in demo._plain(demo._picture(played, ""))
