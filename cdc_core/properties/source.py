@@ -193,7 +193,7 @@ class Source:
         "mongodb.connection.string",
         values.ConnectionString(),
         MISSING,
-        "Where the replica set or the mongos routers are; what it says wins over the properties below.",
+        "The replica set or mongos routers. Options in it override the properties below.",
     )
     mongodb_user: values.Reference | None = _property(
         "mongodb.user",
@@ -223,13 +223,13 @@ class Source:
         "mongodb.ssl.invalid.hostname.allowed",
         values.Boolean(),
         False,
-        "Whether the server's certificate may name another host.",
+        "Whether to accept a server certificate for another host name.",
     )
     mongodb_ssl_ca_file: str | None = _property(
         "mongodb.ssl.ca.file",
         values.Text(),
         None,
-        "A PEM file with the authorities to trust (the driver's tlsCAFile).",
+        "A PEM file with the trusted certificate authorities (the driver's tlsCAFile).",
         ours=True,
     )
     mongodb_ssl_certificate_key_file: str | None = _property(
@@ -250,25 +250,25 @@ class Source:
         "mongodb.connect.timeout.ms",
         _MILLISECONDS,
         10_000,
-        "How long opening a connection may take; 0 for ever.",
+        "How long opening a connection may take; 0 for no limit.",
     )
     mongodb_server_selection_timeout_ms: int = _property(
         "mongodb.server.selection.timeout.ms",
         values.Integer(1, _LONGEST_MS),
         30_000,
-        "How long to wait for a server that can answer, elections included.",
+        "How long to wait for an available server, for example during an election.",
     )
     mongodb_socket_timeout_ms: int = _property(
         "mongodb.socket.timeout.ms",
         _MILLISECONDS,
         0,
-        "How long one answer may take; 0 for ever.",
+        "How long one answer may take; 0 for no limit.",
     )
     mongodb_heartbeat_frequency_ms: int = _property(
         "mongodb.heartbeat.frequency.ms",
         values.Integer(500, _LONGEST_MS),
         10_000,
-        "How often the driver looks at each server.",
+        "How often the driver checks each server.",
     )
 
     # What is captured
@@ -300,28 +300,29 @@ class Source:
         "filters.match.mode",
         values.Choice(MatchMode),
         MatchMode.REGEX,
-        "Whether the entries of these lists are regular expressions over the whole name or names; "
-        "upper and lower case are one either way.",
+        "Whether the entries of these lists are regular expressions that match the whole name, or literal names. "
+        "Both ignore case.",
     )
     field_exclude_list: tuple[str, ...] = _property(
         "field.exclude.list",
         values.NameList(),
         (),
-        "Fields taken out of every event, as database.collection.field.nested; * stands for any signs of the database's or "
-        "collection's name, and for one whole field of the path.",
+        "Fields to remove from every event, as database.collection.field.nested. * stands for any characters in "
+        "the database or collection name, and for one whole field of the path.",
     )
     field_renames: tuple[str, ...] = _property(
         "field.renames",
         values.NameList(),
         (),
-        "New names for fields, as database.collection.field.nested:name; applied in the order of the list. Onto a name that "
-        "the document has, nothing is renamed (a warning says so); an update that holds only its changes cannot tell.",
+        "New names for fields, as database.collection.field.nested:name, applied in the order of the list. A field "
+        "is not renamed to a name that the document already has (a warning says so); an update that holds only its "
+        "changes cannot detect this.",
     )
     skipped_operations: tuple[Operation, ...] = _property(
         "skipped.operations",
         values.Choices(Operation),
         (Operation.TRUNCATE,),
-        "Operations of the stream that are not captured: c, u, d; none, r and t (MongoDB has none) leave out nothing.",
+        "Operations that are not captured: c, u, d. none, r and t (truncate, which MongoDB does not have) skip nothing.",
     )
 
     # How it is captured
@@ -329,26 +330,26 @@ class Source:
         "capture.mode",
         values.Choice(CaptureMode, {"change_streams_update_full_with_pre-image": CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE}),
         CaptureMode.UPDATE_FULL,
-        "Whether updates come with the whole document, and whether with the document before them.",
+        "Whether updates include the whole document, and the document before the change.",
     )
     capture_mode_full_update_type: FullUpdateType = _property(
         "capture.mode.full.update.type",
         values.Choice(FullUpdateType),
         FullUpdateType.LOOKUP,
-        "Whether the whole document is looked up (it may be newer than its event) or the post-image.",
+        "Whether the whole document is looked up (it may be newer than its event) or is the post-image.",
     )
     capture_scope: CaptureScope | None = _property(
         "capture.scope",
         values.Choice(CaptureScope),
         None,
-        "What the stream is opened on; left out: the deployment, or the one database that the lists name.",
+        "What the stream is opened on. By default the deployment, or the database if the lists name only one.",
         debezium_default="deployment",
     )
     capture_target: str | None = _property(
         "capture.target",
         values.Text(),
         None,
-        "The database, or database.collection, of the two narrower scopes.",
+        "The database, or database.collection, for the scopes database and collection.",
     )
     capture_start_op_time: int = _property(
         "capture.start.op.time",
@@ -366,37 +367,37 @@ class Source:
         "cursor.pipeline.order",
         values.Choice(PipelineOrder),
         PipelineOrder.INTERNAL_FIRST,
-        "Whether these stages come after, before, or instead of the filters.",
+        "Whether these stages run after, before, or instead of the built-in filters.",
     )
     cursor_max_await_time_ms: int = _property(
         "cursor.max.await.time.ms",
         _MILLISECONDS,
         0,
-        "How long the server may wait for an event before it answers empty; 0 for the server's default.",
+        "How long the server may wait for an event before it returns an empty answer; 0 for the server's default.",
     )
     cursor_oversize_handling_mode: OversizeMode = _property(
         "cursor.oversize.handling.mode",
         values.Choice(OversizeMode),
         OversizeMode.FAIL,
-        "Whether an event above 16 MB stops the capture, is skipped and counted, or comes in fragments.",
+        "Whether an event above 16 MB stops the capture, is skipped and counted, or arrives in fragments.",
     )
     cursor_oversize_skip_threshold: int = _property(
         "cursor.oversize.skip.threshold",
         values.Integer(0),
         0,
-        "The size of a document in bytes above which skip leaves the event out.",
+        "With skip: leave out events whose document is larger than this many bytes.",
     )
     provide_transaction_metadata: bool = _property(
         "provide.transaction.metadata",
         values.Boolean(),
         False,
-        "Whether events carry their transaction, with rows for its beginning and end.",
+        "Whether events carry their transaction, with extra rows for its begin and end.",
     )
     tombstones_on_delete: bool = _property(
         "tombstones.on.delete",
         values.Boolean(),
         True,
-        "Accepted with either value: tombstones compact a Kafka topic, and tables need none.",
+        "Accepted, without effect: tombstones are for Kafka's topic compaction, and tables do not need them.",
     )
 
     # Snapshots
@@ -404,8 +405,7 @@ class Source:
         "snapshot.mode",
         values.Choice(SnapshotMode, {"never": SnapshotMode.NO_DATA}),
         SnapshotMode.INITIAL,
-        "When a start takes a snapshot: always, initial, initial_only, no_data (once: never), when_needed, "
-        "configuration_based or custom.",
+        "When a start takes a snapshot. no_data (formerly never) takes none.",
     )
     snapshot_mode_configuration_based_snapshot_data: bool = _property(
         "snapshot.mode.configuration.based.snapshot.data",
@@ -423,7 +423,7 @@ class Source:
         "snapshot.mode.configuration.based.start.stream",
         values.Boolean(),
         False,
-        "configuration_based: whether streaming follows.",
+        "configuration_based: whether the stream is read after the snapshot.",
     )
     snapshot_mode_configuration_based_snapshot_on_schema_error: bool = _property(
         "snapshot.mode.configuration.based.snapshot.on.schema.error",
@@ -447,26 +447,26 @@ class Source:
         "snapshot.delay.ms",
         _MILLISECONDS,
         0,
-        "How long to wait before the first snapshot read.",
+        "How long to wait before the first read of a snapshot.",
     )
     snapshot_fetch_size: int = _property(
         "snapshot.fetch.size",
         values.Integer(0),
         0,
-        "Documents in one answer of a snapshot read; 0 for the server's default.",
+        "Documents per answer during a snapshot; 0 for the server's default.",
     )
     snapshot_max_threads: int | None = _property(
         "snapshot.max.threads",
         values.Integer(1, 1024),
         None,
-        "How many chunks of a snapshot are read at once; left out, as many as Spark has cores.",
+        "How many chunks of a snapshot are read in parallel. By default as many as Spark has cores.",
         debezium_default="1",
     )
     snapshot_include_collection_list: tuple[str, ...] = _property(
         "snapshot.include.collection.list",
         values.Patterns(),
         (),
-        "Which of the captured collections a snapshot reads; all when empty.",
+        "Which captured collections a snapshot reads; all when empty.",
     )
     snapshot_collection_filter_overrides: Mapping[str, str] = field(
         default_factory=dict,
@@ -484,7 +484,7 @@ class Source:
         "incremental.snapshot.chunk.size",
         values.Integer(1),
         None,
-        "Documents in one chunk of an incremental snapshot; as many as commit.max.bytes holds when left out.",
+        "Documents per chunk of an incremental snapshot. By default as many as fit into commit.max.bytes.",
         debezium_default="1024",
     )
 
@@ -493,7 +493,7 @@ class Source:
         "max.batch.size",
         values.Integer(1),
         100_000,
-        "Events in one commit, at most.",
+        "Maximum number of events in one commit.",
         debezium_default="2048",
     )
     commit_max_bytes: int = _property(
@@ -501,7 +501,7 @@ class Source:
         # Arrow has room for 2 GiB in a column that it takes rows of, and a document's text may be several times as large as its BSON.
         values.Integer(1, 256 * MEBIBYTE),
         64 * MEBIBYTE,
-        "Bytes of events in one commit, about, at most.",
+        "Approximate maximum size of the events in one commit, in bytes.",
         ours=True,
     )
     commit_interval_ms: int = _property(
@@ -515,21 +515,22 @@ class Source:
         "max.queue.size.in.bytes",
         values.Integer(1),
         256 * MEBIBYTE,
-        "Bytes of events that are read ahead of their commit, at most.",
+        "Maximum size of events that are read ahead of their commit, in bytes.",
         debezium_default="0",
     )
     heartbeat_interval_ms: int = _property(
         "heartbeat.interval.ms",
         _MILLISECONDS,
         60_000,
-        "How often an idle stream's position is committed; 0 for never: it may fall out of the oplog.",
+        "How often the position of an idle stream is committed; 0 for never, which risks that it falls out of the oplog.",
         debezium_default="0",
     )
     poll_interval_ms: int = _property(
         "poll.interval.ms",
         values.Integer(1, _LONGEST_MS),
         500,
-        "Accepted, without effect: the server holds the answer back until there are events, and commits follow commit.interval.ms.",
+        "Accepted, without effect: the server holds its answer until there are events, and commits follow "
+        "commit.interval.ms.",
     )
 
     # Signals and notifications
@@ -543,7 +544,7 @@ class Source:
         "signal.enabled.channels",
         values.Choices(SignalChannel),
         (SignalChannel.SOURCE, SignalChannel.TABLE),
-        "Where signals come from: source, file, table (ops/signals, where medallion signal puts them), kafka.",
+        "Where signals come from: source, file, table (ops/signals, used by medallion signal), kafka.",
         debezium_default="source",
     )
     signal_poll_interval_ms: int = _property(
@@ -556,13 +557,13 @@ class Source:
         "signal.file",
         values.Text(),
         "file-signals.txt",
-        "The file of the channel file: one JSON signal a line.",
+        "The file of the channel file, with one JSON signal per line.",
     )
     signal_kafka_topic: str | None = _property(
         "signal.kafka.topic",
         values.Text(),
         None,
-        "The topic of the channel kafka; <name>-signal when left out. A message's key is the pipeline's name.",
+        "The topic of the channel kafka; <name>-signal by default. The message key is the pipeline's name.",
     )
     signal_kafka_bootstrap_servers: str | None = _property(
         "signal.kafka.bootstrap.servers",
@@ -574,7 +575,7 @@ class Source:
         "signal.kafka.groupId",
         values.Text(),
         "kafka-signal",
-        "The consumer group that keeps the position in that topic; pipelines that share a topic need one each.",
+        "The consumer group that stores the offset in that topic. Pipelines that share a topic need different groups.",
     )
     signal_consumer: Mapping[str, values.Reference] = _family(
         "signal.consumer.", "Options of the client that reads that topic, such as signal.consumer.security.protocol."
@@ -590,7 +591,7 @@ class Source:
     )
     producer_override: Mapping[str, values.Reference] = _family(
         "producer.override.",
-        "Options of the client that writes that topic; its brokers are signal.kafka.bootstrap.servers unless "
+        "Options of the client that writes that topic. Its brokers are signal.kafka.bootstrap.servers, unless "
         "producer.override.bootstrap.servers names others.",
     )
 
@@ -599,25 +600,26 @@ class Source:
         "guardrail.collections.max",
         values.Integer(0),
         0,
-        "Captured collections, at most; 0 for any number.",
+        "Maximum number of captured collections; 0 for no limit.",
     )
     guardrail_collections_limit_action: LimitAction = _property(
         "guardrail.collections.limit.action",
         values.Choice(LimitAction),
         LimitAction.WARN,
-        "What passing that number leads to.",
+        "What happens when that number is exceeded.",
     )
     errors_max_retries: int = _property(
         "errors.max.retries",
         values.Integer(-1),
         -1,
-        "How often in a row the capture tries again when the source is lost on the way; -1 for ever, 0 never.",
+        "How many times in a row the capture retries when the connection to the source is lost; -1 for no limit, 0 "
+        "for never.",
     )
     errors_retry_delay_initial_ms: int = _property(
         "errors.retry.delay.initial.ms",
         values.Integer(1, _LONGEST_MS),
         300,
-        "The wait before the first retry; it doubles with each.",
+        "The wait before the first retry; it doubles with each retry.",
     )
     errors_retry_delay_max_ms: int = _property(
         "errors.retry.delay.max.ms",
@@ -629,7 +631,7 @@ class Source:
         "retriable.restart.connector.wait.ms",
         _MILLISECONDS,
         10_000,
-        "The wait before the capture starts over where the source was lost and reading on does not mend it.",
+        "The wait before the capture starts over, if the source was lost and retrying did not help.",
     )
 
     # Metrics
@@ -637,7 +639,7 @@ class Source:
         "metrics.port",
         values.Integer(1, 65_535),
         None,
-        "The port at which a running capture shows its metrics to Prometheus; left out, it shows none.",
+        "The port of the capture's Prometheus metrics. By default there is none.",
         ours=True,
     )
     metrics_address: str = _property(
@@ -651,7 +653,7 @@ class Source:
         "oplog.headroom.warning.hours",
         values.Integer(0),
         24,
-        "A warning is logged when the oplog would lose the position in fewer hours than this; 0 for never.",
+        "Log a warning if the oplog would lose the position in fewer hours than this; 0 for never.",
         ours=True,
     )
 
@@ -659,7 +661,7 @@ class Source:
         "topic.prefix",
         values.Text(),
         None,
-        "The pipeline's name, where a pasted connector has it; equal to `name`.",
+        "The pipeline's name, in configurations copied from a connector. Must equal `name`.",
     )
 
 
