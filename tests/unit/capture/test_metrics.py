@@ -44,13 +44,13 @@ def documented(context: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("context", ["streaming", "snapshot"])
 def test_every_attribute_of_the_connector_is_told_or_left_out_with_a_reason(context: str) -> None:
-    """docs/metrics.md has each attribute once; those that it does not call left out are told, and no other."""
+    """docs/metrics.md has each attribute once; those that it does not call "not provided" are told, and no other."""
     found = metrics.Metrics("shop")
     found.streaming.committed({}, position=(5, 6), at=7)
     shown = {family.name.removeprefix(metrics.PREFIX) for family in found.families(now=0)}
     table = documented(context)
     assert sorted(table) == sorted(ATTRIBUTES[context])
-    kept = {name for name, about in table.items() if not about.startswith("Left out")}
+    kept = {name for name, about in table.items() if not about.startswith("Not provided")}
     assert kept <= shown
     labelled = {key[1] for key in told(found) if key[0] == context}
     assert labelled <= kept
