@@ -1,11 +1,11 @@
-# make demo     watch a shop's changes go from MongoDB to gold tables
+# make demo     watch changes go from MongoDB to gold tables
 # make test     run the tests
-# make lint     ruff: the format, and what it finds; mypy: the types
-# make journeys the long ones: kills, spark-submit, the demo played twice, rebuilds
+# make lint     ruff (format and lint) and mypy
+# make journeys run the long tests: kills, spark-submit, the demo played twice, rebuilds
 # make bench    measure it on this machine
-# make clean    remove what the above left, but the demo's own data
+# make clean    remove everything that these created, except the demo's data
 #
-# Each makes its environment in .venv first. PYTHON=… names another Python than python3.
+# Each creates the environment in .venv first. PYTHON=… selects another Python than python3.
 
 .PHONY: help demo test lint journeys bench clean
 .DEFAULT_GOAL := help
