@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import bson
 import pyarrow.compute as pc
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
 from pipelines.bronze import registry, survey
@@ -42,6 +43,27 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
         service.close()
         position = registry.silver_position(SPARK, hop.silver_table)
     assert (position.to, position.generation) == (2, "rebuilt")
+
+
+def test_claims_are_given_back_also_where_spark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM ends alone: over another one the same process goes on with every collection. All but the first counted as held by a process
+    that lives, as long as anybody kept the error."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        for collection in "tu":
+            hop.append((1, bson.encode({"_id": 1})), collection=collection)
+        ended = hop.silver_run()
+        ended.run_round()
+        with monkeypatch.context() as without:
+            without.setattr(
+                without_spark._Log, "_committed", Mock(side_effect=Py4JNetworkError("Answer from Java side is empty"))
+            )
+            ended.close()
+        for collection in "tu":
+            hop.append((2, bson.encode({"_id": 2})), collection=collection)
+        going_on = hop.silver_run()
+        assert going_on.run_round().events == 2
+        going_on.close()
 
 
 def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path: Path) -> None:
