@@ -43,6 +43,8 @@ told `on` with an archive that does not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
 """How long a JVM whose connections broke may take to end."""
+KILLED_SECONDS = 10.0
+"""How long one that was killed is waited for: a large one gives its memory back before it is gone."""
 
 
 def launch(
@@ -223,7 +225,9 @@ def abandon() -> None:
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.kill()
-        process.wait()
+        # Within a time, or it would hold a lock: who handles a signal that comes meanwhile ends the JVM, too, and would wait for that.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=KILLED_SECONDS)
 
 
 @contextlib.contextmanager

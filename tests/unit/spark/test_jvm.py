@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import pwd
 import re
+import signal
 import stat
+import subprocess
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -230,3 +236,42 @@ def test_a_jvm_starts_also_where_the_working_directory_was_removed(
     started()
     there = jvm._working_directory()
     assert there is not None and Path(there).is_dir() and jvm._java_version() is not None
+
+
+def test_a_signal_that_comes_while_a_killed_jvm_ends_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one takes a while, and Ctrl-C is pressed again: what the signal lets go of was being let go of already, and the process
+    stood still for good."""
+    from pyspark import SparkContext
+
+    with subprocess.Popen(["sleep", "30"]) as process:
+        kill = process.kill
+        again, ends = (threading.Timer(seconds, act) for seconds, act in ((0.1, interrupted), (0.3, kill)))
+        monkeypatch.setattr(process, "kill", lambda: None)
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        with handling(signal.SIGUSR1, lambda *_: jvm.abandon()), handling(signal.SIGALRM, stands_still):
+            signal.setitimer(signal.ITIMER_REAL, 2)
+            again.start()
+            ends.start()
+            try:
+                jvm.abandon()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                kill()
+    assert process.returncode == -signal.SIGKILL
+
+
+def interrupted() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def stands_still(*_: object) -> NoReturn:
+    raise TimeoutError
+
+
+@contextlib.contextmanager
+def handling(number: signal.Signals, handler: Callable[..., Any]) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
