@@ -39,7 +39,7 @@ class Standstill:
             total: Result | None = None
             while True:
                 try:
-                    last = layer(_Either(stop, self._asked))
+                    last = layer(Either(stop, self._asked))
                     # One result for all of them: of a service that is asked for a cut each minute a list would grow for weeks.
                     total = last if total is None else together(total, last)
                 except errors.MedallionError as error:
@@ -82,7 +82,7 @@ class Standstill:
             self._standing.discard(name)
 
 
-class _Either(threading.Event):
+class Either(threading.Event):
     """Set where one of several events is."""
 
     def __init__(self, *events: threading.Event) -> None:

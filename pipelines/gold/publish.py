@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.stream import filters
+from pipelines import standstill
 from pipelines.bronze import registry
 from pipelines.delta import query_execution
 from pipelines.gold import expectations, models
@@ -79,7 +80,7 @@ def run(
             once=once,
             take_over=take_over,
             sessions=sessions,
-            stop=ended,
+            stop=ended if following is None else standstill.Either(ended, following.ended),
             audit=audit,
             silver_news=silver_news,
         )
@@ -88,6 +89,8 @@ def run(
     finally:
         if following is not None:
             following.close()
+    if following is not None and following.lost is not None:
+        raise following.lost
     if once:
         try:
             made()
@@ -151,6 +154,8 @@ class _ModelsThread(threading.Thread):
         self.settings, self.audit, self.take_over, self.stop = settings, audit, take_over, stop
         self.ended = threading.Event()
         self.judged: dict[str, models.ModelVerdict] = {}
+        self.lost: errors.SparkLost | None = None
+        """That Spark is gone, which who publishes documents may not meet: that takes no query."""
         self.start()
 
     def run(self) -> None:
@@ -169,7 +174,9 @@ class _ModelsThread(threading.Thread):
             except Exception as error:  # a file that is just being replaced, say: the next look tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
-                    return  # the thread that publishes documents raises it
+                    self.lost = known
+                    self.ended.set()
+                    return
                 before, told = told, errors.message_of(known)
                 for line in told.splitlines() if told != before else ():  # the same each time would hide all others
                     models.log.warning("%s", line)

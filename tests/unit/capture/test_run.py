@@ -172,7 +172,7 @@ def test_a_mistake_in_a_file_ends_no_service_behind_a_cut(tmp_path: Path, monkey
     chosen = settings.parse({**BARE, "gold": gold})
     audits: list[Any] = []
     monkeypatch.setattr(pipeline.publish.gold, "run", lambda *_, audit, **__: audits.append(audit))
-    monkeypatch.setattr(pipeline.publish, "_ModelsThread", Mock())
+    monkeypatch.setattr(pipeline.publish, "_ModelsThread", lambda *_: Mock(lost=None, ended=threading.Event()))
     layers = pipeline._Run(chosen, Mock, False, False, threading.Event(), None)
     for text in ("SELECT 1", "{{ rf('a') }}"):
         (tmp_path / "a.sql").write_text(text)

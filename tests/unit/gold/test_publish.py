@@ -106,6 +106,18 @@ def test_models_that_follow_outlive_whatever_fails(
     assert [each.getMessage() for each in caplog.records].count(str(wrong)) == 2
 
 
+def test_a_spark_that_models_alone_miss_ends_the_documents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its temporary folder was emptied, or one of its answers was cut off: documents are published without a query, and would go on for
+    weeks beside models that nobody makes any more."""
+    lost, stop = errors.SparkLost("the temporary folder of this Spark was emptied"), threading.Event()
+    monkeypatch.setattr(publish, "gate", Mock())
+    monkeypatch.setattr(publish.models, "run", raising(lost))
+    monkeypatch.setattr(publish.gold, "run", lambda *_, stop, **__: stop.wait(10))
+    with pytest.raises(errors.SparkLost) as raised:
+        publish.run(Mock(), chosen(tmp_path), once=False, stop=stop)
+    assert raised.value is lost and not stop.is_set()
+
+
 def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that tries again for ever would never show it: the exit code is that of what a person has to see."""
     monkeypatch.setattr(publish.gold, "run", raising(errors.StoreUnreachable("shop.a: the store does not answer")))
