@@ -180,7 +180,8 @@ class _Answer:
 
 
 def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut], *, stop: threading.Event) -> int:
-    """Make the cuts that are asked for until `stop` is set; how many. What fails is told to who asked, and ends nothing."""
+    """Make the cuts that are asked for until `stop` is set; how many. What fails is told to who asked, and ends nothing but a Spark that
+    is gone."""
     pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
     said_at: float | None = None
     # Kept until it is said: who asked waits for it as long as this process lives.
@@ -200,8 +201,10 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
             seen = version
         except Exception as error:  # the table could not be read, say: the next look tries again
             known = spark_failures.translated(error) or error
-            if stop.is_set() or isinstance(known, errors.SparkLost):
-                break  # the layers raise it
+            if stop.is_set():
+                break
+            if isinstance(known, errors.SparkLost):  # which layers that take no query may not meet
+                raise known from error
             log.warning("requests for cuts were not looked at: %s", errors.message_of(known))
         stop.wait(pause)
     return made

@@ -6,8 +6,10 @@ import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
 from pipelines.operations import cut, cut_requests
@@ -66,6 +68,17 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
         assert asked == ["now"] and rows[cut_requests.FAILED]["message"] == "silver is past 1:1"
     else:
         assert asked == ["now"] and rows[cut_requests.MADE]["cut"] == "c1"
+
+
+def test_a_spark_that_requests_alone_miss_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that apply a few events ask Spark for nothing, and went on beside requests that nobody looked at any more."""
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        monkeypatch.setattr(
+            cut_requests.table_history, "version", Mock(side_effect=Py4JNetworkError("Answer from Java side is empty"))
+        )
+        with pytest.raises(errors.SparkLost):
+            cut_requests.serve(SPARK, chosen, Mock(), stop=threading.Event())
 
 
 def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
