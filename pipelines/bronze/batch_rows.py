@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,6 +46,9 @@ PART_ROWS = 4096
 """So many rows are read at a time where a collection's own are looked for among them."""
 
 _HERE = fs.LocalFileSystem()
+_Condition: TypeAlias = tuple[str, str, Any]
+_Conditions: TypeAlias = list[_Condition] | list[list[_Condition]]
+"""What rows are read by: all of these, or all of one of these."""
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
 
@@ -117,7 +120,7 @@ def _beside_others(
     size_bytes = bytes_of(files, columns, among)
     if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
         return None
-    where: list[tuple[str, str, Any]] = [("batch", ">", span.after), ("batch", "<=", span.to)]
+    where: list[_Condition] = [("batch", ">", span.after), ("batch", "<=", span.to)]
     found = read(
         [file.path for file in files], list(columns), where=[*where, *((name, "==", among[name]) for name in among)]
     )
@@ -287,7 +290,7 @@ def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
 
 
 def brought(
-    folder: Path, files: Sequence[local_log.AddedFile], columns: list[str], *, where: list[tuple[str, str, Any]] | None
+    folder: Path, files: Sequence[local_log.AddedFile], columns: list[str], *, where: _Conditions | None
 ) -> pa.Table | None:
     """`read` of files of the table in this folder, which are copied first where it lies in a store."""
     try:
@@ -297,13 +300,24 @@ def brought(
     return read([file.path for file in files], columns, where=where)
 
 
-def of_kinds(folder: Path, columns: list[str], *kinds: bronze.RowKind, limit: float = math.inf) -> pa.Table | None:
-    """Columns of all rows of these kinds; None where they are not to be read from here, or lie among more than `limit`."""
+def of_kinds(
+    folder: Path, columns: list[str], *kinds: bronze.RowKind, begins: Sequence[str] = (), limit: float = math.inf
+) -> pa.Table | None:
+    """Columns of all rows of these kinds, whose payloads begin in one of these ways where any are given; None where they are not to be
+    read from here, or lie among more than `limit`."""
     values, files = [kind.value for kind in kinds], local_log.files(folder)
     held = [file for file in files or () if file.may_hold("kind", values)]
     if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
         return None
-    return brought(folder, held, columns, where=[("kind", "in", values)])
+    is_kind: _Condition = ("kind", "in", values)
+    # As bounds, which row groups have, too: of a long log nearly all of them hold no such payload, and are not read.
+    chosen = [[is_kind, ("payload", ">=", each), ("payload", "<", _behind(each))] for each in begins]
+    return brought(folder, held, columns, where=chosen or [[is_kind]])
+
+
+def _behind(begin: str) -> str:
+    """The least text that is greater than all that begin so."""
+    return begin[:-1] + chr(ord(begin[-1]) + 1)
 
 
 def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | None:
@@ -325,7 +339,7 @@ def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | N
     return newest
 
 
-def read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:
+def read(paths: Sequence[Path], columns: list[str], *, where: _Conditions | None) -> pa.Table | None:
     """Columns of Parquet files of bronze; None where one of them was vacuumed meanwhile, or cannot be read from here."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     if not paths:

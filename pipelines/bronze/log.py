@@ -7,17 +7,15 @@ is dense and in commit order, whoever brings them: the stream or a snapshot. Rec
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc_core import errors
 from cdc_core.bronze import collection_ends
@@ -260,16 +258,16 @@ def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
     return batch_rows.brought(folder, last, ["resume_token", "batch", "offset"], where=where)
 
 
-def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
-    """Place, namespace, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
-    columns = ["resume_token", "offset", "payload", "ts_ms", "batch", "db", "collection"]
-    folder = local_log.readable(spark, table)
-    rows = None if folder is None else batch_rows.of_kinds(folder, columns, kind)
+def _payload_rows(
+    spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str, columns: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Place and payload of the rows of a kind whose payloads begin so, and these columns, in order; without a Spark job where this process
+    sees the files. They are a few of the log's rows: the tokens of all, say, take minutes to read."""
+    names, folder = ["offset", "payload", *columns], local_log.readable(spark, table)
+    rows = None if folder is None else batch_rows.of_kinds(folder, names, kind, begins=begins)
     if rows is None:
-        names = ", ".join(f"`{name}`" for name in columns)
-        rows = spark.sql(f"SELECT {names} FROM {table} WHERE kind = '{kind.value}'").toArrow()
-    chosen = [pc.starts_with(rows["payload"], each) for each in begins]
-    rows = rows.filter(functools.reduce(pc.or_kleene, chosen)) if chosen else rows
+        chosen = " OR ".join(f"startswith(payload, {literal(each)})" for each in begins) or "true"
+        rows = spark.table(str(table)).where(f"kind = '{kind.value}' AND ({chosen})").select(*names).toArrow()
     return list(rows.sort_by("offset").to_pylist())
 
 
@@ -338,11 +336,12 @@ def gap_and_snapshot_heartbeats(
 
     Beside gaps there are the drops and renames that end them, as ``{"ended": "database.collection"}``.
     """
-    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"', columns=["batch"])
     if any(row["payload"].startswith('{"gap"') or '"failed":' in row["payload"] for row in rows):
-        rows += _payload_rows(spark, table, bronze.RowKind.SCHEMA_CHANGE, *collection_ends.PAYLOAD_STARTS)
+        kind, of_ends = bronze.RowKind.SCHEMA_CHANGE, ["batch", "db", "collection"]
+        rows += _payload_rows(spark, table, kind, *collection_ends.PAYLOAD_STARTS, columns=of_ends)
     within = (row for row in sorted(rows, key=lambda row: int(row["offset"])) if to is None or row["batch"] <= to)
-    return [{"ended": f"{row['db']}.{row['collection']}"} if row["db"] else json.loads(row["payload"]) for row in within]
+    return [{"ended": f"{row['db']}.{row['collection']}"} if row.get("db") else json.loads(row["payload"]) for row in within]
 
 
 def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
@@ -375,11 +374,10 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     # Numbers begin at 1: a table that begins later lost its beginning, or took the place of another one.
     if first == 1 and trimmed is None:
         return True
-    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', columns=["ts_ms"])
     payloads = [json.loads(row["payload"]) for row in rows]
-    planned_ms: dict[str, int] = {}
-    for row, payload in zip(rows, payloads, strict=True):
-        planned_ms.setdefault(payload["snapshot"].get("id"), row["ts_ms"])
+    # The first row of each snapshot is its plan.
+    planned_ms = {said["snapshot"].get("id"): row["ts_ms"] for row, said in zip(rows[::-1], payloads[::-1], strict=True)}
     return any(
         namespace in state.planned
         and state.of(namespace).completed
@@ -416,7 +414,7 @@ def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """What was noted each time when the settings let in other events, in order."""
-    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"', columns=["resume_token"])
     read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
     return [
         FilterChange(token, said["stream"], frozenset(said["captured"]), frozenset(said.get("left_out", ())))
@@ -427,7 +425,7 @@ def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
 
 def first_token(spark: SparkSession, table: tables.TableRef) -> str:
     """The token with which the table begins."""
-    return str(_payload_rows(spark, table, bronze.RowKind.HEARTBEAT)[0]["resume_token"])
+    return str(_payload_rows(spark, table, bronze.RowKind.HEARTBEAT, columns=["resume_token"])[0]["resume_token"])
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
@@ -442,13 +440,13 @@ def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tu
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
     """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
-    payloads = (json.loads(row["payload"] or "{}") for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL))
+    payloads = (json.loads(row["payload"]) for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL, '{"'))
     return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
 def handled_signal_ids(spark: SparkSession, table: tables.TableRef) -> set[str]:
     """The identifiers of all signals in bronze, also of those that were refused."""
-    return {json.loads(row["payload"] or "{}").get("id") or "" for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL)}
+    return {json.loads(row["payload"]).get("id") or "" for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL, '{"')}
 
 
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.OpenTransaction | None:

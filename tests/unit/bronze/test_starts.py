@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.snapshot.state import CollectionState, SnapshotState
 from pipelines.bronze import log as bronze_log
 from pipelines.capture.stream_opener import ExistingBronze
+from pipelines.delta import local_log
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
@@ -86,3 +90,32 @@ def test_the_end_of_a_collection_whose_snapshot_failed_is_told(tmp_path: Path) -
             hop.commit([place | {"kind": "heartbeat", "payload": json.dumps(payload, separators=(",", ":"))}])
         hop.drop()
         assert bronze_log.gap_and_snapshot_heartbeats(SPARK, hop.bronze)[-1] == {"ended": "cases.t"}
+
+
+def test_what_heartbeats_tell_is_read_without_the_rows_of_all_events(tmp_path: Path) -> None:
+    """Of a hundred million events the tokens alone take minutes: each status asks for a few heartbeats among them."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop._batch = 1
+        plan = SnapshotState("1", ("cases.t",)).begun()
+        # An event, and a row group without a snapshot, as nearly all are.
+        rows = [{"kind": "heartbeat", "payload": json.dumps(plan, separators=(",", ":"))}, {"kind": "change"}]
+        rows += [{"kind": "heartbeat", "payload": "{}"}, {"kind": "change"}]
+        hop.commit([row | {"resume_token": f"t{at}", "offset": at, "batch": 1, "ts_ms": 5} for at, row in enumerate(rows)])
+        (file,) = local_log.files(Path(hop.bronze.path or "")) or ()
+        pq.write_table(pq.read_table(file.path), file.path, row_group_size=2)
+        _damage(file.path, lambda group, column: group == 1 or column == "resume_token")
+        assert bronze_log.gap_and_snapshot_heartbeats(SPARK, hop.bronze) == [plan]
+        with pytest.raises(NeedsSpark):  # which it is read with where it cannot be here
+            bronze_log.first_token(SPARK, hop.bronze)
+
+
+def _damage(path: Path, is_chosen: Callable[[int, str], bool]) -> None:
+    """Write zeros over some columns of some row groups."""
+    metadata = pq.ParquetFile(path).metadata
+    with path.open("r+b") as file:
+        for group, column in itertools.product(range(metadata.num_row_groups), range(metadata.num_columns)):
+            chunk = metadata.row_group(group).column(column)
+            if is_chosen(group, chunk.path_in_schema):
+                file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
+                file.write(bytes(chunk.total_compressed_size))
