@@ -7,26 +7,30 @@ again, which changes nothing: the newest fact of an event counts.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 from pyspark.sql import functions as F
 
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
-from pipelines.delta import live_files, ops_tables, query_execution, table_errors, table_schema
+from pipelines.delta import live_files, ops_tables, query_execution, table_errors, table_files, table_schema
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MANY_FACTS = 20_000
-"""Of more facts a query says which events they hold."""
+MANY_FACTS = 1_000_000
+"""Of more facts a query says which events they hold. Of each some hundred bytes are kept, and of its texts none."""
 
 FEW = 1000
 """At most so many keys are named in a query; with more of them all events of a range are looked at."""
@@ -63,13 +67,23 @@ def count(spark: SparkSession, table: tables.TableRef) -> int:
     return quarantine_rules.held(spark.table(str(table))).count() if found is None else found
 
 
+_FACTS = pa.schema(
+    [("event", pa.binary(16)), ("key", pa.string()), ("to", pa.int64()), ("is_ending", pa.bool_()), ("batch", pa.int64())]
+)
+"""What decides whether an event is held: facts by a digest of its `IDENTITY`."""
+
+_READ = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
+
+
 @dataclass
 class HeldEvents:
     """Of which documents a quarantine holds events, as this process sees its files, without a query."""
 
     live: live_files.LiveFiles
-    _files: list[dict[str, Any]] | None = None
-    _facts: list[tuple[Any, ...]] = field(default_factory=list)
+    _files: dict[tuple[Any, ...], pa.Table] = field(default_factory=dict)
+    """The facts of each file: where some were appended, those that were there are not read again."""
+    _facts: pa.Table | None = None
+    _told: tuple[int, frozenset[str]] | None = None
 
     @staticmethod
     def of(spark: SparkSession, table: tables.TableRef) -> HeldEvents | None:
@@ -77,7 +91,7 @@ class HeldEvents:
         live = live_files.of(spark, table)
         return None if live is None else HeldEvents(live)
 
-    def keys(self, *, before: int) -> frozenset[str] | None:
+    def keys(self, *, before: int = sys.maxsize) -> frozenset[str] | None:
         """The keys of the documents, for a range behind the batch `before`; None where that cannot be told from here.
 
         By the facts up to that batch, and by all of them: a larger range that was not applied in the end may have left some of
@@ -86,41 +100,53 @@ class HeldEvents:
         facts = self._read()
         if facts is None:
             return None
-        held = _held([fact for fact in facts if fact[_TO] <= before]) | _held(facts)
-        return frozenset(key for *_, key in held if key is not None)
+        newest = pc.max(facts["to"]).as_py() or 0
+        at = min(before, newest)
+        if self._told is None or self._told[0] != at:
+            held = [_held(facts)] if at == newest else [_held(facts), _held(facts.filter(pc.less_equal(facts["to"], at)))]
+            self._told = at, frozenset(itertools.chain.from_iterable(each["key"].drop_null().to_pylist() for each in held))
+        return self._told[1]
 
     def count(self) -> int | None:
         """How many events are held; None where that cannot be told from here."""
         facts = self._read()
         return None if facts is None else len(_held(facts))
 
-    def _read(self) -> list[tuple[Any, ...]] | None:
-        """The facts, each as `_FACT`: read anew where the table's files are others; None where they are not to be read from here."""
+    def _read(self) -> pa.Table | None:
+        """The facts, read anew where the table's files are others; None where they are not to be read from here."""
         try:
             newest = self.live.newest()
-            if newest is None or not self.live.at(newest):
+            if newest is None or not self.live.at(newest) or self.live.row_count() > MANY_FACTS:
                 return None
-            files = self.live.files()
-            if files != self._files:
-                facts = self.live.rows_above("to", -1, columns=_FACT, limit=MANY_FACTS)
-                self._facts = list(zip(*(facts[name].to_pylist() for name in _FACT)))
-                self._files = files
+            files = {table_files.identity(each): each for each in self.live.files()}
+            if self._facts is None or files.keys() != self._files.keys():
+                self._files = {name: self._files.get(name) or self._of_file(each) for name, each in files.items()}
+                self._facts, self._told = pa.concat_tables([_FACTS.empty_table(), *self._files.values()]), None
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
         return self._facts
 
+    def _of_file(self, file: Mapping[str, Any]) -> pa.Table:
+        return pa.concat_tables([_FACTS.empty_table(), *map(_narrow, self.live.parts([file], columns=_READ))])
 
-_FACT = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
-_TO = _FACT.index("to")
+
+def _narrow(facts: pa.Table) -> pa.Table:
+    """Facts as `_FACTS` has them."""
+    # A mark for null, which no key has.
+    identities = pc.binary_join_element_wise(
+        *(facts[name] for name in quarantine_rules.IDENTITY), "\0", null_handling="replace", null_replacement="\1"
+    )
+    events = [xxhash.xxh3_128_digest(each) for each in identities.cast(pa.binary()).to_pylist()]
+    is_ending = pc.is_in(facts["reason"], value_set=pa.array([*_ENDING_REASONS]))
+    return pa.table([pa.array(events, pa.binary(16)), facts["key"], facts["to"], is_ending, facts["batch"]], schema=_FACTS)
 
 
-def _held(facts: Iterable[Sequence[Any]]) -> frozenset[tuple[Any, ...]]:
-    """The events, by their `IDENTITY`, whose newest fact ends no stay."""
-    newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
-    for *identity, reason, to, batch in facts:
-        order = (to, reason in _ENDING_REASONS, batch)
-        newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
-    return frozenset(identity for identity, (_, is_ending, _) in newest.items() if not is_ending)
+def _held(facts: pa.Table) -> pa.Table:
+    """The newest fact of each event that none ends the stay of."""
+    ordered = facts.sort_by([(name, "ascending") for name in ("to", "is_ending", "batch")])
+    numbered = ordered.append_column("number", pa.array(range(len(ordered)), pa.int64()))
+    newest = ordered.take(numbered.group_by("event").aggregate([("number", "max")])["number_max"])
+    return newest.filter(pc.invert(newest["is_ending"]))
 
 
 _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)

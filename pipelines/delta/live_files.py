@@ -185,6 +185,17 @@ class LiveFiles:
         except (OSError, pa.ArrowException) as error:
             raise table_schema.NotReadable from error
 
+    def parts(self, files: Sequence[Mapping[str, Any]], *, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """What `rows` gives, of any number of rows, in parts as `parts_above`. Raises `NotReadable`, perhaps after some parts."""
+        schema = _schema_of(self.schema, columns)
+        try:
+            _bring(self.folder, files)
+            for file in files:
+                for part in _parts(self.folder, file, schema.names):
+                    yield table_schema.conformed(part, schema)
+        except (OSError, pa.ArrowException) as error:
+            raise table_schema.NotReadable from error
+
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
         highest = ((each, file_statistics.said(each, column)[2]) for each in self.files())
         return [each for each, high in highest if high is None or high > bound]

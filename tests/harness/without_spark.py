@@ -299,14 +299,15 @@ class Hop:
         self.silver()
         self.gold()
 
-    def note_fact(self, key: object, reason: quarantine.Reason, *, to: int) -> None:
-        """The quarantine has a fact about an event of the document."""
+    def note_fact(self, key: object, reason: quarantine.Reason, *, to: int, events: int = 1) -> None:
+        """The quarantine has a fact about an event of the document, or about so many."""
         table = self.layout.quarantine(bronze_rows.DB, "t")
         if not delta.exists(SPARK, table):
             create(SPARK, table, columns=quarantine.COLUMNS_DDL)
         schema = bronze.SCHEMA.append(pa.field("reason", pa.string())).append(pa.field("to", pa.int64()))
-        fact = {"resume_token": "q", "kind": "change", "key": keys.canonical(key), "batch": 1, "offset": 0}
-        held = pa.Table.from_pylist([fact | {"reason": reason.value, "to": to}], schema=schema)
+        fact = {"kind": "change", "key": keys.canonical(key), "batch": 1, "offset": 0, "reason": reason.value, "to": to}
+        facts = [fact | {"resume_token": f"q{number or ''}"} for number in range(events)]
+        held = pa.Table.from_pylist(facts, schema=schema)
         log = direct_log.of(SPARK, table)
         assert log is not None
         log.append(data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=("to",), table=table))

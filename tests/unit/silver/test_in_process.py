@@ -27,7 +27,7 @@ from cdc_core.extended_json import bson_to_json
 from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
 from pipelines import helper_processes
-from pipelines.bronze import collection_events, survey
+from pipelines.bronze import collection_events, quarantine_table, survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import looks
@@ -460,6 +460,24 @@ def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> N
     hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=2)
     hop.run()
     assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [3, 3]
+
+
+def test_many_events_in_quarantine_hold_back_their_own_documents_alone(hop: Hop) -> None:
+    """Updates wait with the one that they follow: a document that changes each second makes so many in a morning. What is known of them is
+    not read again with each that comes."""
+    hop.append((1, document(1, n=1)), (2, document(2, n=1)))
+    hop.run()
+    hop.note_fact(1, quarantine.Reason.FOLLOWS, to=1, events=30_000)
+    hop.append((2, document(2, n=2)))
+    hop.run()
+    assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [1, 2]
+    table = hop.layout.quarantine("cases", "t")
+    held = quarantine_table.HeldEvents.of(without_spark.SPARK, table)
+    assert held is not None and held.count() == 30_000
+    for file in Path(table.path or "").glob("*.parquet"):
+        file.unlink()
+    hop.note_fact(2, quarantine.Reason.NO_DOCUMENT, to=2)
+    assert (held.keys(), held.keys(before=1), held.count()) == ({"1", "2"}, {"1", "2"}, 30_001)
 
 
 def test_an_update_waits_behind_an_event_of_its_document_in_quarantine(tmp_path: Path) -> None:
