@@ -11,7 +11,7 @@ import itertools
 import operator
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,13 @@ def _held(facts: pa.Table) -> pa.Table:
 
 
 _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
+
+
+def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str]) -> set[str]:
+    """Those of the keys of whose documents events are held, by a query."""
+    named = F.broadcast(spark.createDataFrame(pa.table({"key": pa.array(keys, pa.string())})))
+    held = quarantine_rules.held(spark.table(str(table))).join(named, "key", "left_semi")
+    return {row.key for row in held.select("key").distinct().collect()}
 
 
 def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:

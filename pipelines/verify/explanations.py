@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,8 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import literal
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import tables as delta
-from pipelines.operations import quarantine
 from pipelines.verify import table_progress
 from pipelines.verify.result import KeyDifference, KeyVerdict
 
@@ -36,7 +36,7 @@ class Explanations:
         wrong = [each.key for each in found if each.kind.is_wrong]
         if not wrong:
             return list(found)
-        incomplete, held = self._in_silver(wrong, "coalesce(`__incomplete`, false)"), self._quarantined()
+        incomplete, held = self._in_silver(wrong, "coalesce(`__incomplete`, false)"), self._quarantined(wrong)
         # Only where something is wrong: each of these is a look at bronze or silver.
         is_kept, is_unread = self.keeps_rows(), self._is_being_read()
         left = set() if is_kept else self._in_silver(wrong, self._left_by_a_drop())
@@ -83,10 +83,17 @@ class Explanations:
         marked = self.progress.spark.table(str(table)).where(where).select("__key")
         return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
 
-    def _quarantined(self) -> set[str]:
-        namespace = self.progress.namespace
-        events = quarantine.listed(self.progress.spark, self.progress.layout.quarantine(*namespace))
-        return {each.key for each in events if each.key is not None}
+    def _quarantined(self, keys: Sequence[str]) -> set[str]:
+        """Those of the keys of whose documents quarantine holds events: asked for each some thousand keys, and it may hold a million events."""
+        spark, table = self.progress.spark, self.progress.layout.quarantine(*self.progress.namespace)
+        if not delta.exists(spark, table):
+            return set()
+        here = None if self._held_events is None else self._held_events.keys()
+        return quarantine_table.held_among(spark, table, keys) if here is None else set(here.intersection(keys))
+
+    @functools.cached_property
+    def _held_events(self) -> quarantine_table.HeldEvents | None:
+        return quarantine_table.HeldEvents.of(self.progress.spark, self.progress.layout.quarantine(*self.progress.namespace))
 
     def _is_being_read(self) -> bool:
         """Whether a snapshot of the whole collection is not at its end, and goes on by itself: what it has not read yet may be older in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from cdc_core.silver import quarantine
 from cdc_core.snapshot.state import SnapshotKind, SnapshotState
 from pipelines.bronze import registry
 from pipelines.verify import bronze_state, explanations
 from pipelines.verify.explanations import Explanations
 from pipelines.verify.result import KeyDifference, KeyVerdict
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
 
 
 @pytest.mark.parametrize("kind", [KeyVerdict.MISSING, KeyVerdict.EXTRA, KeyVerdict.DIFFERENT])
@@ -24,7 +28,7 @@ def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kin
     known = {
         "_in_silver": lambda *_: set(),
         "_left_by_a_drop": lambda _: "false",
-        "_quarantined": lambda _: set(),
+        "_quarantined": lambda *_: set(),
         "keeps_rows": lambda _: False,
         "_is_being_read": lambda _: is_being_read,
     }
@@ -66,3 +70,14 @@ def test_what_is_advised_names_the_one_collection(monkeypatch: pytest.MonkeyPatc
     unused: Any = None
     with pytest.raises(errors.DecisionNeeded, match=r"--data-collections 'shop\\.a\\.b'"):
         bronze_state.check_whole(unused, unused, registry.Namespace("shop", "a.b"))
+
+
+def test_of_many_events_in_quarantine_those_of_the_keys_that_are_asked_for_are_known(tmp_path: Path) -> None:
+    """Each some thousand keys of a table that differs are asked for: to list all events each time would take hours."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        progress: Any = SimpleNamespace(spark=SPARK, layout=hop.layout, namespace=registry.Namespace("cases", "t"))
+        known = Explanations(hop.settings, progress, has_source=True)
+        assert known._quarantined(["1"]) == set()
+        hop.note_fact(1, quarantine.Reason.NO_DOCUMENT, to=1, events=30_000)
+        assert known._quarantined(["1", "2"]) == {"1"}
