@@ -8,15 +8,19 @@ The tables, and how events come into them, are in `pipelines.bronze.quarantine_t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from cdc_core import errors
@@ -28,11 +32,12 @@ from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, registry
+from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from cdc_core.settings.parse import Settings
 
@@ -68,7 +73,7 @@ class QuarantinedEvent:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Events that bronze holds again, in one batch; None where there was nothing to bring back.
+    """Events that bronze holds again, in batches up to this one; None where there was nothing to bring back.
 
     `held` counts those that stay where they are: they still cannot be read, or follow one that cannot.
     """
@@ -122,23 +127,46 @@ def replay(
     It writes bronze, so it needs bronze's claim: raises `TableOwned` or `LeaseHeld` while a capture service
     runs, and `SettingsError` for tokens that are not held and corrections that cannot be read.
     """
-    table = layout.quarantine(*namespace)
-    rows = _held_rows(spark, table)
-    chosen = _chosen(rows, tokens)
-    _check(chosen, tokens, corrections or {})
-    corrected = [_corrected(row, corrections or {}) for row in chosen]
-    readable = _readable(spark, corrected)
-    still = len(corrected) - len(readable)
-    waiting = _not_yet_again(spark, layout.bronze(name), readable)
-    if not waiting:
-        return ReplayResult(0, None, still)
-    log = bronze_log.BronzeLog.open(spark, layout.bronze(name), take_over=take_over)
+    table, texts = layout.quarantine(*namespace), corrections or {}
+    if not delta.exists(spark, table):
+        _check([], tokens, texts)
+        return ReplayResult(0, None)
+    held = quarantine_rules.held(spark.table(str(table))).drop("reason")
+    named = _chosen(_of_tokens(spark, held, {*(tokens or ()), *texts}), tokens)
+    _check(named, tokens, texts)
+    if tokens is not None:
+        held = _of_keys(spark, held, [row["key"] for row in named])
+    # One without a key is no document's, and a correction gives it none.
+    without = held.where("key IS NULL").count() if tokens is None else sum(row["key"] is None for row in named)
+    documents = _held_documents(held)
+    portions = [*_portions(documents)]
+    done = ReplayResult(0, None, without)
+    if not portions:
+        return done
+    rows = _with_copies(held, spark.table(str(layout.bronze(name))), since=pc.min(documents["to"]).as_py())
+    with contextlib.ExitStack() as stack:
+        if len(portions) > 1:
+            rows = stack.enter_context(query_execution.held(rows))
+        log: bronze_log.BronzeLog | None = None
+        for keys in portions:
+            found = [_corrected(row, texts) for row in _collected(_of_keys(spark, rows, keys))]
+            readable = _readable(spark, found)
+            waiting = [row for row in readable if not row["is_again"]]
+            done = replace(done, held=done.held + len(found) - len(readable))
+            if waiting:
+                if log is None:
+                    log = _opened(spark, layout.bronze(name), take_over=take_over)
+                    stack.callback(log.close)
+                batch = _appended(log, waiting, now_ms)
+                done = replace(done, events=done.events + len(waiting), batch=batch)
+    return done
+
+
+def _opened(spark: SparkSession, table: tables.TableRef, *, take_over: bool) -> bronze_log.BronzeLog:
+    log = bronze_log.BronzeLog.open(spark, table, take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {name: log.writer.metadata.get(name) for name in bronze_log.OF_THE_STREAM}
-    try:
-        return replace(_appended(log, waiting, now_ms), held=still)
-    finally:
-        log.close()
+    return log
 
 
 def of_pipeline(
@@ -231,12 +259,69 @@ def _event(row: Any) -> QuarantinedEvent:
     return QuarantinedEvent(**found, state=EventState.ENDED if row.reason in ending else EventState.HELD)
 
 
-def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
-    """The events that are held, as bronze's rows, each with `to`, in the order that they must apply in."""
-    if not delta.exists(spark, table):
+PORTION_EVENTS = 20_000
+PORTION_BYTES = 64 * 2**20
+"""Events of so many documents come back in one commit: they are held here, and a quarantine may hold a million, or some of 16 MB each. One
+document's stay together."""
+
+
+def _of_tokens(spark: SparkSession, held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]:
+    """Token and key of the events of these tokens."""
+    if not tokens:
         return []
-    held = quarantine_rules.held(spark.table(str(table))).orderBy("sequence", "batch", "offset")
-    return [row.asDict(recursive=True) for row in held.drop("reason").collect()]
+    # As a table and not as a condition: a token costs a call of the JVM there, and the plan grows with them.
+    named = spark.createDataFrame(pa.table({"resume_token": pa.array(tokens, pa.string())}))
+    return [row.asDict() for row in held.join(F.broadcast(named), "resume_token").select("resume_token", "key").collect()]
+
+
+def _of_keys(spark: SparkSession, rows: DataFrame, keys: Sequence[str | None]) -> DataFrame:
+    """The events of these documents."""
+    named = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.string())}))
+    return rows.join(F.broadcast(named), "key", "left_semi")
+
+
+def _held_documents(held: DataFrame) -> pa.Table:
+    """The documents of which events are held: how many, in how many bytes, and the first batch of those by which they are."""
+    texts = ("before", "after", "payload", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
+    size = functools.reduce(operator.add, (F.coalesce(F.length(text), F.lit(0)) for text in texts))
+    of_each = held.where("key IS NOT NULL").groupBy("key")
+    return of_each.agg(F.count("*").alias("events"), F.sum(size).alias("bytes"), F.min("to").alias("to")).toArrow()
+
+
+def _portions(documents: pa.Table) -> Iterator[list[str]]:
+    """The keys of documents whose events come back together."""
+    keys: list[str] = []
+    events = size = 0
+    for key, count, size_bytes in zip(*(documents[name].to_pylist() for name in ("key", "events", "bytes"))):
+        events, size = events + count, size + size_bytes
+        if keys and (events > PORTION_EVENTS or size > PORTION_BYTES):
+            yield keys
+            keys, events, size = [], count, size_bytes
+        keys.append(key)
+    if keys:
+        yield keys
+
+
+def _with_copies(held: DataFrame, bronze_rows: DataFrame, *, since: int) -> DataFrame:
+    """The events with `is_again`: whether bronze holds a copy of one after the range in which it was found."""
+    # Bronze keeps the first copy of an event, which is not after the range that put it into quarantine.
+    later = bronze_rows.where(F.col("batch") > since).select(*quarantine_rules.IDENTITY, "batch")
+    own = later.join(F.broadcast(held.select("resume_token").distinct()), "resume_token", "left_semi")
+    copies = own.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(
+        F.max("batch").alias("_batch")
+    )
+    is_same = functools.reduce(
+        operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
+    )
+    joined = held.join(copies, is_same, "left").withColumn(
+        "is_again", F.coalesce(F.col("_batch") > F.col("to"), F.lit(False))
+    )
+    return joined.drop("_batch", *(f"_{name}" for name in quarantine_rules.IDENTITY))
+
+
+def _collected(rows: DataFrame) -> list[dict[str, Any]]:
+    """The events as bronze's rows, in the order that they must apply in."""
+    return [row.asDict(recursive=True) for row in rows.orderBy("sequence", "batch", "offset").collect()]
 
 
 def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> list[dict[str, Any]]:
@@ -253,11 +338,13 @@ def _check(
     corrections: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Raise `SettingsError` with every token that is not held and every text that is no JSON document."""
-    held = {row["resume_token"] for row in chosen}
-    unknown = sorted({*(tokens or ()), *corrections} - held)
+    held: dict[str, list[Mapping[str, Any]]] = {}
+    for row in chosen:
+        held.setdefault(row["resume_token"], []).append(row)
+    unknown = sorted({*(tokens or ()), *corrections} - held.keys())
     problems = [errors.Problem(token, "no event with this resume token is held") for token in unknown]
     for token, texts in corrections.items():
-        if len({row["key"] for row in chosen if row["resume_token"] == token and _is_of(row, texts)}) != 1 and token in held:
+        if token in held and len({row["key"] for row in held[token] if _is_of(row, texts)}) != 1:
             problems.append(errors.Problem(f"{token}.after", "the _id of one of the documents that are held is expected"))
         for field, text in texts.items():
             if field not in CORRECTABLE:
@@ -318,30 +405,8 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
     return [row for at, row in enumerate(rows) if at not in reasons and at < blocked.get(row["key"], len(rows))]
 
 
-def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of which bronze holds no copy after the range in which they were found."""
-    if not rows:
-        return []
-    # Bronze keeps the first copy of an event, which is not after the range that put it into quarantine.
-    since = min(row["to"] for row in rows)
-    # As a table and not as a condition: a token costs a call of the JVM there, and the plan grows with them.
-    tokens = pa.table({"resume_token": pa.array({row["resume_token"] for row in rows}, pa.string())})
-    again = (
-        spark.table(str(table))
-        .where(F.col("batch") > since)
-        .join(F.broadcast(spark.createDataFrame(tokens)), "resume_token", "left_semi")
-        .select("resume_token", "kind", "key", "batch")
-        .collect()
-    )
-    newest: dict[tuple[str, str, str | None], int] = {}
-    for row in again:
-        identity = (row.resume_token, row.kind, row.key)
-        newest[identity] = max(row.batch, newest.get(identity, 0))
-    return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
-
-
-def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
-    """One commit: the events, then a heartbeat that keeps the capture service's position."""
+def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> int:
+    """One commit: the events, then a heartbeat that keeps the capture service's position; its batch."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
     token = log.position.token
@@ -361,4 +426,4 @@ def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms:
         )
         return pa.concat_tables([pa.Table.from_pylist(again, schema=bronze.SCHEMA), heartbeat])
 
-    return ReplayResult(len(rows), log.append(numbered, token=token).batch)
+    return log.append(numbered, token=token).batch

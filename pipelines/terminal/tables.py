@@ -329,7 +329,9 @@ def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> Non
     for name, each in found.items():
         parts = [f"{name}: nothing to bring back"]
         if each.batch is not None:
-            parts = [f"{name}: {each.events:,} brought back as bronze batch {each.batch}, which medallion silver applies"]
+            parts = [
+                f"{name}: {each.events:,} brought back, up to bronze batch {each.batch}, which medallion silver applies"
+            ]
         if each.held:
             parts.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
         screen.print(_text("; ".join(parts)))

@@ -313,6 +313,26 @@ def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, 
     assert [each.resume_token for each in held] == ["token-3", "token-4", "token-5"]
 
 
+@pytest.mark.journey
+def test_many_events_come_back_in_several_commits(
+    spark: SparkSession, layout: tables.Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million of them have no room in one, nor in memory. Those of a document stay together, and all of them come once."""
+    monkeypatch.setattr(quarantines, "PORTION_EVENTS", 2)
+    broken = [event(3 * number + 1, "p", key=str(number), text="{") for number in range(4)]
+    filled(spark, layout, [*broken, event(13, "p", key="0"), event(14, "p", key="0"), event(15, "c", key=None)])
+    applied(spark, layout, 0, 2)
+    arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
+    correct = {row["resume_token"]: {"updatedFields": "{}"} for row in broken}
+    assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.ReplayResult(6, 5, 1)
+    assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.ReplayResult(0, None, 1)
+    again = spark.table(str(layout.bronze("shop"))).where("batch > 2 AND kind = 'change'").orderBy("offset").collect()
+    batches = {row.key: {each.batch for each in again if each.key == row.key} for row in again}
+    assert len(again) == 6 and all(len(each) == 1 for each in batches.values()) and len(set.union(*batches.values())) == 3
+    assert applied(spark, layout, 2, 5) == [row.resume_token for row in sorted(again, key=lambda row: row.sequence)]
+    assert [each.key for each in quarantines.listed(spark, layout.quarantine("shop", "orders"))] == [None]
+
+
 def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, layout: tables.Layout) -> None:
     """A listed event names its collection, key, place and reason; its texts come with `with_texts` alone."""
     filled(spark, layout, [event(1, "p", text='{"secret":'), event(2, "c", key="2", text="{")])

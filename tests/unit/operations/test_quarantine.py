@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_core import errors
@@ -47,6 +49,25 @@ def test_steps_of_no_path_are_refused() -> None:
             quarantine._check(held, None, {"t": {"disambiguatedPaths": f'{{"a.b": {steps}}}'}})
     for right in ("{}", '{"a.b": ["a.b"], "$date.0": ["$date", 0], "$$date": ["$date"]}'):
         quarantine._check(held, None, {"t": {"disambiguatedPaths": right}})
+
+
+def test_thousands_of_corrections_are_each_held_against_their_own_event() -> None:
+    """A script that mends a collection's documents writes one for each."""
+    held = [{"resume_token": f"t{number}", "key": str(number), "after": "{"} for number in range(10_000)]
+    corrections = {row["resume_token"]: {"after": f'{{"_id":{row["key"]}}}'} for row in held}
+    began = time.process_time()
+    quarantine._check(held, None, corrections)
+    assert time.process_time() - began < 3
+
+
+def test_so_many_events_come_back_at_a_time_as_memory_and_a_commit_have_room_for() -> None:
+    """All of a document together: later updates make no sense without the ones before them."""
+    counts = {"1": 15_000, "2": 5_000, "3": 1, "4": 30_000, "5": 1}
+    documents = {"key": [*counts], "events": [*counts.values()], "bytes": [10] * 5}
+    assert [*quarantine._portions(pa.table(documents))] == [["1", "2"], ["3"], ["4"], ["5"]]
+    large = {"key": ["1", "2", "3"], "events": [1] * 3, "bytes": [16 * 2**20, 48 * 2**20, 1]}
+    assert [*quarantine._portions(pa.table(large))] == [["1", "2"], ["3"]]
+    assert [*quarantine._portions(pa.table(documents).slice(0, 0))] == []
 
 
 @pytest.mark.parametrize("act", ["list", "replay"])
