@@ -156,4 +156,6 @@ def holds_rows(spark: SparkSession) -> bool:
 def unpersist(df: DataFrame) -> None:
     """Let go of `materialized` rows now, and not when somebody collects garbage."""
     with contextlib.suppress(Exception):  # over Spark Connect the server does it
-        df._jdf.queryExecution().analyzed().rdd().unpersist(False)
+        rdd = df._jdf.queryExecution().analyzed().rdd()
+        # As the rows' own `unpersist`, but for the line that this writes into Spark's log: in months they fill a disk.
+        df.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)
