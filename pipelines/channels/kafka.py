@@ -110,7 +110,10 @@ def _trouble(client: Any, topic: str) -> str | None:
 def _text(error: confluent_kafka.KafkaError) -> str:
     kinds = library().KafkaError
     is_away = error.code() in (kinds._TRANSPORT, kinds._ALL_BROKERS_DOWN, kinds._TIMED_OUT)
-    return "no broker answers" if is_away else str(error.str())
+    return _AWAY if is_away else str(error.str())
+
+
+_AWAY = "no broker answers"
 
 
 @dataclass
@@ -118,14 +121,17 @@ class _Trouble:
     """Logs each error of a broker once, until something works again."""
 
     what: str
-    _told: set[str] = field(default_factory=set)
+    _told: set[str | int] = field(default_factory=set)
 
     def __call__(self, error: confluent_kafka.KafkaError) -> None:
-        self.say(_text(error))
+        text = _text(error)
+        # By its number: the text says after how many milliseconds it came, and is another one each time.
+        self.say(text, kind=text if text == _AWAY else error.code())
 
-    def say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def say(self, text: str, *, kind: str | int | None = None) -> None:
+        kind = text if kind is None else kind
+        if kind not in self._told:
+            self._told.add(kind)
             log.warning("%s: %s", self.what, text)
 
     def is_over(self) -> None:

@@ -144,3 +144,23 @@ def test_a_notification_that_cannot_be_sent_ends_nothing(
     told = notifications.Notification("1", notifications.INITIAL, notifications.NotificationType.STARTED, 0, {})
     kafka.KafkaSink(SETTINGS).send(told)
     assert "not sent to the topic told" in caplog.text
+
+
+def test_an_error_is_told_once_however_often_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    """Its text says after how many milliseconds it came: a broker that stays away would fill the log in a year."""
+    trouble = kafka._Trouble("signals cannot be read now")
+    for milliseconds in range(50):
+        resolving = f"broker:9092/bootstrap: Failed to resolve 'broker:9092' (after {milliseconds}ms in state CONNECT)"
+        trouble(confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, resolving))
+        trouble(
+            confluent_kafka.KafkaError(confluent_kafka.KafkaError._ALL_BROKERS_DOWN, f"{milliseconds}/50 brokers are down")
+        )
+        trouble(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TRANSPORT, "Connection refused"))
+    assert caplog.messages == [
+        "signals cannot be read now: broker:9092/bootstrap: Failed to resolve 'broker:9092' (after 0ms in state CONNECT)",
+        "signals cannot be read now: no broker answers",
+    ]
+    trouble.is_over()
+    trouble.say("the topic does not exist")
+    trouble(confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, "Failed to resolve"))
+    assert len(caplog.messages) == 4
