@@ -212,7 +212,13 @@ def quarantine(
             raise click.UsageError("--token, --corrections and --take-over belong to replay")
         settings, spark = application.opened(file, "quarantine", quiet=True, lazily=True)
         events = quarantine.of_pipeline(
-            spark, settings, collection=collection, all_states=all_states, with_texts=documents, failures=failures
+            spark,
+            settings,
+            collection=collection,
+            all_states=all_states,
+            with_texts=documents,
+            most=None if as_json else report.SHOWN_EVENTS + 1,
+            failures=failures,
         )
         click.echo(quarantine.to_json(events)) if as_json else report.quarantined(events, is_whole=not failures.found)
         return failures.raised()

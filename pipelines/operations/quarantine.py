@@ -84,9 +84,14 @@ class ReplayResult:
 
 
 def listed(
-    spark: SparkSession, table: tables.TableRef, *, all_states: bool = False, with_texts: bool = False
+    spark: SparkSession,
+    table: tables.TableRef,
+    *,
+    all_states: bool = False,
+    with_texts: bool = False,
+    most: int | None = None,
 ) -> list[QuarantinedEvent]:
-    """The events that are held, in the order of their sequence; with `all_states` those that were, too."""
+    """The events that are held, or the first so many of them, in the order of their sequence; with `all_states` those that were, too."""
     if not delta.exists(spark, table):
         return []
     here = None if all_states else quarantine_table.HeldEvents.of(spark, table)
@@ -101,7 +106,8 @@ def listed(
         *names,
         *([texts.alias("texts")] if with_texts else []),
     )
-    return [_event(row) for row in chosen.select(*columns).orderBy("sequence", "batch").collect()]
+    rows = chosen.select(*columns).orderBy("sequence", "batch")
+    return [_event(row) for row in (rows if most is None else rows.limit(most)).collect()]
 
 
 def replay(
@@ -176,6 +182,7 @@ def of_pipeline(
     collection: str | None = None,
     all_states: bool = False,
     with_texts: bool = False,
+    most: int | None = None,
     failures: parallel.Failures,
 ) -> list[QuarantinedEvent]:
     """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know.
@@ -186,7 +193,7 @@ def of_pipeline(
 
     def read(session: SparkSession, namespace: registry.Namespace) -> list[QuarantinedEvent]:
         table = layout.quarantine(*namespace)
-        return listed(session, table, all_states=all_states, with_texts=with_texts)
+        return listed(session, table, all_states=all_states, with_texts=with_texts, most=most)
 
     guarded = failures.guarding(read, name=str) if collection is None else read
     return [event for each in registry.chosen(spark, settings, collection) for event in guarded(spark, each) or ()]

@@ -308,19 +308,26 @@ def schemas(found: Sequence[SchemaHistory]) -> None:
         screen.print("no collection has come to silver yet: medallion silver begins it")
 
 
+SHOWN_EVENTS = 1000
+
+
 def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> None:
-    """What `medallion quarantine list` shows: a line for each event; its texts beneath, where the command asks for them."""
+    """What `medallion quarantine list` shows: a line for each of the first `SHOWN_EVENTS`; its texts beneath, where the command asks for them."""
     screen = console()
     if not found:
         screen.print("nothing is in quarantine" if is_whole else "nothing is in quarantine where it can be read")
         return
     table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
-    for each in found:
+    for each in found[:SHOWN_EVENTS]:
         place = (each.key or "–", each.op or "–", str(each.batch), each.sequence or "–", each.resume_token)
         table.add_row(*map(_text, (each.collection, *place, each.reason)))
         for name, text in (each.texts or {}).items():
             table.add_row("", "", "", "", "", _text(name, style="dim"), _text(text))
     screen.print(table)
+    if len(found) > SHOWN_EVENTS:
+        screen.print(
+            f"and more than these {SHOWN_EVENTS:,}: --json lists all of them, and medallion status says how many there are"
+        )
 
 
 def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> None:

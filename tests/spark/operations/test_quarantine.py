@@ -339,6 +339,7 @@ def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, l
     applied(spark, layout, 0, 2)
     table = layout.quarantine("shop", "orders")
     assert "secret" not in repr(quarantines.listed(spark, table))
+    assert [each.key for each in quarantines.listed(spark, table, most=1)] == ["1"]
     first, second = quarantines.listed(spark, table, with_texts=True)
     assert (first.collection, first.key, first.batch) == ("shop.orders", "1", 1)
     assert (first.texts, second.texts) == ({"updatedFields": '{"secret":'}, {"after": "{"})

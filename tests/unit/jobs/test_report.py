@@ -93,6 +93,19 @@ def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count(r"a\x1b[2J\nb\u202ec\x9b") == 3 and shown.replace("\n", "").isprintable()
 
 
+def test_of_many_events_in_quarantine_the_first_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million lines take a terminal an hour, and more memory than there is."""
+    monkeypatch.setattr(report, "SHOWN_EVENTS", 3)
+    held = quarantine.QuarantinedEvent("shop.orders", "t", "change", "c", "1", "s", 1, "r", quarantine.EventState.HELD)
+    report.quarantined([held] * 3)
+    whole = capsys.readouterr().out.splitlines()
+    report.quarantined([held] * 4)
+    *same, more = capsys.readouterr().out.splitlines()
+    assert same == whole and more.startswith("and more than these 3: --json lists all of them")
+
+
 def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its progress is a live line on a terminal."""
     terminal = io.StringIO()
