@@ -184,6 +184,7 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
     is gone."""
     pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
     said_at: float | None = None
+    told = ""
     # Kept until it is said: who asked waits for it as long as this process lives.
     untold: dict[str, _Answer] = {}
     while not stop.is_set():
@@ -198,14 +199,16 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
                 untold[request["id"]] = answer = _answer(spark, settings, request, make)
                 made += answer.state == MADE
                 _tell(spark, settings, untold)
-            seen = version
+            seen, told = version, ""
         except Exception as error:  # the table could not be read, say: the next look tries again
             known = spark_failures.translated(error) or error
             if stop.is_set():
                 break
             if isinstance(known, errors.SparkLost):  # which layers that take no query may not meet
                 raise known from error
-            log.warning("requests for cuts were not looked at: %s", errors.message_of(known))
+            before, told = told, errors.message_of(known)
+            if told != before:  # the same each few seconds, while a store is away, would hide all others
+                log.warning("requests for cuts were not looked at: %s", told)
         stop.wait(pause)
     return made
 

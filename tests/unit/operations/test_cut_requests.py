@@ -13,7 +13,7 @@ from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
 from pipelines.operations import cut, cut_requests
-from tests.harness import without_spark
+from tests.harness import layers, without_spark
 from tests.harness.without_spark import SPARK, Hop
 
 MADE = cut.Cut("c1", 5, "7:1", "7:1", 3, cut.EXACT, (), ())
@@ -79,6 +79,28 @@ def test_a_spark_that_requests_alone_miss_is_told(tmp_path: Path, monkeypatch: p
         )
         with pytest.raises(errors.SparkLost):
             cut_requests.serve(SPARK, chosen, Mock(), stop=threading.Event())
+
+
+def test_what_hinders_the_looks_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipeline looks each few seconds, and a store may be away for days."""
+    stop, looks = threading.Event(), iter([*["away"] * 5, None, "away", "full"])
+
+    def look(*_: object) -> int:
+        if (why := next(looks, "ended")) == "ended":
+            stop.set()
+        if why is not None:
+            raise errors.StoreUnreachable(f"the store is {why}")
+        return 1
+
+    chosen = layers.pipeline(tmp_path)
+    chosen = dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, signal_poll_interval_ms=1))
+    for name, said in {"_say": lambda *_, **__: None, "_open": lambda *_: []}.items():
+        monkeypatch.setattr(cut_requests, name, said)
+    monkeypatch.setattr(cut_requests.table_history, "version", look)
+    assert cut_requests.serve(SPARK, chosen, lambda _: MADE, stop=stop) == 0
+    assert [each.rpartition(" ")[2] for each in caplog.messages] == ["away", "away", "full"]
 
 
 def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
