@@ -12,6 +12,7 @@ from pipelines.delta import tables as delta
 from pipelines.gold import expectations
 from pipelines.page import audits, page
 from pipelines.verify import run as verify
+from tests.harness import damaged_files
 from tests.harness.captures import pipeline
 
 
@@ -41,3 +42,19 @@ def test_expectations_of_another_pipeline_are_not_this_ones(spark: Any, lakehous
     rows = [row | {"table": "own", "name": settings.name}, row | {"table": "strange", "name": "other"}]
     ops_tables.note(spark, table, rows, expectations.SCHEMA)
     assert [each.table for each in audits.read(spark, settings)] == ["old", "own"]
+
+
+def test_of_the_runs_that_are_not_shown_no_result_is_read(spark: Any, lakehouse: Path) -> None:
+    """A table that is judged with each change has a million in a month, kilobytes each: the page would take minutes."""
+    settings = pipeline("mongodb://127.0.0.1", lakehouse, "shop")
+    table = delta.layout(settings.lakehouse).ops("expectations")
+    row = {"table": "own", "is_published": True, "expectation": "expect_x", "columns": ["a"], "severity": "critical"}
+    row |= {"judged": "whole", "name": settings.name, "result": "{}"}
+    ops_tables.note(spark, table, [row | {"run": "0", "at_ms": 0, "is_met": False}], expectations.SCHEMA)
+    (old,) = Path(table.path or "").glob("*.parquet")
+    rows = [row | {"run": str(at), "at_ms": at, "is_met": at != 3} for at in range(1, audits.RUNS + 1)]
+    ops_tables.note(spark, table, rows, expectations.SCHEMA)
+    damaged_files.damage(old, lambda _, column: column in ("result", "is_met"))
+    (found,) = audits.read(spark, settings)
+    assert found.at_ms == audits.RUNS
+    assert [verdict.past for verdict in found.verdicts] == [(True, True, False, *[True] * (audits.RUNS - 3))]

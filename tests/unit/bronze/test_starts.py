@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from cdc_core.snapshot.state import CollectionState, SnapshotState
 from pipelines.bronze import log as bronze_log
 from pipelines.capture.stream_opener import ExistingBronze
 from pipelines.delta import local_log
-from tests.harness import bronze_rows, without_spark
+from tests.harness import bronze_rows, damaged_files, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 
@@ -104,18 +102,7 @@ def test_what_heartbeats_tell_is_read_without_the_rows_of_all_events(tmp_path: P
         hop.commit([row | {"resume_token": f"t{at}", "offset": at, "batch": 1, "ts_ms": 5} for at, row in enumerate(rows)])
         (file,) = local_log.files(Path(hop.bronze.path or "")) or ()
         pq.write_table(pq.read_table(file.path), file.path, row_group_size=2)
-        _damage(file.path, lambda group, column: group == 1 or column == "resume_token")
+        damaged_files.damage(file.path, lambda group, column: group == 1 or column == "resume_token")
         assert bronze_log.gap_and_snapshot_heartbeats(SPARK, hop.bronze) == [plan]
         with pytest.raises(NeedsSpark):  # which it is read with where it cannot be here
             bronze_log.first_token(SPARK, hop.bronze)
-
-
-def _damage(path: Path, is_chosen: Callable[[int, str], bool]) -> None:
-    """Write zeros over some columns of some row groups."""
-    metadata = pq.ParquetFile(path).metadata
-    with path.open("r+b") as file:
-        for group, column in itertools.product(range(metadata.num_row_groups), range(metadata.num_columns)):
-            chunk = metadata.row_group(group).column(column)
-            if is_chosen(group, chunk.path_in_schema):
-                file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
-                file.write(bytes(chunk.total_compressed_size))
