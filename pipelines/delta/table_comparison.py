@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
+from cdc_core.sql import arrow
 from cdc_core.sql.names import identifier
 
 if TYPE_CHECKING:
@@ -103,15 +107,29 @@ def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple
     parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
     equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
     columns = F.explode(F.map_keys(F.map_filter(equal, lambda _, is_equal: ~is_equal))).alias("column")
+    counted = other.select("key", columns).mapInArrow(_counted, arrow.columns_ddl(_COUNTED)).groupBy("column")
+    keys = F.array_sort(F.array_distinct(F.flatten(F.collect_list("keys"))))
     rows = (
-        other.select("key", columns)
-        .groupBy("column")
-        .agg(F.count("*").alias("documents"), F.slice(F.array_sort(F.collect_set("key")), 1, EXAMPLES).alias("keys"))
+        counted.agg(F.sum("documents").alias("documents"), F.slice(keys, 1, EXAMPLES).alias("keys"))
         .orderBy("column")
         .collect()
     )
     types = dict(live.dtypes), dict(rebuilt.dtypes)
     return tuple(ColumnDifference(row.column, row.documents, _why(row.column, *types), tuple(row["keys"])) for row in rows)
+
+
+_COUNTED = pa.schema([("column", pa.string()), ("documents", pa.int64()), ("keys", pa.list_(pa.string()))])
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Of rows `key, column` how many each column has, with the first of their keys: where a type changes all documents of a table differ,
+    whose keys no executor has room for."""
+    for batch in batches:
+        keys: dict[str, list[str]] = {}
+        for key, column in zip(batch.column("key").to_pylist(), batch.column("column").to_pylist()):
+            keys.setdefault(column, []).append(key)
+        some = [heapq.nsmallest(EXAMPLES, each) for each in keys.values()]
+        yield pa.record_batch([[*keys], [len(each) for each in keys.values()], some], schema=_COUNTED)
 
 
 def _why(column: str, before: dict[str, str], after: dict[str, str]) -> str:
