@@ -53,10 +53,10 @@ def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         return batch
     if not delta.exists(collection.spark, collection.deletes):
         return batch
-    # Of the batch's keys alone: a table of millions of deletes would be sorted for a handful of late events.
-    table = collection.spark.table(str(collection.deletes)).join(
-        batches.keys(batch.rows, batch.counts), "__key", "left_semi"
-    )
+    # Of the batch's keys alone: a table of millions of deletes would be sorted for a handful of late events. And of these a delete from
+    # before all of them takes none: of what a year has deleted, a snapshot's chunk, which is late by seconds, reads the last files.
+    later = collection.spark.table(str(collection.deletes)).where(F.col("__sequence") >= batch.counts.low)
+    table = later.join(batches.keys(batch.rows, batch.counts), "__key", "left_semi")
     deleted = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
     joined = batch.rows.join(deleted, F.col("key") == F.col("__key"), "left")
     is_delete = F.col("op") == bronze.Op.DELETE.value

@@ -44,6 +44,21 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
     return Hop(spark, pipeline(lakehouse))
 
 
+@pytest.mark.journey
+def test_late_events_are_compared_with_those_deletes_that_may_be_later(hop: Hop) -> None:
+    """A snapshot's chunk is late by seconds, and what a collection has deleted in a year may be a hundred million documents."""
+    hop.bronze.append({"t": [document(key, 10, "c") for key in range(3)]})
+    hop.bronze.append({"t": [{"op": "d", "key": 0, "at": 20}]})
+    hop.silver()
+    (old,) = Path(hop.layout.deletes(bronze_rows.DB, "t").path or "").glob("*.parquet")
+    hop.bronze.append({"t": [{"op": "d", "key": 1, "at": 40}, document(3, 50, "c")]})
+    hop.silver()
+    old.unlink()
+    hop.bronze.append({"t": [document(1, 35, "r"), document(2, 35, "r"), document(4, 45, "r")]})
+    hop.silver()
+    assert sorted(row["_id"] for row in hop.rows("t")) == [2, 3, 4]
+
+
 def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
     """Silver saw the drop before it knew the collection; the rows that were read before the drop are gone all the same."""
     hop.bronze.append({"other": [{"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}], "late": [{"drop": 50}]})
