@@ -37,9 +37,15 @@ FEW = 1000
 
 
 def applicable(
-    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: BatchRange, has_suspects: bool
+    spark: SparkSession,
+    table: tables.TableRef,
+    *,
+    events: DataFrame,
+    keys: DataFrame,
+    span: BatchRange,
+    has_suspects: bool,
 ) -> DataFrame | None:
-    """The events of `span` as silver may apply them; None where all of them may be, as nearly always.
+    """The events of `span`, whose keys are the `keys`, as silver may apply them; None where all of them may be, as nearly always.
 
     `has_suspects` says whether `quarantine_rules.is_suspect` holds for any of them. Facts are appended to `table`,
     which is made where it is needed. The result may hold updates of which nothing is known
@@ -47,8 +53,8 @@ def applicable(
     """
     # Readable events are held back too where an earlier one of their document waits: applied before it, they would build on
     # a document that lacks its change.
-    waiting = _waiting(spark, table, before=span.after)
-    if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
+    waiting = _waiting(spark, table, keys, before=span.after)
+    if not has_suspects and (waiting is None or waiting.isEmpty()):
         return None
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
     known = spark.table(str(table)).limit(0) if waiting is None else waiting
@@ -232,15 +238,12 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
         query_execution.unpersist(chosen)
 
 
-def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
+def _waiting(spark: SparkSession, table: tables.TableRef, keys: DataFrame, *, before: int) -> DataFrame | None:
+    """What is held of these documents: of any other nothing comes in a range without an event of it, and there may be a million."""
     if not delta.exists(spark, table):
         return None
-    return quarantine_rules.held(spark.table(str(table)), before=before)
-
-
-def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
-    keys = F.broadcast(waiting.select(F.col("key").alias("_key")).distinct())
-    return events.select("key").join(keys, F.col("key") == F.col("_key"), "left_semi")
+    facts = spark.table(str(table)).join(keys, F.col("key") == F.col("__key"), "left_semi")
+    return quarantine_rules.held(facts, before=before)
 
 
 def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:

@@ -17,6 +17,7 @@ from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from pipelines.bronze import quarantine_table, survey
 from pipelines.schema import log as schemas
+from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 
@@ -56,6 +57,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         collection.spark,
         collection.quarantine,
         events=batch.rows,
+        keys=batches.keys(batch.rows, batch.counts),
         span=batch.range_,
         has_suspects=suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty(),
     )

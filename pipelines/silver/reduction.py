@@ -103,8 +103,9 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     if not is_at_once(collection, batch.counts) or not evolve.ensured_schema(collection, batch):
         return None
     # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
+    keys = batches.keys(batch.rows, batch.counts)
     parted = quarantine_table.applicable(
-        collection.spark, collection.quarantine, events=batch.rows, span=batch.range_, has_suspects=False
+        collection.spark, collection.quarantine, events=batch.rows, keys=keys, span=batch.range_, has_suspects=False
     )
     if parted is not None:
         return None

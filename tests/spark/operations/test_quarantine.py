@@ -243,7 +243,8 @@ def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> 
     events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
     table = layout.quarantine("shop", "orders")
-    parts = quarantine_table.applicable(spark, table, events=events, span=span, has_suspects=suspects)
+    keys = events.select(F.col("key").alias("__key"))
+    parts = quarantine_table.applicable(spark, table, events=events, keys=keys, span=span, has_suspects=suspects)
     return [row.resume_token for row in (events if parts is None else parts).orderBy("sequence").collect()]
 
 
@@ -273,6 +274,10 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
         ("token-3", Reason.FOLLOWS.value),
         ("token-4", Reason.UNREADABLE_AFTER.value),
     ]
+    # A range of a million's table looks at what is held of its own documents.
+    keys = spark.createDataFrame([("2",), ("3",)], "__key STRING")
+    waiting = quarantine_table._waiting(spark, table, keys, before=2)
+    assert waiting is not None and [row.resume_token for row in waiting.collect()] == ["token-4"]
     arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
     correct = {"token-2": {"updatedFields": '{"a":1}'}}
     replayed = quarantines.replay(spark, layout, tokens=["token-2"], corrections=correct, **arguments)
