@@ -120,9 +120,8 @@ class FencedCommits:
 
     def _retried(self, act: Callable[[str], int | None], said: Said, *, is_statement: bool) -> int:
         """The version of the commit, tried again where others came first, each time with a fence on top of theirs."""
+        self.refuse_unanswered()
         for attempt in table_errors.commit_attempts(self.table):
-            # Only a release comes here after a commit without an answer; every other verb refuses to follow on one.
-            self._settle()
             if not self._is_held():
                 raise self._lost()
             # Delta puts a statement onto whatever version it finds; the direct log compares the version itself.
@@ -172,12 +171,13 @@ class FencedCommits:
             raise self._lost()
         return self._committed(new, said)
 
-    def _settle(self) -> None:
-        """Take a commit that got no answer for the last one, where it is in the log."""
+    def settle(self) -> None:
+        """Take a commit that got no answer for the last one, where it is in the log; the next one follows on what the log has."""
         if self._unanswered is not None:
             landed = self._landed(self._unanswered)
             if landed is not None:
                 self._committed(landed, self._unanswered)
+            self._unanswered = None
 
     def _is_held(self) -> bool:
         """Whether the log has this writer's last commit, as far as a disk tells it: a table that was removed and made again may have come

@@ -40,12 +40,10 @@ class StatementCommits(fenced_commits.FencedCommits):
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """One fenced commit without rows, for what its metadata says; the new version."""
-        self.refuse_unanswered()
         return self._marked(lambda: (to, extra))
 
     def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """Append the rows of `df` as one fenced commit; the new version."""
-        self.refuse_unanswered()
         return self._appended(df, lambda: (to, extra))
 
     def overwrite(
@@ -65,7 +63,6 @@ class StatementCommits(fenced_commits.FencedCommits):
             # By its name, a path table that another session has just made is sometimes taken for missing, and made again.
             chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
 
-        self.refuse_unanswered()
         return self.through_spark(act, lambda: (to, extra))
 
     def replace(
@@ -81,7 +78,6 @@ class StatementCommits(fenced_commits.FencedCommits):
         if not query_execution.takes_settings(self.spark):  # the properties stay those that the table was made with
             return self.overwrite(df, to=to, extra=extra, overwrite_schema=True)
         ddl = definition.ddl(self.table, "", properties, cluster_by)
-        self.refuse_unanswered()
         return self._executed(
             lambda view: f"CREATE OR REPLACE TABLE {ddl} AS SELECT * FROM {view}", df, lambda: (to, extra), {}
         )
@@ -102,7 +98,6 @@ class StatementCommits(fenced_commits.FencedCommits):
         session that takes no settings runs no fenced MERGE: there the rows of its keys are replaced by what the MERGE
         would leave of them.
         """
-        self.refuse_unanswered()
         if query_execution.takes_settings(self.spark):
             return self._executed(
                 lambda view: statement.render(str(self.table), view), source, lambda: (to, extra), confs or {}
@@ -115,7 +110,6 @@ class StatementCommits(fenced_commits.FencedCommits):
         Delta replaces rows by conditions of columns and literals alone: one with a function needs such a condition `among` which rows
         its rows are, and the others of these are written again.
         """
-        self.refuse_unanswered()
         rows = self._rows()
         left = rows.limit(0) if among is None else rows.where(among).where(f"NOT coalesce({where}, false)")
         return self._written(lambda: (left, F.expr(among or where)), lambda: (to, extra))
@@ -130,7 +124,6 @@ class StatementCommits(fenced_commits.FencedCommits):
 
     def renew(self) -> None:
         """Renew the lease by an empty commit that says what the last one said."""
-        self.refuse_unanswered()
         self._marked(self.last_metadata)
 
     def release(self, extra: Mapping[str, object] | None = None) -> None:
@@ -140,6 +133,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         answer, and is in the log, counts as the last one.
         """
         owners.HELD.pop(self.identity.writer, None)
+        self.settle()
         self._marked(
             lambda: (self.metadata.get("to"), {**fenced_commits.carried(self.metadata), **(extra or {}), "released": True})
         )

@@ -22,6 +22,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
+    direct_log,
     fenced_commits,
     file_statistics,
     live_files,
@@ -181,7 +182,6 @@ class Writer(StatementCommits):
         """
         if self.direct is None:
             return None
-        self.refuse_unanswered()
         commit = functools.partial(self.direct.upsert, rows, touched, pending_deletes, unless, few)
         try:
             with query_execution.session_confs(self.spark, confs or {}):
@@ -209,19 +209,12 @@ class Writer(StatementCommits):
         """
         if self.direct is None or self.live is None:
             return None
-        self.refuse_unanswered()
         coming = (part for part in parts if part.num_rows)
         try:
             first = next(coming, None)
             file = None
             if first is not None:
-                file = data_file.ParquetFile.write(
-                    self.direct.store,
-                    itertools.chain([first], coming),
-                    schema=schema,
-                    statistics=statistics,
-                    table=self.table,
-                )
+                file = self._new_file(self.direct, itertools.chain([first], coming), schema, statistics)
         except table_schema.NotReadable:
             return None
         return self._through_log_or_none(
@@ -236,7 +229,6 @@ class Writer(StatementCommits):
         live = self.live
         if self.direct is None or live is None or definition.is_on(live.configuration, definition.ROW_TRACKING):
             return None
-        self.refuse_unanswered()
         try:
             held = live.rows(parts)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
@@ -246,11 +238,16 @@ class Writer(StatementCommits):
             return None
         file = None
         if held.num_rows:
-            file = data_file.ParquetFile.write(
-                self.direct.store, [held], schema=held.schema, statistics=live_files.measured_columns(live), table=self.table
-            )
+            file = self._new_file(self.direct, [held], held.schema, live_files.measured_columns(live))
         commit = functools.partial(self.direct.compact_files, file, parts, live)
         return self._through_log_or_none(commit, self.last_metadata, file)
+
+    def _new_file(
+        self, direct: direct_log.DirectLog, parts: Iterable[pa.Table], schema: pa.Schema, statistics: Sequence[str]
+    ) -> data_file.ParquetFile:
+        """A file of rows for the next commit; none is written after a commit that got no answer, on which nothing follows."""
+        self.refuse_unanswered()
+        return data_file.ParquetFile.write(direct.store, parts, schema=schema, statistics=statistics, table=self.table)
 
     def _through_log_or_none(
         self, commit: Callable[..., int], said: fenced_commits.Said, file: data_file.ParquetFile | None
@@ -281,7 +278,6 @@ class Writer(StatementCommits):
         """
         if self.direct is None or self.live is None:
             return False
-        self.refuse_unanswered()
         commit = functools.partial(self.direct.define, schema.json(), self.live.schema_json)
         return self._through_log_or_none(commit, self.last_metadata, None) is not None
 
@@ -301,9 +297,7 @@ class Writer(StatementCommits):
             # By itself Spark writes a file for each core: every reader would have to open so many of each commit.
             rows = pa.concat_tables(parts)
             return self.append(self.spark.createDataFrame(rows).coalesce(1 + rows.nbytes // FILE_BYTES), to=to, extra=extra)
-        self.refuse_unanswered()
-        files = self.direct.store
-        file = data_file.ParquetFile.write(files, parts, schema=parts[0].schema, statistics=statistics, table=self.table)
+        file = self._new_file(self.direct, parts, parts[0].schema, statistics)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
         except fenced_commits.REFUSED as error:
@@ -321,5 +315,4 @@ class Writer(StatementCommits):
             raise errors.DecisionNeeded(
                 f"{self.table.label}: its log cannot be mended from here; on Databricks FSCK REPAIR TABLE does it"
             )
-        self.refuse_unanswered()
         return self.through_log(functools.partial(self.direct.remove_files, files), lambda: (to, extra))
