@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import table_errors
+from pipelines.delta import file_statistics, table_errors
 from pipelines.delta.table_files import TableFiles
 
 
@@ -31,8 +31,7 @@ class DataFile:
 
     def between(self, column: str) -> tuple[Any, Any] | None:
         """The least and the greatest value of a column, where they are known."""
-        low, high = (self.stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
-        return None if low is None or high is None else (low, high)
+        return file_statistics.between(self.stats, column)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the statistics in a table's log say of its data files, each of which is given by its `add` action.
+"""What the statistics in a table's log say of its data files, most of which are given by their `add` actions.
 
 Source: Delta's protocol, "Per-file Statistics".
 """
@@ -29,8 +29,18 @@ def said(file: Mapping[str, Any], column: str) -> tuple[int | None, Any, Any]:
     kept = file.said if isinstance(file, AddAction) else {}
     if column not in kept:
         held = json.loads(file.get("stats") or "{}")
-        kept[column] = held.get("numRecords"), *((held.get(each) or {}).get(column) for each in ("minValues", "maxValues"))
+        kept[column] = held.get("numRecords"), *_bounds(held, column)
     return kept[column]
+
+
+def _bounds(stats: Mapping[str, Any], column: str) -> tuple[Any, Any]:
+    return (stats.get("minValues") or {}).get(column), (stats.get("maxValues") or {}).get(column)
+
+
+def between(stats: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column, by a file's statistics; None where one of them is not known."""
+    low, high = _bounds(stats, column)
+    return None if low is None or high is None else (low, high)
 
 
 def row_count(file: Mapping[str, Any]) -> int:

@@ -25,7 +25,6 @@ from pyspark.sql.types import StructType
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
-    checkpoint,
     deleted_rows,
     file_statistics,
     key_index,
@@ -206,7 +205,7 @@ class LiveFiles:
         """Apply the commits after `self.version`; whether all of them were there."""
         try:
             for number in range(self.version + 1, version + 1):
-                for action in _actions(self.folder, number):
+                for action in local_log.actions(self.folder, number):
                     self._apply(action)
                 self.version = number
         except FileNotFoundError:
@@ -218,33 +217,21 @@ class LiveFiles:
         self._files.clear()
         self.version, self._is_readable = -1, True
         stored_files.follow(self.folder)
-        begun = checkpoint.newest(self.folder, version)
-        if begun is not None:
-            for action in checkpoint.actions(begun):
-                self._apply(action)
-            self.version = int(begun.name[:20])
-        if not self._follow(version):
-            raise table_schema.NotReadable
+        for action in local_log.replayed(self.folder, version):
+            self._apply(action)
+        self.version = version
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if added := action.get("add"):
             self._files[table_files.identity(added)] = file_statistics.AddAction(added)
         elif removed := action.get("remove"):
             self._files.pop(table_files.identity(removed), None)
-        elif metadata := action.get("metaData"):
-            self._define(metadata)
-        elif protocol := action.get("protocol"):
-            if not table_schema.is_known(protocol) or protocol["minReaderVersion"] == 2:
-                raise table_schema.NotReadable
-        elif action.get("sidecar"):
-            raise table_schema.NotReadable
-
-    def _define(self, metadata: Mapping[str, Any]) -> None:
-        self.configuration = dict(metadata.get("configuration") or {})
-        if metadata.get("partitionColumns") or self.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise table_schema.NotReadable
-        self.schema_json = metadata["schemaString"]
-        self.schema = table_schema.arrow_schema(json.loads(self.schema_json))
+        else:
+            table_schema.check(action)
+            if metadata := action.get("metaData"):
+                self.configuration = dict(metadata.get("configuration") or {})
+                self.schema_json = metadata["schemaString"]
+                self.schema = table_schema.arrow_schema(json.loads(self.schema_json))
 
     def spark_schema(self) -> StructType:
         """The table's columns as Spark has them, with their metadata."""
@@ -437,8 +424,3 @@ def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
     them at all, its first, which tells how many rows there are."""
     names = dict.fromkeys(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
     return [name for name in columns if name in names] or [*names][:1]
-
-
-def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
-    text = stored_files.commit_path(folder, version).read_text("utf-8")
-    return (json.loads(line) for line in text.split("\n") if line)

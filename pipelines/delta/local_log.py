@@ -19,7 +19,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, stored_files, table_files, table_schema
+from pipelines.delta import checkpoint, file_statistics, stored_files, table_files, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,8 +71,7 @@ class AddedFile:
 
     def between(self, column: str) -> tuple[Any, Any] | None:
         """The least and the greatest value of a column, where they are known."""
-        low, high = (self.stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
-        return None if low is None or high is None else (low, high)
+        return file_statistics.between(self.stats, column)
 
     def may_hold(self, column: str, values: Iterable[str]) -> bool:
         """Whether its bounds leave room for one of some values."""
@@ -220,8 +219,7 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
     """The files that are in a version or in the one before it, and not in both; with another deletion vector it is
     another file."""
     found: set[tuple[str, str]] = set()
-    for line in stored_files.commit_path(folder, version).read_text("utf-8").split("\n"):
-        action = json.loads(line) if line else {}
+    for action in actions(folder, version):
         for file in (action.get("add"), action.get("remove")):
             if file is not None:
                 vector = file.get("deletionVector") or {}
@@ -304,8 +302,10 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
 
     None where only Delta can tell the rows.
     """
+    live = files(folder)
+    if live is None:
+        return None
     try:
-        live = _LogFiles.read(folder).files()
         bring(folder, live)
         # Each by itself: Arrow puts no two kinds of text together, and delta-rs writes another one.
         found = [aligned(pq.ParquetFile(file.path).read(), schema) for file in live]
@@ -323,11 +323,53 @@ def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table
 
 
 def files(folder: Path) -> list[AddedFile] | None:
-    """The data files of the newest version; None where only Delta can tell them."""
+    """The data files of the newest version, in the order of their names; None where only Delta can tell them."""
     try:
-        return _LogFiles.read(folder).files()
+        return [_added_file(folder, added) for _, added in sorted(_live(folder).items())]
     except _NOT_HERE:
         return None
+
+
+_NOT_HERE = (table_schema.NotReadable, OSError, ValueError, pa.ArrowException)
+"""What a log raises that is not read here, or is damaged: where a disk was full, or the power gone, Delta goes on without a checkpoint."""
+
+
+def _live(folder: Path) -> dict[str, dict[str, Any]]:
+    """The `add` actions of the newest version's files, by their names. Raises what is `_NOT_HERE`."""
+    newest = newest_version(folder)
+    if newest is None:
+        raise table_schema.NotReadable
+    found: dict[str, dict[str, Any]] = {}
+    for action in replayed(folder, newest):
+        if added := action.get("add"):
+            if not _is_plain(added):
+                raise table_schema.NotReadable
+            found[added["path"]] = added
+        elif removed := action.get("remove"):
+            found.pop(removed["path"], None)
+        else:
+            table_schema.check(action)
+    return found
+
+
+def replayed(folder: Path, version: int) -> Iterator[dict[str, Any]]:
+    """The actions that lead to a version: those of the newest checkpoint up to it, and those of the commits after that.
+
+    Raises `OSError` where a commit is missing: the files would be those of no version, where a clean-up, or another writer, changed the
+    folder meanwhile.
+    """
+    begun = checkpoint.newest(folder, version)
+    if begun is not None:
+        yield from checkpoint.actions(begun)
+    for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
+        yield from actions(folder, number)
+
+
+def actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
+    """The actions of one commit. Raises `OSError` where the log does not hold it as JSON."""
+    for line in stored_files.commit_path(folder, version).read_text("utf-8").split("\n"):
+        if line:
+            yield json.loads(line)
 
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -395,26 +437,25 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
     removed: set[str] = set()
     for name in itertools.islice(_newest_first(folder), LOOKED_THROUGH):
         try:
-            lines = stored_files.commit_path(folder, int(name[:20])).read_text("utf-8").split("\n")
+            held = [*actions(folder, int(name[:20]))]
         except OSError:
             return None
-        actions = [json.loads(line) for line in lines if line]
-        info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        info: dict[str, Any] = next((action["commitInfo"] for action in held if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)
-        if commit.version == 0 and not any("add" in action for action in actions):
+        if commit.version == 0 and not any("add" in action for action in held):
             return found  # the table was made, and held nothing before
         # A compaction brings no rows, whoever made it and whatever it says.
         if info.get("operation") != "OPTIMIZE" and (commit.metadata is None or info.get("operation") != "WRITE"):
             return None
-        added = [action["add"] for action in actions if "add" in action]
+        added = [action["add"] for action in held if "add" in action]
         if added and info["operation"] == "WRITE" and is_before(commit):
             return found
-        if any("metaData" in action or "protocol" in action for action in actions) or not all(map(_is_plain, added)):
+        if any("metaData" in action or "protocol" in action for action in held) or not all(map(_is_plain, added)):
             return None
         # Newest first: a file that a later compaction removed is in `removed` before the commit that added it is reached.
         live = (each for each in added if each["path"] not in removed)
         found += [_added_file(folder, each) for each in live]
-        removed.update(action["remove"]["path"] for action in actions if "remove" in action)
+        removed.update(action["remove"]["path"] for action in held if "remove" in action)
     return None
 
 
@@ -426,59 +467,6 @@ def _is_plain(added: dict[str, Any]) -> bool:
     """Whether a file lies in the table's folder and all its rows count."""
     path = added["path"]
     return not (added.get("deletionVector") or "://" in path or path.startswith(("/", "file:")))
-
-
-class _NotPlain(Exception):
-    """The table uses what is not read here."""
-
-
-_NOT_HERE = (_NotPlain, OSError, ValueError, pa.ArrowException)
-"""What a log raises that is not read here, or is damaged: where a disk was full, or the power gone, Delta goes on without a checkpoint."""
-
-
-@dataclass
-class _LogFiles:
-    """The data files of a table's newest version, while its log is replayed."""
-
-    folder: Path
-    live: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The `add` action of each file, by its name."""
-
-    @staticmethod
-    def read(folder: Path) -> _LogFiles:
-        """What the newest checkpoint and the commits after it say."""
-        begun, newest = checkpoint.newest(folder), newest_version(folder)
-        if newest is None:
-            raise _NotPlain
-        found = _LogFiles(folder)
-        if begun is not None:
-            for action in checkpoint.actions(begun):
-                found._action(action)
-        # One that is missing is an error: the files would be those of no version, where a clean-up, or another writer, changed the
-        # folder meanwhile.
-        for version in range(0 if begun is None else int(begun.name[:20]) + 1, newest + 1):
-            for line in (folder / table_files.commit_name(version)).read_text("utf-8").split("\n"):
-                if line:
-                    found._action(json.loads(line))
-        return found
-
-    def files(self) -> list[AddedFile]:
-        """The files, in the order of their names."""
-        return [_added_file(self.folder, added) for _, added in sorted(self.live.items())]
-
-    def _action(self, action: dict[str, Any]) -> None:
-        if metadata := action.get("metaData"):
-            configuration = metadata.get("configuration") or {}
-            if metadata.get("partitionColumns") or configuration.get("delta.columnMapping.mode", "none") != "none":
-                raise _NotPlain
-        if add := action.get("add"):
-            if not _is_plain(add):
-                raise _NotPlain
-            self.live[add["path"]] = add
-        if remove := action.get("remove"):
-            self.live.pop(remove["path"], None)
-        if action.get("sidecar") or not table_schema.is_known(action.get("protocol") or {}):
-            raise _NotPlain
 
 
 def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | None]) -> Commit:

@@ -22,9 +22,14 @@ _READS = frozenset(
 """The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
 
 
-def is_known(protocol: Mapping[str, Any]) -> bool:
-    """Whether all that a table's readers have to know is known here: with another feature its rows may lie elsewhere."""
-    return _READS.issuperset(protocol.get("readerFeatures") or ())
+def check(action: Mapping[str, Any]) -> None:
+    """Raise `NotReadable` where an action of the log says of its table that it needs more of a reader than is known here: its files, or
+    their columns, may be found in another way."""
+    protocol, metadata = action.get("protocol") or {}, action.get("metaData") or {}
+    is_mapped = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none") != "none"
+    is_known = protocol.get("minReaderVersion") != 2 and _READS.issuperset(protocol.get("readerFeatures") or ())
+    if not is_known or is_mapped or metadata.get("partitionColumns") or action.get("sidecar"):
+        raise NotReadable
 
 
 _TYPES = {
