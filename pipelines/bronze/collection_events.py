@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from cdc_core.bronze import batch_range
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, registry, survey
+from pipelines.delta import live_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,6 +110,15 @@ def value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
     return pc.struct_field(column, path[1:]) if len(path) > 1 else column
 
 
-def portion(row_bytes: int, *, most: int) -> int:
-    """How many events of documents of so many bytes are applied at a time."""
-    return min(PORTION_EVENTS, max(1, PORTION_BYTES // max(1, row_bytes)), most)
+def portions(
+    counts: survey.EventsByBatch, span: BatchRange, *, most: int, row_bytes: int = 0, looked_through: int = 0
+) -> Sequence[BatchRange] | None:
+    """The span in ranges that this process applies one after the other, of documents of so many bytes; None where it is one.
+
+    Each range looks for its keys among the rows that are `looked_through`, Spark does so once for all: also None where that is much.
+    """
+    limit = min(PORTION_EVENTS, max(1, PORTION_BYTES // max(1, row_bytes, counts.row_bytes)), most)
+    events = sum(count for _, count in counts.events)
+    if events <= limit or looked_through * (events // limit + 1) > live_files.MANY_ROWS:
+        return None
+    return batch_range.ranges(counts.events, span=span, limit=limit)

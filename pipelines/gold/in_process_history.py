@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cdc_core.bronze import batch_range
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep, SweepCause
@@ -98,16 +97,11 @@ class InProcess:
         if self.limit <= survey.MAX_DRIVER_ROWS or not self.limit < events <= collection_events.SPAN_EVENTS:
             return None
         live = _live(kept)
-        if live is None:
+        counts = None if live is None else survey.by_batch(kept.spark, kept.bronze, kept.namespace, span)
+        if live is None or counts is None:
             return None
-        found = survey.by_batch(kept.spark, kept.bronze, kept.namespace, span)
-        if found is None:
-            return None
-        most = collection_events.portion(found.row_bytes, most=kept.options.max_batch_events)
-        # Each range looks for its keys; Spark does so once for all.
-        if live.row_count() * (events // most + 1) > live_files.MANY_ROWS:
-            return None
-        return batch_range.ranges(found.events, span=span, limit=most)
+        most = kept.options.max_batch_events
+        return collection_events.portions(counts, span, most=most, looked_through=live.row_count())
 
     def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
         """Whether the range's events are in the table, with the position `reached`; where not, nothing was committed."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cdc_core.bronze import batch_range
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep
@@ -57,41 +56,34 @@ def reading(
 ) -> ReadAhead:
     """What reads the work's events for this process, beginning now with those of the first range where they may be many: the claim on
     the table takes a second in which nothing else is done here."""
-    ahead = ReadAhead()
-    if not SERVICE_EVENTS < work.counts.events <= collection_events.SPAN_EVENTS:
-        return ahead
-    ahead.counts = found = survey.by_batch(spark, bronze_table, work.namespace, work.span)
-    if found is not None:
-        limit = collection_events.portion(found.row_bytes, most=settings.max_batch_events)
-        first, *_ = batch_range.ranges(found.events, span=work.span, limit=limit)
+    ahead = ReadAhead(_by_batch(spark, bronze_table, work))
+    if ahead.counts is not None:
+        first, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
         columns = _bronze_columns(settings.unwrap, reduce.added(settings.unwrap), keeps_document=keeps_document)
         read = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
         ahead.begin(first, columns, read, size_bytes=collection_events.MANY_BYTES)
     return ahead
 
 
-def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[BatchRange, ...] | None:
-    """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
-    events = work.counts.events
-    if collection.max_local_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= collection_events.SPAN_EVENTS:
-        return None
-    live = _live(collection)
+def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[BatchRange] | None:
+    """The work's span in ranges that this process applies one after the other; None where they are for Spark to find, or it is one."""
+    live = _live(collection) if collection.max_local_events > SERVICE_EVENTS else None
     if live is None:
         return None
-    found = collection.ahead.counts or survey.by_batch(collection.spark, collection.bronze, collection.namespace, work.span)
-    if found is None:
+    counts = collection.ahead.counts or _by_batch(collection.spark, collection.bronze, work)
+    if counts is None:
         return None
-    row_bytes = found.row_bytes
-    if collection.keeps_document:  # a partial update is as large as the document that it is folded onto
-        row_bytes = max(row_bytes, _row_bytes(live))
-    limit = collection_events.portion(row_bytes, most=collection.options.max_batch_events)
-    if events <= limit:
-        return None
-    # Each range looks for its keys; Spark does so once for all.
     looked_through = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
-    if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
-        return None
-    return batch_range.ranges(found.events, span=work.span, limit=limit)
+    # A partial update is as large as the document that it is folded onto.
+    row_bytes = _row_bytes(live) if collection.keeps_document else 0
+    most = collection.options.max_batch_events
+    return collection_events.portions(counts, work.span, most=most, row_bytes=row_bytes, looked_through=looked_through)
+
+
+def _by_batch(spark: SparkSession, bronze_table: tables.TableRef, work: CollectionWork) -> survey.EventsByBatch | None:
+    """How the work's events lie in its batches, where they are so many that this process applies them range by range."""
+    is_long = SERVICE_EVENTS < work.counts.events <= collection_events.SPAN_EVENTS
+    return survey.by_batch(spark, bronze_table, work.namespace, work.span) if is_long else None
 
 
 def applied(

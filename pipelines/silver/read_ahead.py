@@ -29,10 +29,10 @@ class _NextRange(NamedTuple):
 class ReadAhead:
     """Reads one collection's ranges, each before it is asked for where it is expected."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: survey.EventsByBatch | None = None) -> None:
         self._next: BatchRange | None = None
         self._pending: _NextRange | None = None
-        self.counts: survey.EventsByBatch | None = None
+        self.counts = counts
         """How the events lie in the batches of the work at hand, where that is known before the table is claimed."""
 
     def expect(self, range_: BatchRange | None) -> None:
