@@ -223,19 +223,18 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
         & (F.col("ts_ms") < before_ms)
         & (F.col("to") <= applied)
     )
-    chosen = query_execution.materialized(ended.select(*quarantine_rules.IDENTITY))
     view = f"ended_{uuid.uuid4().hex[:8]}"
     same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
-    try:
+    with query_execution.held(ended.select(*quarantine_rules.IDENTITY)) as chosen:
         count = chosen.count()
         if count:
             chosen.createOrReplaceTempView(view)
-            with table_errors.translating(table):
-                spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
+            try:
+                with table_errors.translating(table):
+                    spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
+            finally:
+                spark.catalog.dropTempView(view)
         return count
-    finally:
-        spark.catalog.dropTempView(view)
-        query_execution.unpersist(chosen)
 
 
 def _waiting(spark: SparkSession, table: tables.TableRef, keys: DataFrame, *, before: int) -> DataFrame | None:

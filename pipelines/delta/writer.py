@@ -109,6 +109,15 @@ class Writer(StatementCommits):
                 self.release()
             raise
 
+    @contextmanager
+    def released(self) -> Iterator[Writer]:
+        """A block at whose end the claim is given back. One that another writer took over is no longer this one's, and any ends by itself."""
+        try:
+            yield self
+        finally:
+            with contextlib.suppress(errors.MedallionError):
+                self.release()
+
     @functools.cached_property
     def live(self) -> live_files.LiveFiles | None:
         """The table's files as this process sees them; None where it sees none."""

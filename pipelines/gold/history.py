@@ -311,24 +311,22 @@ class History:
         joined = (
             laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
         )
-        made = query_execution.materialized(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
-        evolution = schemas.evolve(
-            made.select("after", "sequence"),
-            current=self.schema.schema,
-            options=self.options.unwrap,
-            pins=self.options.pins,
-            reserved=self.reserved(reached),
-        )
-        self.record(evolution, range_.to)
-        source = self._typed(made, evolution.plan)
-        names = self._made_room(source.schema)
-        # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
-        ended = laid_out.where("offset IS NULL").select(*self._ends())
-        try:
+        joined = joined.withColumn("after", F.coalesce("document", "after")).drop("document")
+        with query_execution.held(joined) as made:
+            evolution = schemas.evolve(
+                made.select("after", "sequence"),
+                current=self.schema.schema,
+                options=self.options.unwrap,
+                pins=self.options.pins,
+                reserved=self.reserved(reached),
+            )
+            self.record(evolution, range_.to)
+            source = self._typed(made, evolution.plan)
+            names = self._made_room(source.schema)
+            # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
+            ended = laid_out.where("offset IS NULL").select(*self._ends())
             if not self._upserted(source, ended, stored, reached, few=few):
                 self._merge(source, ended, names, reached)
-        finally:
-            query_execution.unpersist(made)
 
     def _upserted(self, new: DataFrame, ended: DataFrame, stored: DataFrame, reached: HistoryPosition, *, few: bool) -> bool:
         """Take the versions that come anew out of the table by their places, and put the new and the ended ones in.
@@ -366,11 +364,8 @@ class History:
 
     def _merge(self, new: DataFrame, ended: DataFrame, names: Sequence[str], reached: HistoryPosition) -> None:
         marked = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
-        both = query_execution.materialized(marked[0].unionByName(marked[1], allowMissingColumns=True))
-        try:
+        with query_execution.held(marked[0].unionByName(marked[1], allowMissingColumns=True)) as both:
             self.writer.merge(both, _statement(names, marks_deleted=self.marks_deleted), to=reached.to, extra=reached.extra)
-        finally:
-            query_execution.unpersist(both)
 
     def _ends(self) -> list[Column | str]:
         """The columns that say which version a row is and when it ended."""

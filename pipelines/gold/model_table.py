@@ -11,7 +11,7 @@ import functools
 import logging
 import operator
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,11 @@ class ModelTable:
             return "nothing", 0, None
         table = self.table
         columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in whole.columns]
-        writer = Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
-        try:
+        with ExitStack() as stack:
+            writer = None
+            if delta.exists(self.spark, table):
+                writer = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
+            stack.callback(self.inputs.forget, self.model.name)
             if writer is not None:
                 work = self.work()  # again: another run may have committed before this one had the claim
                 if work.kind == "nothing":
@@ -149,17 +152,12 @@ class ModelTable:
                         maintenance.compact(writer)  # each of them adds a file, and reads all that there are
                         return "changed", *merged
                 return "whole", *self._replaced(work, writer, whole.select(*columns))
-        finally:
-            self.inputs.forget(self.model.name)
-            if writer is not None:
-                with suppress(errors.MedallionError):
-                    writer.release()
 
     def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
         """Replace all rows by those of the query, after the audit; their number, and the version."""
         table = self.table
-        rows = query_execution.materialized(frame)
-        try:
+        with ExitStack() as stack:
+            rows = stack.enter_context(query_execution.held(frame))
             self._check_unique(rows)
             self._check_keys(rows)
             said = self.audit(
@@ -171,28 +169,21 @@ class ModelTable:
                     self.spark.sql(f"DROP VIEW IF EXISTS {table}")  # the model was one before
                 ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
-                owner = Writer.claim(self.spark, table, take_over=self.take_over)
-            try:
-                if self.model.description != self._description(table):
-                    owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
-                # A table gets what its first columns need, and no more by itself.
-                if _NTZ in frame.schema.simpleString() and _NTZ not in self.spark.table(str(table)).schema.simpleString():
-                    owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
-                version = owner.overwrite(
-                    rows.select(
-                        *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
-                    ),
-                    to=work.to,
-                    extra={**said, **self._made_by},
-                    overwrite_schema=True,
-                )
-            finally:
-                if writer is None:
-                    with suppress(errors.MedallionError):
-                        owner.release()
+                owner = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
+            if self.model.description != self._description(table):
+                owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
+            # A table gets what its first columns need, and no more by itself.
+            if _NTZ in frame.schema.simpleString() and _NTZ not in self.spark.table(str(table)).schema.simpleString():
+                owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
+            version = owner.overwrite(
+                rows.select(
+                    *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
+                ),
+                to=work.to,
+                extra={**said, **self._made_by},
+                overwrite_schema=True,
+            )
             return rows.count(), version
-        finally:
-            query_execution.unpersist(rows)
 
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
@@ -287,13 +278,11 @@ class ModelTable:
         """Raise as the two checks below, of all keys that the tables can lead to, which are read once for both."""
         if not self.model.unique_key:
             return
-        keys = [query_execution.materialized(self._keys_of(ref)) for ref in self.model.refs if ref.key]
-        try:
+        with ExitStack() as stack:
+            held = (query_execution.held(self._keys_of(ref)) for ref in self.model.refs if ref.key)
+            keys = [stack.enter_context(each) for each in held]
             self._check_led(rows, keys)
             self._check_apart(rows, keys)
-        finally:
-            for each in keys:
-                query_execution.unpersist(each)
 
     def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
         """Raise where rows have keys that no changed row leads to: such rows would stay as they are when their inputs
@@ -311,17 +300,14 @@ class ModelTable:
         """Raise where keys that have no row among all have one by themselves: the query makes one key of several, or chooses among them,
         and the rows of one that changes cannot be made without the others."""
         some = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
-        without = query_execution.materialized(some.join(rows.alias("l"), self._is_same_key(rows, some), "left_anti"))
         name = f"without_{self.model.name}_{self.inputs.nonce}"
-        try:
+        with query_execution.held(some.join(rows.alias("l"), self._is_same_key(rows, some), "left_anti")) as without:
             if without.isEmpty():
                 return
             without.createOrReplaceTempView(name)
             alone = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, name))
             is_apart = alone.isEmpty()
             self.spark.catalog.dropTempView(name)
-        finally:
-            query_execution.unpersist(without)
         if not is_apart:
             message = f"rows of one {', '.join(self.model.unique_key)} hang on documents of several, so that those of one cannot be made anew"
             hint = "a query that makes one value of several, or chooses among them, needs materialized='table'"

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,16 +54,12 @@ def run(
     table = layout.silver(*namespace) if layer is Layer.SILVER else layout.gold(*namespace)
     if not delta.exists(spark, table):
         raise errors.DecisionNeeded(f"{table.label}: there is no such table yet; medallion {layer.value} makes it")
-    writer = Writer.claim(spark, table, take_over=take_over)
-    try:
+    with Writer.claim(spark, table, take_over=take_over).released() as writer:
         if layer is Layer.GOLD:
             result = _gold(spark, settings, namespace, writer, is_trial=is_trial)
         else:
             args = (spark, settings, layout, namespace, writer, is_trial, drops_lost, stop or threading.Event())
             result = silver_rebuild.SilverRebuild(*args).run()
-    finally:
-        with suppress(errors.MedallionError):
-            writer.release()
     return replace(result, seconds=time.monotonic() - started)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,13 +128,9 @@ def _table(
             # First: killed in between, the next repair finds the deletes missing once more.
             root = Path(table.path or "").parents[3]
             _forget_position(spark, tables.TableRef.at(str(root.joinpath("gold", *names[2:]))), take_over=take_over)
-        writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
-        try:
+        with Writer.claim(spark, table, take_over=take_over, kept=("batch", "log")).released() as writer:
             to, extra = _position(writer, names, gone)
             version = writer.remove_files(gone, to=to, extra=extra)
-        finally:
-            with suppress(errors.MedallionError):
-                writer.release()
     return RepairResult(table.label, tuple(sorted(file.name for file in missing)), len(gone), then, version)
 
 
@@ -143,12 +138,8 @@ def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: 
     """Let a gold table be written anew from silver by its next run."""
     if not delta.exists(spark, table):
         return
-    writer = Writer.claim(spark, table, take_over=take_over)
-    try:
+    with Writer.claim(spark, table, take_over=take_over).released() as writer:
         writer.mark(to=None, extra={})
-    finally:
-        with suppress(errors.MedallionError):
-            writer.release()
 
 
 _AGAIN = {

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
@@ -46,7 +44,7 @@ def to_common_batch(
         shared = table_history.last_commit(spark, table, saying=lambda said: _is_shared(spark, bronze, said))
         return ((shared.metadata or {}).get("to") or 0) if shared is not None else 0
 
-    with _claimed(spark, table, take_over=take_over, since_ms=since_ms) as writer:
+    with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
         position = registry.silver_position(spark, table)
         _mark(writer, bronze, replace(position, to=min(position.to, shared_batch()), bronze=newest))
 
@@ -61,20 +59,10 @@ def to_remembered_batch(
 ) -> None:
     """Put the table's position back to the last batch of which `deletes` are remembered, which are then remembered again; as
     `to_common_batch`."""
-    with _claimed(spark, table, take_over=take_over, since_ms=since_ms) as writer:
+    with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
         position = registry.silver_position(spark, table)
         to = min(position.to, registry.remembered_to(spark, deletes))
         _mark(writer, deletes, replace(position, to=to, deletes=registry.deletes_version(deletes)))
-
-
-@contextmanager
-def _claimed(spark: SparkSession, table: tables.TableRef, *, take_over: bool, since_ms: int | None) -> Iterator[Writer]:
-    writer = Writer.claim(spark, table, take_over=take_over, since_ms=since_ms)
-    try:
-        yield writer
-    finally:
-        with suppress(errors.MedallionError):
-            writer.release()
 
 
 def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosition) -> None:

@@ -71,8 +71,7 @@ STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, committed)
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
     # Computed before the statement: a MERGE that is tried again, or reads its source twice, must find the same rows.
-    rows = query_execution.materialized(batch.rows)
-    try:
+    with query_execution.held(batch.rows) as rows:
         # What was observed is known where the rows are computed by now.
         if batch.unless is not None and (not query_execution.holds_rows(collection.spark) or batch.unless()):
             raise upsert.NotCommitted
@@ -83,8 +82,6 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
         collection.writer.merge(
             rows, statement, to=batch.next_position.to, extra=collection.said(batch.next_position), confs=confs
         )
-    finally:
-        query_execution.unpersist(rows)
 
 
 def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:
