@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -97,49 +97,23 @@ def applied(
     Only for events that are newer than what the table has seen.
     """
     # What a kept document becomes when it is deleted and its row stays is SQL's to say.
-    keeps_deleted = collection.keeps_document and collection.shows_deleted(counts)
-    live = None if keeps_deleted or counts.events > collection.max_local_events else _live(collection)
-    if live is None:
+    shows_deleted = collection.shows_deleted(counts)
+    is_for_sql = (collection.keeps_document and shows_deleted) or counts.events > collection.max_local_events
+    live = None if is_for_sql else _live(collection)
+    events = None if live is None else _events(collection, range_, counts)
+    if live is None or events is None:
         return False
-    events = _events(collection, range_)
-    if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
-        return False
-    folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
     _prepare_helpers(collection, events)
+    folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
     # Without a schema the documents' own give one, before any update has its say.
     if folds and not collection.schema.schema.fields:
         return False
-    if collection.mode.keeps_row:  # then a delete does nothing
-        events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
-    quarantined = _quarantined_keys(collection, before=range_.after)
-    if quarantined is None or (quarantined and not quarantined.isdisjoint(events["key"].to_pylist())):
-        return False
-    shows_deleted, size_bytes = collection.shows_deleted(counts), _many_bytes(collection)
     given = _with_deleted(events) if shows_deleted else events
-    whole = (
-        in_process_fold.folded(given, live, size_bytes=size_bytes)
-        if folds
-        else in_process_fold.noted(given, shows_deleted=shows_deleted)
-    )
-    if whole is None:
+    reduced = _reduced(collection, live, given, range_.to, folds=folds, shows_deleted=shows_deleted)
+    begun = None if reduced is None else _begun(collection, given, counts, range_.to, folds=folds)
+    if reduced is None or begun is None:
         return False
-    events = whole.events
-    winners, keys, last_deletes = _winners(events)
-    keys = list(dict.fromkeys((*keys, *whole.marks)))  # a delete that marks a row is among the events, too
-    # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
-    if live.is_many(upsert.KEY, keys):
-        return False
-    added = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
-    marked = in_process_fold.marked(live, whole, range_.to, added=added, size_bytes=size_bytes)
-    if marked is None:
-        return False
-    begun = _begun(collection, given, folds=folds)
-    if begun is None:
-        return False
-    # Which records it, too: a schema must not depend on who looked.
-    if not collection.schema.schema.fields and reduction.is_at_once(collection, counts):
-        evolve.record(collection, begun, range_.to)
-        begun = replace(begun, changes=())
+    events, winners, keys, last_deletes, marked = reduced
     with deletes.remembering(collection, last_deletes, range_.to):  # the JVM has nothing else to do
         looks = [given.select(["after", "sequence"])]
         if folds:  # once more, as the steps do, at what became of the others
@@ -151,7 +125,7 @@ def applied(
             current=collection.schema.schema,
             reserved=collection.reserved,
         )
-        del given, looks  # they hold the texts
+        del given, looks, reduced  # they hold the texts
         if found is None:
             return False
         evolutions, typed = found
@@ -231,6 +205,24 @@ def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
     return collection.writer.replaceable()
 
 
+def _events(collection: SilverCollection, range_: BatchRange, counts: survey.EventCounts) -> pa.Table | None:
+    """The collection's events of the range, in their order, without deletes that do nothing; None where this process cannot read them, or
+    where one belongs to quarantine, or has to wait for one that is there."""
+    read = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
+    columns = _bronze_columns(
+        collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
+    )
+    ahead_bytes = 2 * collection_events.PORTION_BYTES
+    events = collection.ahead.events(range_, columns, read, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
+    if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
+        return None
+    if collection.mode.keeps_row:
+        events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
+    waiting = _quarantined_keys(collection, before=range_.after)
+    is_free = waiting is not None and (not waiting or waiting.isdisjoint(events["key"].to_pylist()))
+    return events if is_free else None
+
+
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
     """The keys of which the quarantine holds an event, so that those of a range behind the batch `before` must wait. None where this process
     cannot tell."""
@@ -240,16 +232,6 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
         collection.spark, collection.quarantine
     )
     return None if collection.quarantined is None else collection.quarantined.keys(before=before)
-
-
-def _events(collection: SilverCollection, range_: BatchRange) -> pa.Table | None:
-    """The collection's events of the range, in their order; None where this process cannot read them."""
-    read = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
-    columns = _bronze_columns(
-        collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
-    )
-    ahead_bytes = 2 * collection_events.PORTION_BYTES
-    return collection.ahead.events(range_, columns, read, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
 
 
 def _reader(
@@ -308,6 +290,45 @@ def _with_deleted(events: pa.Table) -> pa.Table:
     return events.set_column(events.column_names.index("after"), "after", after)
 
 
+class _ReducedEvents(NamedTuple):
+    """What a range comes to: whole `events`, the places among them of those that rows are made of, the keys whose rows are replaced, each
+    key's last delete, and rows of the table that are only `marked`."""
+
+    events: pa.Table
+    winners: list[int]
+    keys: list[str]
+    last_deletes: dict[str, str]
+    marked: pa.Table
+
+
+def _reduced(
+    collection: SilverCollection,
+    live: live_files.LiveFiles,
+    given: pa.Table,
+    number: int,
+    *,
+    folds: bool,
+    shows_deleted: bool,
+) -> _ReducedEvents | None:
+    """The events reduced, partial updates among them; None where this process cannot."""
+    size_bytes = _many_bytes(collection)
+    whole = (
+        in_process_fold.folded(given, live, size_bytes=size_bytes)
+        if folds
+        else in_process_fold.noted(given, shows_deleted=shows_deleted)
+    )
+    if whole is None:
+        return None
+    winners, changed, last_deletes = _winners(whole.events)
+    keys = list(dict.fromkeys((*changed, *whole.marks)))  # a delete that marks a row is among the events, too
+    # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
+    if live.is_many(upsert.KEY, keys):
+        return None
+    added = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
+    marked = in_process_fold.marked(live, whole, number, added=added, size_bytes=size_bytes)
+    return None if marked is None else _ReducedEvents(whole.events, winners, keys, last_deletes, marked)
+
+
 def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     """Of events in their order: the last one of each key that has a row, all keys, and each key's last delete."""
     last = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
@@ -318,13 +339,20 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     return winners, list(last), dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
 
 
-def _begun(collection: SilverCollection, events: pa.Table, *, folds: bool) -> schemas.Evolution | None:
+def _begun(
+    collection: SilverCollection, given: pa.Table, counts: survey.EventCounts, number: int, *, folds: bool
+) -> schemas.Evolution | None:
     """The schema to type the events' documents by; None where their first ones cannot give one."""
     current = collection.schema.schema
     if folds:  # what became of the updates is looked at when the other documents were
         return schemas.unchanged(current, collection.options.pins)
-    texts, places = map(table_schema.as_array, (events["after"], events["sequence"]))
-    return collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
+    texts, places = map(table_schema.as_array, (given["after"], given["sequence"]))
+    begun = collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
+    # Which records it, too: a schema must not depend on who looked.
+    if begun is None or current.fields or not reduction.is_at_once(collection, counts):
+        return begun
+    evolve.record(collection, begun, number)
+    return replace(begun, changes=())
 
 
 def _columns(

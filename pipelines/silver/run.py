@@ -22,9 +22,10 @@ Plain events take none of them, a few at a time or, on few cores, many range by 
 commits nothing, and the batch goes through the steps:
 
     _events          the range's events, read from bronze's files
-    folded, noted    partial updates become the documents that they leave; where those are not kept, marks of rows
-    _winners         the last event of each key
-    _typed           documents become columns; what they do to the schema is recorded
+    _reduced         partial updates become the documents that they leave; where those are not kept, marks of rows. The last event
+                     of each key
+    _begun           the schema that its first documents lead to, by which all are typed
+    _columns         the documents, typed, become rows; what they do to the schema is recorded
     _committed       the keys' rows marked as deleted and the new ones written, in one commit with the position
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
