@@ -179,8 +179,3 @@ def _standing(history: Iterable[Commit]) -> Standing:
         elif commit.metadata is not None:
             return Standing(version, last, commit, reached is not None or RESTORED in commit.metadata)
     return Standing(version, last, None, reached is not None)
-
-
-def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
-    """The commit of ours that the table's rows are at, as in `Standing`."""
-    return standing(spark, table).position

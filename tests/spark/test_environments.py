@@ -77,7 +77,7 @@ def test_a_writer_replaces_rows_by_their_keys_or_by_their_range(
         monkeypatch.setattr(statement_commits, "MANY_KEYS", most)
         version = writer.merge(session.sql(f"SELECT *, {other} FROM ({given})"), statement, to=number)
         assert table_history.commits(session, table, limit=1)[0].version == version
-        found = table_history.position(session, table)
+        found = table_history.standing(session, table).position
         assert found is not None and found.metadata is not None and found.metadata["to"] == number
         rows = session.table(str(table)).orderBy("__key").collect()
         assert [

@@ -64,7 +64,7 @@ def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp
 
     restore_to_time(spark, gold, before[gold])
     assert len(hop.documents(ORDERS)) == 2
-    position = table_history.position(spark, gold)
+    position = table_history.standing(spark, gold).position
     assert position is not None and position.metadata is not None and position.metadata["to"] == 1
     hop.run()
     assert hop.documents(ORDERS) == now
@@ -116,10 +116,10 @@ def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSess
     for to in (1, 2):
         writer.append(spark.sql(f"SELECT {to}L AS n"), to=to)
     restore_to_time(spark, ref, writer.version - 1)
-    position = table_history.position(spark, ref)
+    position = table_history.standing(spark, ref).position
     assert position is not None and position.metadata is not None and position.metadata["to"] == 1
     (Path(ref.path or "") / "_delta_log" / f"{writer.version:020}.json").rename(tmp_path / "gone.json")
-    assert table_history.position(spark, ref) is None
+    assert table_history.standing(spark, ref).position is None
 
 
 def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def applied(spark: SparkSession, chosen: Any) -> None:
 
 def positions(spark: SparkSession, chosen: Any) -> list[Any]:
     layout = delta.layout(chosen.lakehouse)
-    found = [table_history.position(spark, table(bronze_rows.DB, "things")) for table in (layout.silver, layout.gold)]
+    found = [table_history.standing(spark, table(bronze_rows.DB, "things")).position for table in (layout.silver, layout.gold)]
     return [(each.metadata["to"], each.metadata.get("generation")) for each in found if each and each.metadata]
 
 

@@ -402,7 +402,7 @@ def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession,
     newest = table_history.version(spark, table)
     for number in range(newest):
         (Path(table.path or "") / "_delta_log" / f"{number:020}.json").unlink()
-    assert table_history.position(spark, table) is None
+    assert table_history.standing(spark, table).position is None
     hop.bronze.append({ORDERS: [document(4, 40, "c", v=True)]})
     hop.run()
     assert [row["v"] for row in hop.documents(ORDERS)] == ["1", "x", "3.5", "true"]

@@ -93,10 +93,10 @@ def test_no_position_counts_whose_rows_somebody_put_others_in_the_place_of(
 ) -> None:
     """A backup that is copied over the table lacks what was applied since; what we write over it says what it is at."""
     commit(table, 5, operation=operation, operationParameters=parameters)
-    found = table_history.position(NO_SPARK, tables.TableRef.at(str(table)))
+    found = table_history.standing(NO_SPARK, tables.TableRef.at(str(table))).position
     assert (found is None) == is_replaced
     commit(table, 6, operation=operation, operationParameters=parameters, to=6)
-    found = table_history.position(NO_SPARK, tables.TableRef.at(str(table)))
+    found = table_history.standing(NO_SPARK, tables.TableRef.at(str(table))).position
     assert found is not None and found.version == 6
 
 
