@@ -44,8 +44,8 @@ class Plan:
         return f"STRUCT<{', '.join(fields)}>"
 
 
-def documents(df: DataFrame, *, plan: Plan, column: str = "after") -> DataFrame:
-    """`df` with four columns more: `document`, `rescued`, `unreadable`, `is_doubtful`.
+def documents(df: DataFrame, *, plan: Plan) -> DataFrame:
+    """`df`, whose texts are in `after`, with four columns more: `document`, `rescued`, `unreadable`, `is_doubtful`.
 
     `document` is a STRUCT of the table's columns in the table's order, `rescued` a MAP from dotted path to
     Extended JSON text, null where everything fitted. A null text gives a null document. `unreadable` is
@@ -58,9 +58,8 @@ def documents(df: DataFrame, *, plan: Plan, column: str = "after") -> DataFrame:
     result = f"STRUCT<document: {plan.document_ddl}, rescued: {RESCUED}, unreadable: BOOLEAN, is_doubtful: BOOLEAN>"
     typed = sf.arrow_udf(_typed(plan.schema.to_json(), dict(plan.pins)), result)
     names = ("document", "rescued", "unreadable", "is_doubtful")
-    text = sf.col(identifier(column))
     return (
-        df.withColumn("__typed", typed(text))
+        df.withColumn("__typed", typed(sf.col("after")))
         .withColumns({name: sf.col(f"__typed.{name}") for name in names})
         .drop("__typed")
     )

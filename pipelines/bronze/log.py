@@ -495,4 +495,4 @@ def _optimize(session: SparkSession, table: tables.TableRef) -> None:
     Its commit says nothing: commits that came while it ran would be hidden behind what was known when it began.
     """
     with contextlib.suppress(Exception):
-        maintenance.optimize(session, table, metadata=None)
+        maintenance.optimize(session, table)

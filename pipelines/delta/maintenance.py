@@ -60,16 +60,14 @@ FEW_BYTES = 16 * 1024 * 1024
 table has not to read much that is not."""
 
 
-def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> bool:
-    """Compact a table, by its clustering where it has one; its commit carries `metadata`, so that it hides no position.
+def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False) -> bool:
+    """Compact a table, by its clustering where it has one; its commit says nothing, and what the commit before it said still counts.
 
-    Without `metadata` it says nothing, and what the commit before it said still counts. With `purges` files whose rows are
+    With `purges` files whose rows are
     marked as deleted are written anew without them; False where those of a clustered table could not be.
     """
     is_purged = True
     confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
-    if metadata is not None:
-        confs["spark.databricks.delta.commitInfo.userMetadata"] = metadata
     with query_execution.session_confs(spark, confs), table_errors.translating(table):
         if purges:
             is_purged = _purged(spark, table)
@@ -220,7 +218,7 @@ def _optimize(writer: Writer) -> None:
 def _compact_silently(spark: SparkSession, table: tables.TableRef) -> None:
     # Without metadata: it says nothing of who owns the table, or where it stands.
     with query_execution.session_confs(spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
-        optimize(spark, table, metadata=None)
+        optimize(spark, table)
 
 
 def compact_facts(spark: SparkSession, table: tables.TableRef, left: int) -> int:

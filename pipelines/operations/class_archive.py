@@ -90,7 +90,7 @@ def _use(spark: SparkSession, table: tables.TableRef) -> None:
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
     spark.sql(f"ALTER TABLE {table} ADD COLUMNS (more INT)")
-    maintenance.optimize(spark, table, metadata=None)
+    maintenance.optimize(spark, table)
     spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
     stored = spark.table(str(table))
     stored.groupBy("document.a").count().orderBy("count").toArrow()

@@ -257,7 +257,7 @@ class _MaintenanceRun:
         if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
             return
         try:
-            if not maintenance.optimize(self.spark, table.ref, metadata=None, purges=purges):
+            if not maintenance.optimize(self.spark, table.ref, purges=purges):
                 words.left.append("rows that are marked as deleted stay in its files: this Delta's REORG fails on a cluster")
         except errors.CommitConflict:
             words.left.append("not compacted: a commit of its writer came first")

@@ -7,6 +7,7 @@ through the steps: then `applied` is False, and nothing was committed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -240,13 +241,7 @@ def _reader(
     """What reads a collection's events of a range, in their order; it gives None where this process cannot."""
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * max_local_events)
-
-    def read(range_: BatchRange, columns: Sequence[str], size_bytes: int) -> pa.Table | None:
-        return collection_events.in_order(
-            spark, bronze_table, namespace, range_, columns, limit=limit, size_bytes=size_bytes
-        )
-
-    return read
+    return functools.partial(collection_events.in_order, spark, bronze_table, namespace, limit=limit)
 
 
 def _bronze_columns(

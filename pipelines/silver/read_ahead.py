@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from pipelines.bronze import survey
 
-Read: TypeAlias = "Callable[[BatchRange, Sequence[str], int], pa.Table | None]"
-"""Reads these columns of a range's events, of at most so many bytes; None where it cannot."""
+Read: TypeAlias = "Callable[..., pa.Table | None]"
+"""Reads a range's events, with these columns and of at most `size_bytes`; None where it cannot."""
 
 
 class _NextRange(NamedTuple):
@@ -46,7 +46,7 @@ class ReadAhead:
     def begin(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
         """Read this range from now on, before it is asked for."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
-        self._pending = _NextRange(range_, columns, pool.submit(read, range_, columns, size_bytes))
+        self._pending = _NextRange(range_, columns, pool.submit(read, range_, columns, size_bytes=size_bytes))
         pool.shutdown(wait=False)
 
     def events(
@@ -58,7 +58,7 @@ class ReadAhead:
         if pending is not None and (pending.range_, pending.columns) == (range_, columns):
             events = pending.events.result()
         if events is None:
-            events = read(range_, columns, size_bytes)
+            events = read(range_, columns, size_bytes=size_bytes)
         if events is not None and self._next is not None:
             self.begin(self._next, columns, read, size_bytes=min(size_bytes, ahead_bytes))
         return events

@@ -96,7 +96,7 @@ def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """Of a compacted file that holds more than the span Spark asks Delta, and this process takes its rows; later commits are read as
     before."""
-    maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 6}))
+    maintenance.optimize(spark, log.table)
     check(log, 2, 6, of_files=False)
     for limit, among in ((4, None), (3, None), (4, {"kind": "heartbeat"})):
         found = batch_rows.few_rows(spark, log.table, BatchRange(2, 6), ["payload"], limit=limit, among=among)
@@ -236,7 +236,7 @@ def test_a_start_reads_from_files_what_spark_reads(
     assert told(log)[1] == expected and len(told(log)[2]) == 1
     assert maintenance.checkpoint(spark, log.table)
     check_both()
-    maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 9}))
+    maintenance.optimize(spark, log.table)
     beat(log, 1)
     check_both()
     restored(spark, log, batches=3)

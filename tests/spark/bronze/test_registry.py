@@ -26,6 +26,6 @@ def test_what_is_noted_in_a_table_of_an_earlier_version_outlives_its_compaction(
     ops_tables.note(spark, table, [{"db": "shop", "collection": "orders", "batch": 3}], EARLIER)
 
     registry.note(spark, settings, new=[registry.Namespace("shop", "orders")], discovered=7, log="a")
-    maintenance.optimize(spark, table, metadata=None)
+    maintenance.optimize(spark, table)
 
     assert registry.read(spark, settings, log="a") == registry.KnownCollections(7, (registry.Namespace("shop", "orders"),))

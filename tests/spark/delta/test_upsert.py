@@ -123,7 +123,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
         if not calls:
-            maintenance.optimize(hop.spark, hop.silver_table("t"), metadata="{}")
+            maintenance.optimize(hop.spark, hop.silver_table("t"))
         calls.append(1)
         return found
 
@@ -194,7 +194,7 @@ def test_folded_rows_are_replaced_where_they_were_read(
         found = evolve_once(*arguments, **named)
         if next(looks) == 2:  # after the fold, beside which the rows are looked for
             processes.until(lambda: len(searches) > 1, seconds=60, what="the search for rows")
-            maintenance.optimize(spark, hop.silver_table("t"), metadata="{}")
+            maintenance.optimize(spark, hop.silver_table("t"))
         return found
 
     monkeypatch.setattr(evolve, "evolve", compacted)

@@ -76,7 +76,9 @@ def applied(spark: SparkSession, chosen: Any) -> None:
 
 def positions(spark: SparkSession, chosen: Any) -> list[Any]:
     layout = delta.layout(chosen.lakehouse)
-    found = [table_history.standing(spark, table(bronze_rows.DB, "things")).position for table in (layout.silver, layout.gold)]
+    found = [
+        table_history.standing(spark, table(bronze_rows.DB, "things")).position for table in (layout.silver, layout.gold)
+    ]
     return [(each.metadata["to"], each.metadata.get("generation")) for each in found if each and each.metadata]
 
 
@@ -363,7 +365,7 @@ def test_what_was_compacted_once_is_not_written_anew(
     def appended() -> set[str]:
         for number in range(2):
             log.append({"things": [{"op": "c", "key": number, "at": 10, "after": {"_id": number}}]})
-        maintenance.optimize(spark, log.table, metadata=None)
+        maintenance.optimize(spark, log.table)
         return {file.name for file in delta.data_files(spark, log.table) or []}
 
     first, second = appended(), appended()

@@ -353,7 +353,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, 
         found = places(self, *arguments)
         if layer in self.folder.parts:
             if not calls:
-                maintenance.optimize(hop.spark, table, metadata="{}")
+                maintenance.optimize(hop.spark, table)
             calls.append([len(rows) for _, rows in found])
         return found
 
