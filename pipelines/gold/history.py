@@ -52,7 +52,7 @@ from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.history_position import HistoryPosition
-from pipelines.schema import dropped
+from pipelines.schema import dropped, looks
 from pipelines.schema import log as schemas
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.spark import parallel
@@ -314,7 +314,7 @@ class History:
         joined = joined.withColumn("after", F.coalesce("document", "after")).drop("document")
         with query_execution.held(joined) as made:
             evolution = schemas.evolve(
-                made.select("after", "sequence"),
+                looks.SparkDocuments(made.select("after", "sequence")),
                 current=self.schema.schema,
                 options=self.options.unwrap,
                 pins=self.options.pins,

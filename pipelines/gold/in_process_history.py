@@ -317,8 +317,8 @@ def _typed(
     begun = kept.typer.begun(texts, sequences, current=current, reserved=reserved)
     if begun is None:
         return None
-    looks = [pa.table([texts, sequences], names=["after", "sequence"])]
-    found = kept.typer.typed(texts, begun, looks=looks, current=current, reserved=reserved)
+    batch = pa.table([texts, sequences], names=["after", "sequence"])
+    found = kept.typer.typed(texts, begun, batches=[batch], current=current, reserved=reserved)
     return None if found is None else (found[0][-1], found[1])
 
 

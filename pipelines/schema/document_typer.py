@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from cdc_core.typed.decoding import Decoder
 from pipelines.delta import table_schema
-from pipelines.schema import decoder_processes
+from pipelines.schema import decoder_processes, looks
 from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class DocumentTyper:
         texts: pa.Array,
         begun: schemas.Evolution,
         *,
-        looks: Sequence[pa.Table],
+        batches: Sequence[pa.Table],
         current: DocumentSchema,
         reserved: frozenset[str],
     ) -> tuple[list[schemas.Evolution], pa.StructArray] | None:
         """What the documents do to the schema, and their rows; None where some cannot be read, or this process cannot tell.
 
-        Where they are not all as they `begun`, each of `looks`, texts and their places in the order, is looked at, one after the other.
+        Where they are not all as they `begun`, each of `batches`, of texts and their places in the order, is looked at, one after the other.
         """
         typed = decoder_processes.typed(self._by(begun.schema), texts)
         if pc.any(typed.refused).as_py():
@@ -54,9 +54,9 @@ class DocumentTyper:
         if pc.any(typed.new).as_py():
             # Of all documents at once: what looks like columns in the first ones may be a map.
             evolutions = []
-            for look in looks:
-                evolution = schemas.evolve_here(
-                    *map(table_schema.as_array, look.columns),
+            for batch in batches:
+                evolution = schemas.evolve(
+                    looks.LocalDocuments(*map(table_schema.as_array, batch.columns)),
                     current=evolutions[-1].schema if evolutions else current,
                     options=self.options.unwrap,
                     pins=self.options.pins,

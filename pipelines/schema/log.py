@@ -28,7 +28,7 @@ from pipelines.delta import tables as delta
 from pipelines.schema import looks
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from pipelines.delta.writer import Writer
 
@@ -69,96 +69,24 @@ def unchanged(schema: DocumentSchema, pins: Pins) -> Evolution:
 
 
 def evolve(
-    df: DataFrame,
+    documents: looks.Documents,
     *,
     current: DocumentSchema = document_schema.EMPTY,
     options: unwrap_options.UnwrapOptions | None = None,
     pins: Pins | None = None,
-    also: Mapping[str, str] | None = None,
     reserved: frozenset[str] = frozenset(),
-    events: int = 0,
-) -> Evolution:
-    """The schema after the batch `df` of `after` and `sequence`, its changes, and the plan for `typed.documents` over the same rows
-    (or fewer).
-
-    Reads `df` once; where there is no schema yet, the first documents are looked at before, and where very many show something new, all
-    once more after the first of these. Where one path shows values of several kinds, the
-    first one by `sequence` gives the column its type, so that the result depends on the documents and the current schema alone, and is
-    the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are
-    counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many
-    rows there are, where that is known: of few the first documents are all of them, and are not searched for.
-    """
-    documents = looks.SparkDocuments(df, small=0 < events <= looks.BEGINNING)
-    return _evolution(documents, current, options or unwrap_options.UnwrapOptions(), pins, reserved, also=also or {})
-
-
-def evolve_here(
-    texts: pa.Array,
-    places: pa.Array,
-    *,
-    current: DocumentSchema,
-    options: unwrap_options.UnwrapOptions,
-    pins: Pins,
-    reserved: frozenset[str] = frozenset(),
-    beginning: typed.Inference | None = None,
-) -> Evolution:
-    """As `evolve`, of documents that this process has; `places` are theirs in the order, `beginning` is what the first showed where
-    that is known."""
-    documents = looks.LocalDocuments(texts, places)
-    return _evolution(documents, current, options, pins, reserved, beginning=beginning)
-
-
-def begun_here(
-    texts: pa.Array,
-    places: pa.Array,
-    *,
-    options: unwrap_options.UnwrapOptions,
-    pins: Pins,
-    reserved: frozenset[str] = frozenset(),
-) -> Evolution | None:
-    """As `begun`, of documents that this process has."""
-    return _begun(looks.LocalDocuments(texts, places), options=options, pins=pins, reserved=reserved)
-
-
-def start_here(
-    texts: pa.Array,
-    places: pa.Array,
-    *,
-    current: DocumentSchema,
-    options: unwrap_options.UnwrapOptions,
-    pins: Pins,
-    reserved: frozenset[str],
-) -> Evolution | None:
-    """The schema to type documents by that this process has: of many, the current one with what the first of them add; None where there
-    is none, and they cannot give one."""
-    if len(texts) <= looks.BEGINNING:
-        return unchanged(current, pins)
-    if not current.fields:
-        return begun_here(texts, places, options=options, pins=pins, reserved=reserved)
-    documents, plan = looks.LocalDocuments(texts, places), typed.Plan(current, pins)
-    # What is new and was not seen here costs time: all are typed once more.
-    sight = typed.Inference() if documents.seem_known(plan) else documents.first_unknown(plan)
-    if not sight.shape.kinds or not _is_of_columns(sight):
-        return unchanged(current, pins)
-    return _joined(current, sight, pins, _naming(options, reserved))
-
-
-def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> column_names.ColumnNaming:
-    naming = column_names.ColumnNaming.of(options)
-    return replace(naming, reserved=naming.reserved | reserved)
-
-
-def _evolution(
-    documents: looks.Documents,
-    current: DocumentSchema,
-    options: unwrap_options.UnwrapOptions,
-    pins: Pins | None,
-    reserved: frozenset[str],
-    *,
     also: Mapping[str, str] = {},
     beginning: typed.Inference | None = None,
 ) -> Evolution:
-    pins, naming = pins or {}, _naming(options, reserved)
+    """The schema after a batch of documents, its changes, and the plan for `typed.documents` over the same ones (or fewer).
+
+    Reads them once; where there is no schema yet, the first documents are looked at before, unless `beginning` is what they showed, and
+    where very many show something new, all once more after the first of these. Where one path shows values of several kinds, the
+    first one by `sequence` gives the column its type, so that the result depends on the documents and the current schema alone, and is
+    the same for any partitioning and any cut into batches. `also` are conditions, as SQL by name, whose rows are
+    counted on the way. `reserved` are names that no field's column may take, beside the engine's.
+    """
+    pins, naming = pins or {}, _naming(options or unwrap_options.UnwrapOptions(), reserved)
     begun, known = beginning or typed.Inference(), current
     if beginning is None and not current.fields:
         begun = documents.first(typed.Plan(replace(current, naming=naming)))
@@ -184,28 +112,50 @@ def _evolution(
 
 
 def begun(
-    df: DataFrame,
+    documents: looks.Documents,
     *,
     options: unwrap_options.UnwrapOptions,
     pins: Pins,
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
-    """The schema of the first documents of `df`, as a first batch of `BEGINNING` of them would lead to it.
+    """The schema of the first of the documents, as a first batch of `BEGINNING` of them would lead to it.
 
     None where it shall be made of all: there is no document, or one of them may be used as a map, or may belong to quarantine,
     where it must leave no column behind.
     """
-    return _begun(looks.SparkDocuments(df), options=options, pins=pins, reserved=reserved)
-
-
-def _begun(
-    documents: looks.Documents, *, options: unwrap_options.UnwrapOptions, pins: Pins, reserved: frozenset[str]
-) -> Evolution | None:
     naming = _naming(options, reserved)
     sight = documents.first(typed.Plan(replace(document_schema.EMPTY, naming=naming)))
     if not sight.shape.kinds or not _is_of_columns(sight):
         return None
     return _joined(document_schema.EMPTY, sight, pins, naming)
+
+
+def start_here(
+    texts: pa.Array,
+    places: pa.Array,
+    *,
+    current: DocumentSchema,
+    options: unwrap_options.UnwrapOptions,
+    pins: Pins,
+    reserved: frozenset[str],
+) -> Evolution | None:
+    """The schema to type documents by that this process has: of many, the current one with what the first of them add; None where there
+    is none, and they cannot give one."""
+    if len(texts) <= looks.BEGINNING:
+        return unchanged(current, pins)
+    documents, plan = looks.LocalDocuments(texts, places), typed.Plan(current, pins)
+    if not current.fields:
+        return begun(documents, options=options, pins=pins, reserved=reserved)
+    # What is new and was not seen here costs time: all are typed once more.
+    sight = typed.Inference() if documents.seem_known(plan) else documents.first_unknown(plan)
+    if not sight.shape.kinds or not _is_of_columns(sight):
+        return unchanged(current, pins)
+    return _joined(current, sight, pins, _naming(options, reserved))
+
+
+def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> column_names.ColumnNaming:
+    naming = column_names.ColumnNaming.of(options)
+    return replace(naming, reserved=naming.reserved | reserved)
 
 
 def _joined(current: DocumentSchema, sight: typed.Inference, pins: Pins, naming: column_names.ColumnNaming) -> Evolution:

@@ -17,6 +17,7 @@ from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from pipelines.bronze import quarantine_table, survey
 from pipelines.schema import log as schemas
+from pipelines.schema import looks
 from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
@@ -79,13 +80,13 @@ def evolve(
 ) -> schemas.Evolution:
     """What documents do to the collection's schema; the caller has to `record` it."""
     return schemas.evolve(
-        texts,
+        # Of few the first documents are all of them, and are not searched for.
+        looks.SparkDocuments(texts, small=events <= looks.BEGINNING),
         current=collection.schema.schema,
         options=collection.options.unwrap,
         pins=collection.options.pins,
         also=also,
         reserved=collection.reserved,
-        events=events,
     )
 
 
@@ -99,7 +100,7 @@ def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
     """Whether there is a schema; where there is none, the first documents give it where they can."""
     if not collection.schema.schema.fields:
         begun = schemas.begun(
-            batch.rows,
+            looks.SparkDocuments(batch.rows),
             options=collection.options.unwrap,
             pins=collection.options.pins,
             reserved=collection.reserved,

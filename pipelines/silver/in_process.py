@@ -116,17 +116,17 @@ def applied(
         return False
     events, winners, keys, last_deletes, marked = reduced
     with deletes.remembering(collection, last_deletes, range_.to):  # the JVM has nothing else to do
-        looks = [given.select(["after", "sequence"])]
+        batches = [given.select(["after", "sequence"])]
         if folds:  # once more, as the steps do, at what became of the others
-            looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
+            batches.append(pa.concat_tables([*batches, events.select(["after", "sequence"])]))
         found = collection.typer.typed(
             table_schema.as_array(events["after"]),
             begun,
-            looks=looks,
+            batches=batches,
             current=collection.schema.schema,
             reserved=collection.reserved,
         )
-        del given, looks, reduced  # they hold the texts
+        del given, batches, reduced  # they hold the texts
         if found is None:
             return False
         evolutions, typed = found

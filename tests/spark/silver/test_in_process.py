@@ -433,7 +433,7 @@ def test_a_schema_begins_the_same_whoever_looks(spark: SparkSession, monkeypatch
         sequences = [f"{rng.randrange(3 if number else 10**6):024x}" for _ in texts]
         rows = pa.table({"after": pa.array(texts, pa.string()), "sequence": sequences})
         settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
-        there = schemas.begun(spark.createDataFrame(rows), **settings)
-        here = schemas.begun_here(*(column.combine_chunks() for column in rows.columns), **settings)
+        there = schemas.begun(looks.SparkDocuments(spark.createDataFrame(rows)), **settings)
+        here = schemas.begun(looks.LocalDocuments(*(column.combine_chunks() for column in rows.columns)), **settings)
         assert there is not None and here is not None
         assert (here.schema.to_json(), here.seen_at) == (there.schema.to_json(), there.seen_at)

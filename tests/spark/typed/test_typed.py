@@ -74,6 +74,10 @@ def exact(texts: list[str | None], schema: document_schema.DocumentSchema) -> li
     return [blank if row is None else plain(row) for row in rows]
 
 
+def evolution_of(df: DataFrame, **named: Any) -> schemas.Evolution:
+    return schemas.evolve(looks.SparkDocuments(df), **named)
+
+
 def check(
     spark: SparkSession,
     texts: list[str | None],
@@ -83,7 +87,7 @@ def check(
 ) -> schemas.Evolution:
     """Evolves and types one batch, and holds both to the pure functions."""
     df = frame(spark, texts, first)
-    evolution = schemas.evolve(df, current=current, **named)
+    evolution = evolution_of(df, current=current, **named)
     shape = Shape()
     for number, text in enumerate(texts):
         mark = f"{first + number:024x}"
@@ -195,18 +199,14 @@ def test_many_new_documents_are_looked_at_the_same_here_and_there(
 ) -> None:
     """Few of them are looked into, in Spark and in this process, and they are the same."""
     monkeypatch.setattr(looks, "BEGINNING", 20)
-    current = schemas.evolve(frame(spark, ['{"_id":1,"a":1}'])).schema
+    current = evolution_of(frame(spark, ['{"_id":1,"a":1}'])).schema
     fields = [f'"n{number // 100}":{"1" if number % 100 < 60 else "2.5"},"a":{number}' for number in range(300)]
     texts: list[str | None] = [f'{{"_id":{number},{each}}}' for number, each in enumerate(fields)]
     df = frame(spark, texts)
-    there = schemas.evolve(df, current=current, also={"even": "sequence LIKE '%0'"})
+    there = evolution_of(df, current=current, also={"even": "sequence LIKE '%0'"})
     rows = df.toArrow()
-    here = schemas.evolve_here(
-        *(rows[name].combine_chunks() for name in ("after", "sequence")),
-        current=current,
-        options=unwrap_options.UnwrapOptions(),
-        pins={},
-    )
+    texts_and_places = (rows[name].combine_chunks() for name in ("after", "sequence"))
+    here = schemas.evolve(looks.LocalDocuments(*texts_and_places), current=current)
     assert [change.to_type for change in there.changes] == ["DOUBLE"] * 3
     assert (there.schema, there.changes, there.seen_at) == (here.schema, here.changes, here.seen_at)
     assert there.also == {"even": 19}
@@ -216,7 +216,7 @@ def test_documents_of_one_mark(spark: SparkSession) -> None:
     """Rows of a snapshot's chunk share their sequence, and still each is a document of its own."""
     texts = ['{"_id":1,"a":"x"}', '{"_id":2,"a":5}', '{"_id":3,"a":{"b":1}}']
     df = frame(spark, texts).withColumn("sequence", sf.lit("0" * 24))
-    evolved = [schemas.evolve(rows).schema for rows in (df, df.orderBy("after"))]
+    evolved = [evolution_of(rows).schema for rows in (df, df.orderBy("after"))]
     first, second = (schema.struct.by_name["a"].type for schema in evolved)
     assert first == second and first is not column_types.Scalar.TEXT
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_read(spark: SparkSession) -> None:
         '{"_id":1,"a":1}', '{"_id":1', "", "[1]", "5", "null", "x", '{"_id":2,"a":1,"a":2}', '{"a":"\\ud800"}', None,
         '{"_id":{"$oid":{}}}', '{"_id":1}x', '{"_id":1}{"_id":2}',
     ]  # fmt: skip
-    evolution = schemas.evolve(frame(spark, texts))
+    evolution = evolution_of(frame(spark, texts))
     rows = native(frame(spark, texts), evolution.plan)
     assert [row["unreadable"] for row in rows[:7]] == [False, True, True, True, True, True, True]
     assert rows[7]["document"]["a"] == 2 and rows[7]["rescued"] == {"a": "1"}
@@ -251,7 +251,7 @@ def test_deep_and_wide(spark: SparkSession) -> None:
 
 def test_empty_batch(spark: SparkSession) -> None:
     """A batch without documents changes nothing and types nothing."""
-    evolution = schemas.evolve(frame(spark, [None]))
+    evolution = evolution_of(frame(spark, [None]))
     assert evolution.schema.columns == () and evolution.changes == ()
 
 
@@ -259,9 +259,9 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
     """The latest schema is read back as it was appended, with its evolution beside it."""
     table = tables.TableRef.at(str(tmp_path / "ops" / "schemas"))
     assert schemas.latest(spark, table) == {}
-    one = schemas.evolve(frame(spark, ['{"_id":1,"a":1}']))
+    one = evolution_of(frame(spark, ['{"_id":1,"a":1}']))
     schemas.append(spark, table, collection="shop.orders", version=1, batch=7, evolution=one)
-    two = schemas.evolve(frame(spark, ['{"_id":1,"a":2.5}'], 1), current=one.schema)
+    two = evolution_of(frame(spark, ['{"_id":1,"a":2.5}'], 1), current=one.schema)
     schemas.append(spark, table, collection="shop.orders", version=2, batch=9, evolution=two)
     schemas.append(spark, table, collection="shop.o'ther", version=1, batch=9, evolution=one)
     assert schemas.latest(spark, table) == {
@@ -275,8 +275,8 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
 
 def test_names_are_kept(spark: SparkSession) -> None:
     """Columns keep their names when a name that would meet them comes later."""
-    first = schemas.evolve(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=OPTIONS["flatten"])
+    first = evolution_of(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=OPTIONS["flatten"])
     assert first.schema.naming == column_names.ColumnNaming.of(OPTIONS["flatten"])
     later = frame(spark, ['{"_id":2,"b_c":"x"}'], 1)
-    second = schemas.evolve(later, current=first.schema, options=OPTIONS["flatten"])
+    second = evolution_of(later, current=first.schema, options=OPTIONS["flatten"])
     assert [column.name for column in second.schema.columns] == ["_id", "b_c", "b_c_2"]

@@ -15,12 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import document_schema
 from cdc_core.schema.pins import parse_pins
 from cdc_core.typed.decoding import Decoder, TypedTexts
 from pipelines import helper_processes
-from pipelines.schema import decoder_processes
+from pipelines.schema import decoder_processes, looks
 from pipelines.schema import log as schemas
 
 
@@ -60,9 +58,7 @@ def drawn(count: int, seed: int = 1) -> pa.Array:
 def decoder() -> Decoder:
     usual = json.dumps({"_id": {"$numberLong": "1"}, "name": "n", "lines": [{"sku": "s", "n": 2}]})
     texts, places = pa.array([usual]), pa.array(["0" * 24])
-    unknown = Decoder(
-        schemas.evolve_here(texts, places, current=document_schema.EMPTY, options=UnwrapOptions(), pins={}).schema
-    )
+    unknown = Decoder(schemas.evolve(looks.LocalDocuments(texts, places)).schema)
     assert unknown.schema.fields
     return unknown
 
@@ -88,7 +84,7 @@ def test_rows_are_what_this_process_makes_of_them(two_helpers: helper_processes.
 def test_each_schema_has_its_decoder() -> None:
     texts = drawn(5000)
     for pins in ({}, parse_pins({"name": "string"})):
-        evolved = schemas.evolve_here(texts, texts, current=document_schema.EMPTY, options=UnwrapOptions(), pins={}).schema
+        evolved = schemas.evolve(looks.LocalDocuments(texts, texts)).schema
         assert is_same(decoder_processes.typed(Decoder(evolved, pins), texts), Decoder(evolved, pins).typed(texts))
         assert is_same(decoder_processes.typed(decoder(), texts), decoder().typed(texts))
 

@@ -30,7 +30,7 @@ def often_interrupted() -> Iterator[None]:
 
 def evolution(texts: list[str], current: document_schema.DocumentSchema) -> schemas.Evolution:
     places = pa.array([f"{n:024x}" for n in range(len(texts))])
-    return schemas.evolve_here(pa.array(texts), places, current=current, options=UnwrapOptions(), pins={})
+    return schemas.evolve(looks.LocalDocuments(pa.array(texts), places), current=current)
 
 
 @pytest.mark.usefixtures("often_interrupted")
@@ -55,8 +55,8 @@ def test_no_schema_begins_with_a_document_that_may_belong_to_quarantine() -> Non
     texts = ['{"_id": 1, "a": 1}', '{"_id": 2, "ghost": NaN}']
     settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
     places = pa.array(["1", "2"])
-    assert schemas.begun_here(pa.array(texts), places, **settings) is None
-    begun = schemas.begun_here(pa.array(texts[:1]), places[:1], **settings)
+    assert schemas.begun(looks.LocalDocuments(pa.array(texts), places), **settings) is None
+    begun = schemas.begun(looks.LocalDocuments(pa.array(texts[:1]), places[:1]), **settings)
     assert begun is not None and [column.name for column in begun.schema.columns] == ["_id", "a"]
 
 
@@ -134,7 +134,7 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
             monkeypatch.setattr(looks, "FEW", chance.choice([1, 5, 100]))
             begun = schemas.start_here(*given, current=schema, **settings)
             first = None if begun is None else begun.beginning
-            evolved = schemas.evolve_here(*given, current=schema, beginning=first, **settings)
+            evolved = schemas.evolve(looks.LocalDocuments(*given), current=schema, beginning=first, **settings)
             found.append((evolved.schema, evolved.changes, evolved.refused, evolved.seen_at))
         assert found[0] == found[1]
         schema = found[1][0]
