@@ -55,6 +55,8 @@ class SilverCollection:
     """The version of the table of remembered deletes that holds the last of them, where this process sees it."""
     delete_files: int = 0
     """Files of remembered deletes that the last compaction left beyond those that their size explains."""
+    held_files: int = 0
+    """The same of its quarantine."""
     quarantined: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     ahead: ReadAhead = field(default_factory=ReadAhead)

@@ -257,9 +257,12 @@ class _SilverRun:
         started = time.monotonic()
         known, namespace = self.positions.known, work.namespace
         collection = self._collection(spark, work)
-        if not self.once and collection.mode.removes_row:
-            # Before the turn, whose deletes gold then finds in files of their own.
-            collection.delete_files = maintenance.compact_facts(spark, collection.deletes, collection.delete_files)
+        if not self.once:
+            if collection.mode.removes_row:
+                # Before the turn, whose deletes gold then finds in files of their own.
+                collection.delete_files = maintenance.compact_facts(spark, collection.deletes, collection.delete_files)
+            # Each range with an event that cannot be read looks at all of them, and adds some.
+            collection.held_files = maintenance.compact_facts(spark, collection.quarantine, collection.held_files)
         seconds = self._turn_seconds(collection)
         progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone)
         known[namespace] = reached = progress.position

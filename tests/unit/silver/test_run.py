@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
+from cdc_core.silver import quarantine
 from pipelines.bronze import registry, survey
-from pipelines.delta import live_files, local_log, owners
+from pipelines.delta import live_files, local_log, maintenance, owners
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 from pipelines.silver import evolve, ranges
@@ -80,6 +82,26 @@ def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path
             assert made.run_round().events == 1 and not made.failures.found
         finally:
             made.close()
+
+
+def test_a_service_puts_the_small_files_of_a_quarantine_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch with an event that cannot be read adds some, and the next one looks at all of them: in a day they are a hundred thousand."""
+    compacted: list[str] = []
+    monkeypatch.setattr(maintenance, "MANY_FACTS", 3)
+    monkeypatch.setattr(maintenance, "_compact_silently", lambda _, table: compacted.append(table.label))
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        table = hop.layout.quarantine("cases", "t")
+        layer = hop.silver_run()
+        for number in range(4):
+            hop.append((number, bson.encode({"_id": number})))
+            layer.run_round()
+            assert len(compacted) == (number == 3) and not layer.failures.found
+            hop.note_fact("other", quarantine.Reason.NO_DOCUMENT, to=number)
+            log = Path(table.path or "", "_delta_log", f"{number + 1:020}")
+            log.with_suffix(".crc").write_text(json.dumps({"numFiles": number + 1, "tableSizeBytes": 100}))
+        layer.close()
+        assert compacted == [table.label]
 
 
 def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path) -> None:
