@@ -11,8 +11,8 @@ import itertools
 import operator
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -86,8 +86,8 @@ class HeldEvents:
     """Of which documents a quarantine holds events, as this process sees its files, without a query."""
 
     live: live_files.LiveFiles
-    _files: dict[tuple[Any, ...], pa.Table] = field(default_factory=dict)
-    """The facts of each file: where some were appended, those that were there are not read again."""
+    _files: frozenset[tuple[Any, ...]] = frozenset()
+    """Those that were read: where some were appended, they are not read again."""
     _facts: pa.Table | None = None
     _told: tuple[int, frozenset[str]] | None = None
 
@@ -125,15 +125,15 @@ class HeldEvents:
             if newest is None or not self.live.at(newest) or self.live.row_count() > MANY_FACTS:
                 return None
             files = {table_files.identity(each): each for each in self.live.files()}
-            if self._facts is None or files.keys() != self._files.keys():
-                self._files = {name: self._files.get(name) or self._of_file(each) for name, each in files.items()}
-                self._facts, self._told = pa.concat_tables([_FACTS.empty_table(), *self._files.values()]), None
+            if self._facts is None or files.keys() != self._files:
+                kept = self._facts if self._facts is not None and self._files <= files.keys() else None
+                new = [each for name, each in files.items() if kept is None or name not in self._files]
+                found = map(_narrow, self.live.parts(new, columns=_READ))
+                self._facts = pa.concat_tables([_FACTS.empty_table() if kept is None else kept, *found])
+                self._files, self._told = frozenset(files), None
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
         return self._facts
-
-    def _of_file(self, file: Mapping[str, Any]) -> pa.Table:
-        return pa.concat_tables([_FACTS.empty_table(), *map(_narrow, self.live.parts([file], columns=_READ))])
 
 
 def _narrow(facts: pa.Table) -> pa.Table:
