@@ -33,9 +33,13 @@ def stopping() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: object) -> None:
         nonlocal asked
-        if not stop.is_set():
+        if not asked:
             asked = time.monotonic()
-            stop.set()
+            # In a thread: the one that was interrupted holds the event's lock for a moment each time that it waits for the event.
+            try:
+                threading.Thread(target=stop.set, name="stop", daemon=True).start()
+            except RuntimeError:  # it may start no more threads
+                stop.set()
             signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         elif time.monotonic() >= asked + AGAIN_SECONDS:
             # Other threads wait for the JVM, too: without it their calls fail, and the process can end.

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NoReturn
 
 import click
 import pytest
@@ -303,6 +304,26 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
             time.sleep(5)
     assert abandoned == [1]
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_stops_whatever_the_main_thread_is_at() -> None:
+    """It holds the event's lock for a moment each time that it waits for the event, and then the signal's handler waited for itself."""
+
+    def stands_still(*_: object) -> NoReturn:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, stands_still)
+    too_late = threading.Timer(2, os.kill, (os.getpid(), signal.SIGUSR1))
+    too_late.start()
+    try:
+        with interrupts.stopping() as stop:
+            with stop._cond:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+            assert stop.wait(1)
+    finally:
+        too_late.cancel()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_stop_waits_for_no_commit_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
