@@ -115,12 +115,14 @@ class StatementCommits(fenced_commits.FencedCommits):
         return self._written(lambda: (left, F.expr(among or where)), lambda: (to, extra))
 
     def alter(self, change: str) -> None:
-        """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
+        """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it.
+
+        Its commit says nothing, as that of a compaction: fenced by nothing, it may come late, behind what a successor has committed.
+        """
         self.check_ownership()
-        confs = {"spark.databricks.delta.commitInfo.userMetadata": self.user_metadata(*self.last_metadata())}
-        with query_execution.session_confs(self.spark, confs), table_errors.translating(self.table):
+        with table_errors.translating(self.table):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
-        self.check_ownership()  # a claim may have come just before it, and an ALTER is fenced by nothing
+        self.check_ownership()  # a claim may have come just before it
 
     def renew(self) -> None:
         """Renew the lease by an empty commit that says what the last one said."""

@@ -123,20 +123,26 @@ def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tabl
 def test_a_take_over_just_before_an_alter_is_seen(
     spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No fence holds an ALTER: what came between the look and it ends the old owner, who would commit on top of it."""
-    owner = Writer.claim(spark, table)
+    """No fence holds an ALTER: what came between the look and it ends the old owner, who would commit on top of it. The new one
+    goes on, and from where it was: it counted the ALTER for a claim, and both had ended."""
+    owner, successors = Writer.claim(spark, table), []
     looked = Writer.check_ownership
 
     def too_early(self: Writer) -> None:
         looked(self)
-        Writer.claim(spark, table, take_over=True)
+        successors.append(Writer.claim(spark, table, take_over=True))
+        successors[0].append_arrow(rows(1), to="one")
 
     with monkeypatch.context() as late:
         late.setattr(Writer, "check_ownership", too_early)
         with pytest.raises(errors.OwnershipLost):
             owner.alter("ADD COLUMNS (m BIGINT)")
     with pytest.raises(errors.OwnershipLost):
-        owner.append_arrow(rows(1), to="one")
+        owner.append_arrow(rows(2), to="two")
+    at = table_history.position(spark, table)
+    assert at is not None and at.metadata == successors[0].metadata
+    successors[0].append_arrow(rows(3), to="three")
+    assert sorted(row.n for row in spark.table(str(table)).collect()) == [1, 3]
 
 
 def test_rows_that_got_old_go_also_where_a_table_was_made_append_only(spark: SparkSession, tmp_path: Path) -> None:

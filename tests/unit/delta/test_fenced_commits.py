@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from grpc import StatusCode
@@ -16,9 +18,10 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables.layout import TableRef
-from pipelines.delta import direct_log, fenced_commits, ops_tables, table_errors, table_history, upsert
+from pipelines.delta import direct_log, fenced_commits, ops_tables, query_execution, table_errors, table_history, upsert
 from pipelines.delta.fenced_commits import FencedCommits
 from pipelines.delta.local_log import Commit
+from pipelines.delta.statement_commits import StatementCommits
 
 TABLE = TableRef.at("/lake/t")
 
@@ -102,6 +105,37 @@ def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log:
         getattr(writer, through)(refused, said)
     assert len(tries) == table_errors.COMMIT_ATTEMPTS
     assert writer.version == 0
+
+
+def test_an_alter_that_comes_late_ends_no_successor(log: list[Commit], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fence holds it: of a process that stood still for longer than its lease it lands behind the claim of who took over, who
+    counted it for another claim, and stopped as well."""
+    said_by_session: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def session_confs(_: object, confs: Mapping[str, str]) -> Iterator[None]:
+        said_by_session.update(confs)
+        yield
+
+    def statement(_: str) -> Mock:
+        metadata = claims.parsed(said_by_session.get("spark.databricks.delta.commitInfo.userMetadata"))
+        log.append(Commit(log[-1].version + 1, 0, metadata))
+        return Mock()
+
+    monkeypatch.setattr(query_execution, "session_confs", session_confs)
+    old, new = (
+        StatementCommits(Mock(sql=statement), TABLE, identity=claims.WriterIdentity(name, "host", 1, ""), base=log[-1])
+        for name in ("old", "new")
+    )
+    looks: list[Callable[[], object]] = [
+        old.check_ownership,
+        lambda: new.through_log(committed_after(0, Exception, log), said),
+    ]
+    monkeypatch.setattr(old, "check_ownership", lambda: looks.pop()())
+    with pytest.raises(errors.OwnershipLost):
+        old.alter("ADD COLUMNS (m BIGINT)")
+    assert new.through_log(committed_after(1, direct_log.VersionTaken, log), said) == len(log) - 1
+    assert [commit.metadata and commit.metadata["writer"] for commit in log] == [None, "new", None, None, "new"]
 
 
 def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_path: Path) -> None:
