@@ -85,11 +85,15 @@ class FencedCommits:
         is_last = newest.version == self._last[0]
         if newest.version < self.version or (is_last and (newest.metadata or {}) != self.metadata):
             raise self._conflict("it was removed and made again, or is an older copy,")
+        own = None
         for commit in found if newest.version > self.version else ():
             if commit.restored is not None:
                 raise self._conflict("it was restored to an earlier version")
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
+            own = own or (commit if commit.metadata is not None else None)
+        if own is not None:  # it got no answer, and came behind the look for it
+            self._keep(own.version, own.metadata or {})
         self.version = newest.version
 
     def _conflict(self, what: str) -> errors.CommitConflict:
@@ -208,12 +212,16 @@ class FencedCommits:
         )
 
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
-        self.version = new_version
-        self.metadata = dict(metadata)
-        folder = local_log.folder(self.table)
-        self._last = new_version, None if folder is None else _stamp(folder, new_version)
+        self._keep(new_version, metadata)
         self._unanswered = None
         return new_version
+
+    def _keep(self, version: int, metadata: Mapping[str, Any]) -> None:
+        """Go on from a commit of this writer."""
+        self.version = version
+        self.metadata = dict(metadata)
+        folder = local_log.folder(self.table)
+        self._last = version, None if folder is None else _stamp(folder, version)
 
     def _after_conflict(self, attempt: int, error: BaseException) -> None:
         if attempt + 1 == table_errors.COMMIT_ATTEMPTS:

@@ -234,6 +234,39 @@ def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> 
         writer.refuse_unanswered()
 
 
+def test_a_commit_that_lands_while_its_writer_gives_the_table_back_is_its_last(log: list[Commit]) -> None:
+    """An interrupt leaves a statement that runs: it may commit behind the look at the log, and the release said the position of before.
+    Until then nothing follows on it: who made its rows does not know that they are there."""
+    writer = StatementCommits(Mock(), TABLE, identity=claims.WriterIdentity("w", "host", 1, ""), base=log[-1])
+    under_way: list[str] = []
+
+    def interrupted(*, base: int, metadata: str) -> int:
+        under_way.append(metadata)
+        raise KeyboardInterrupt
+
+    def marked(_: object, *, base: int, metadata: str) -> int:
+        while under_way:
+            log.append(Commit(log[-1].version + 1, 0, claims.parsed(under_way.pop())))
+        if base != log[-1].version:
+            raise direct_log.VersionTaken
+        log.append(Commit(base + 1, 0, claims.parsed(metadata)))
+        return base + 1
+
+    writer.direct = Mock(commit=marked)
+    for to in (7, 8):
+        with pytest.raises(KeyboardInterrupt):
+            writer.through_log(interrupted, lambda to=to: (to, {"batch": 3}))  # type: ignore[misc]
+        if to == 7:
+            log.append(Commit(1, 0, claims.parsed(under_way.pop())))
+            writer.check_ownership()
+            with pytest.raises(errors.CommitUnknown):
+                writer.mark(to=9)
+            writer.settle()
+    writer.release()
+    assert [(at.metadata or {}).get("to") for at in log] == [None, 7, 8, 8]
+    assert log[-1].metadata and (log[-1].metadata["batch"], log[-1].metadata["released"]) == (3, True)
+
+
 def test_an_upsert_that_needs_a_merge_leaves_the_writer_as_it_was(writer: FencedCommits) -> None:
     """It was refused before the log was asked."""
 
