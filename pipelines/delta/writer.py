@@ -115,7 +115,7 @@ class Writer(StatementCommits):
         try:
             yield self
         finally:
-            with contextlib.suppress(errors.MedallionError):
+            with contextlib.suppress(Exception):  # the block is done, or its error is the one to be told
                 self.release()
 
     @functools.cached_property

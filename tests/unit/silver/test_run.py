@@ -197,6 +197,22 @@ def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monke
         service.close()
 
 
+@pytest.mark.parametrize("lost", [OSError(24, "Too many open files"), Py4JNetworkError("Answer from Java side is empty")])
+def test_what_was_done_under_a_claim_is_told_whatever_becomes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Exception
+) -> None:
+    """A rebuild whose table was swapped, or the reason why it was not."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        monkeypatch.setattr(Writer, "release", Mock(side_effect=lost))
+        with Writer.claim(SPARK, hop.silver_table).released():
+            pass
+        with pytest.raises(errors.DecisionNeeded), Writer.claim(SPARK, hop.silver_table, take_over=True).released():
+            raise errors.DecisionNeeded("bronze holds neither a delete nor all that they are made of")
+
+
 def test_an_error_behind_a_claim_holds_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever keeps the error keeps its frames: the next run of the same process, of a notebook's, found the table owned by itself."""
     with without_spark.running():
