@@ -10,10 +10,10 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from bson.timestamp import Timestamp
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+Outcome = TypeVar("Outcome")
 
 # 1, 2, 4 and 8 seconds between them: longer than an election takes.
 ATTEMPTS = 5
@@ -63,14 +65,7 @@ class ChunkReader:
 
     def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
         """About how large the collection is; what passes by itself is waited for."""
-        for attempt in range(ATTEMPTS):
-            try:
-                return _size_of(client, collection)
-            except errors.SourceUnreachable as error:
-                if mongodb_failures.has_lost_connection(error):
-                    raise
-                self.wait_behind(error, attempt)
-        raise _given_up()
+        return self._tried(lambda: _size_of(client, collection))
 
     def ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
@@ -88,9 +83,13 @@ class ChunkReader:
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
     ) -> bytes | None:
         """The end of a range of so many documents behind `lo`; None where the collection ends before."""
+        return self._tried(lambda: snapshot_read.boundary(client, collection, lo=lo, documents=documents))
+
+    def _tried(self, ask: Callable[[], Outcome]) -> Outcome:
+        """What the server answers, which is asked again behind what passes by itself."""
         for attempt in range(ATTEMPTS):
             try:
-                return snapshot_read.boundary(client, collection, lo=lo, documents=documents)
+                return ask()
             except mongodb_failures.SnapshotExpired:
                 self.wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
