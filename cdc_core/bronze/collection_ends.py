@@ -39,6 +39,12 @@ class Sweep:
         """
         return self.batch > after and (self.cause is not SweepCause.SNAPSHOT or self.first > swept)
 
+    def floor(self, before: str, *, keeps_row: bool) -> str:
+        """The sequence before which nothing may arrive any more, where it was `before`; none is raised where a delete keeps its row."""
+        # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
+        # may be no row to compare with.
+        return before if self.cause is SweepCause.SNAPSHOT or keeps_row else max(before, self.first)
+
 
 def of_heartbeats(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
     """The sweeps that heartbeat rows, as pairs of batch and payload, call for.

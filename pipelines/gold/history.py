@@ -201,8 +201,7 @@ class History:
             with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
                 self._range(range_, reached)
         for sweep in sweeps:
-            is_end = sweep.cause is not SweepCause.SNAPSHOT and not self.mode.keeps_row
-            floor = max(reached.floor, sweep.first) if is_end else reached.floor
+            floor = sweep.floor(reached.floor, keeps_row=self.mode.keeps_row)
             reached = replace(reached, floor=floor, to=range_.to if sweep is sweeps[-1] else reached.to)
             self._sweep(sweep, reached)
         return reached

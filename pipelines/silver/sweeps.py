@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from cdc_core.bronze.batch_range import BatchRange
-from cdc_core.bronze.collection_ends import Sweep, SweepCause
+from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
@@ -35,10 +35,7 @@ def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[Swee
 
 def position_after(collection: SilverCollection, sweep: Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
     """The position when the sweep is done."""
-    # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
-    # may be no row to compare with.
-    is_end = sweep.cause is not SweepCause.SNAPSHOT and not collection.mode.keeps_row
-    floor = max(reached.floor, sweep.first) if is_end else reached.floor
+    floor = sweep.floor(reached.floor, keeps_row=collection.mode.keeps_row)
     return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
 
 
