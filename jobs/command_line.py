@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if known is not None:
             _say(str(known))
             return _debugged(given, known.exit_code)
-        _say(f"this is a bug: {type(error).__name__} {_place(error)}; --debug shows the traceback")
+        _say(f"this is a bug: {type(error).__name__} {_place(error)}; use --debug to see the traceback")
         return _debugged(given, BUG)
 
 
@@ -101,7 +101,7 @@ def _piped(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _interrupted() -> int:
-    _say("stopped at once; what was committed stays, the rest is read again at the next start")
+    _say("stopped at once; committed data is safe, the rest is read again at the next start")
     return INTERRUPTED
 
 
@@ -116,7 +116,7 @@ def _translated(error: Exception) -> errors.MedallionError | None:
     """What Spark raised, in our words; where it was not started, that a command's output finds no room."""
     if "pyspark" not in sys.modules:
         is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        return errors.StorageExhausted("no space left for the output; free some and start again") if is_full else None
+        return errors.StorageExhausted("no space left for the output; free some space and start again") if is_full else None
     from pipelines.spark import failures as spark_failures
 
     return spark_failures.translated(error)
@@ -131,11 +131,11 @@ def job(verb: str, *options: str) -> None:
 
 EXAMPLES = """\b
 Examples:
-  medallion demo                                see it work, with a MongoDB of its own
-  medallion check   --config conf/shop.yml      is everything there that the pipeline needs?
+  medallion demo                                see it work, with an embedded MongoDB
+  medallion check   --config conf/shop.yml      check settings, server and privileges
   medallion run     --config conf/shop.yml      capture, silver and gold, until Ctrl-C
-  medallion status  --config conf/shop.yml      where each layer stands, and how far behind
-  medallion import-debezium connector.json      a settings file from a Debezium connector
+  medallion status  --config conf/shop.yml      position and lag of each layer
+  medallion import-debezium connector.json      convert a Debezium connector's settings
 
 \b
 Exit codes: 0 done, 2 settings or arguments are wrong, 3 a person must decide,
@@ -193,8 +193,8 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) 
     cls=_InOrder,
     commands=COMMANDS,
     help="MongoDB change data capture into a Delta Lake medallion.\n\n"
-    "A capture service lands every change event in one bronze table; silver applies them to one table a collection; "
-    "gold holds the current documents for analysts. Each table carries its own position: every command may be killed "
+    "A capture service appends every change event to one bronze table; silver applies them to one table per collection; "
+    "gold contains the current documents for analysts. Each table stores its own position: any command can be killed "
     "and started again.",
     epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -12,11 +12,10 @@ from jobs.commands import application, interrupts, options
 @click.command()
 @options.with_settings()
 def check(file: options.SettingsFile) -> None:
-    """Is everything there that the pipeline needs?
+    """Check that everything the pipeline needs is there.
 
-    Reads the settings, then asks the source: reachable, a replica set, new enough, rights, oplog window, pre-images.
-    A store that is no folder is tried: an object is written twice, listed and removed. Says what to mend. Changes
-    nothing else.
+    Validates the settings, then tests the source: connection, replica set, version, privileges, oplog window, pre-images. If
+    the tables are in an object store, writes an object twice, lists it and removes it. Says what to fix. Changes nothing else.
     """
     from pipelines.operations import check
     from pipelines.terminal import tables as report
@@ -32,17 +31,17 @@ def check(file: options.SettingsFile) -> None:
 @click.command("cut")
 @click.argument("action", type=click.Choice(["show", "list"]))
 @options.with_settings(
-    click.option("--cut", "name", metavar="NAME", help="show: this cut, and not the newest."),
+    click.option("--cut", "name", metavar="NAME", help="show: this cut instead of the newest."),
     click.option(
-        "--as-of", metavar="TIME", help="show: no cut that was made, but the tables with history: true at any past time."
+        "--as-of", metavar="TIME", help="show: instead of a cut, read the tables with history: true at this past time."
     ),
     options.as_json,
 )
 def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: str | None, as_json: bool) -> None:
-    """The cuts that medallion gold --as-of made: which version of each table shows the source at one time.
+    """Show the cuts made by medallion gold --as-of: versions of all tables at the same time of the source.
 
-    `show` tells the newest, with a query that reads all tables there; `list` tells all. For a time
-    that nobody made a cut of, --as-of tells how the tables of versions (history: true) are read.
+    `show` prints the newest cut, with a query that reads all of its tables; `list` prints all cuts. `show --as-of` needs
+    no cut: it prints a query over the history tables (history: true) for any past time.
 
     \b
     Examples:
@@ -58,9 +57,9 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
     from pipelines.terminal import tables as report
 
     if action == "list" and (name is not None or as_of is not None):
-        raise click.UsageError("--cut and --as-of belong to show")
+        raise click.UsageError("--cut and --as-of are options of show")
     if name is not None and as_of is not None:
-        raise click.UsageError("--cut or --as-of, not both")
+        raise click.UsageError("use --cut or --as-of, not both")
     if as_of is not None:
         times.parsed(as_of)
     settings, spark = application.opened(file, "cut", quiet=True, lazily=True)
@@ -76,9 +75,9 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
 @click.argument("action", type=click.Choice(["check"]))
 @options.with_settings(options.as_json)
 def check_models(file: options.SettingsFile, action: str, as_json: bool) -> None:
-    """Read the SQL models and their expectations, and show what a run would do.
+    """Validate the SQL models and their expectations, and show what a run would do.
 
-    Every query is parsed and analysed over gold as it is; all mistakes come at once. Writes nothing.
+    Parses and analyses every query against the current gold tables, and reports all mistakes at once. Writes nothing.
 
     \b
     Example:
@@ -102,25 +101,25 @@ def check_models(file: options.SettingsFile, action: str, as_json: bool) -> None
         "--html",
         metavar="FILE",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Write it as one page that needs no network, with how it went lately.",
+        help="Write a self-contained HTML page, with the recent history.",
     ),
 )
 def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None:
-    """Where each layer stands: position, lag, rows, rates, what was rescued, who writes.
+    """Show position, lag, rows, throughput, rescued values and writer of each layer.
 
-    Reads tables and asks the source for its oplog; claims nothing, changes nothing.
+    Reads the tables and the source's oplog. Claims nothing and changes nothing.
     """
     from pipelines.operations import status as pipeline_status
     from pipelines.terminal import tables as report
 
     if as_json and html is not None:
-        raise click.UsageError("--json or --html, not both")
+        raise click.UsageError("use --json or --html, not both")
     settings, spark = application.opened(file, "status", quiet=True, lazily=True)
     if html is not None:
         from pipelines.page import page as pages
 
         pages.write(html, pages.text(spark, settings))
-        click.echo(f"the page is in {html}")
+        click.echo(f"wrote {html}")
         return
     found = pipeline_status.read(spark, settings)
     click.echo(pipeline_status.to_json(found)) if as_json else report.status(found)
@@ -135,23 +134,23 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         default="gold",
         show_default=True,
         type=click.Choice(["gold", "silver", "bronze"]),
-        help="What is compared with the source; bronze: what its events come to.",
+        help="The layer to compare with the source; for bronze, the result of its events.",
     ),
-    click.option("--sample", metavar="N", type=click.IntRange(1, 20_000), help="Look at N documents and N rows only."),
+    click.option("--sample", metavar="N", type=click.IntRange(1, 20_000), help="Compare only N documents and N rows."),
     click.option(
         "--as-of",
         default="now",
         show_default=True,
         metavar="TIME",
-        help="Read the source at this cluster time: seconds, seconds:increment, or 2026-05-01T08:00:00Z; within minutes.",
+        help="Read the source at this cluster time: seconds, seconds:increment, or 2026-05-01T08:00:00Z. Only the last minutes.",
     ),
     click.option(
         "--max-docs-per-second",
         metavar="N",
         type=click.IntRange(1),
-        help="Read no more documents a second from the source, all readers together.",
+        help="Limit the documents per second read from the source, in total.",
     ),
-    click.option("--repair", is_flag=True, help="Read what differs again, through bronze, and look once more."),
+    click.option("--repair", is_flag=True, help="Read what differs again, through bronze, and compare once more."),
     options.as_json,
 )
 def verify(
@@ -164,11 +163,11 @@ def verify(
     repair: bool,
     as_json: bool,
 ) -> None:
-    """Is gold (or silver, or bronze) what MongoDB holds?
+    """Compare gold (or silver, or bronze) with MongoDB, document by document.
 
-    Compares every document with its row, where both lie, at cluster times that are known, also while the source is written
-    to, and names by key and path what is missing, extra or different. Exit code 3 where something is. Changes nothing, but
-    with --repair, which asks the capture for what differs, and runs the layers once where no capture runs.
+    Lists by key and path what is missing, extra or different; then the exit code is 3. Works while the source is written to.
+    Changes nothing, except with --repair: this asks the running capture to read what differs again, or runs all layers once if no
+    capture is running.
 
     \b
     Examples:
@@ -182,7 +181,7 @@ def verify(
 
     # What cannot be read is refused before Spark is started.
     if verify.as_of(as_of) is not None and sample is not None:
-        raise click.UsageError("--sample looks at documents as they are now: leave --as-of out")
+        raise click.UsageError("--sample compares current documents: leave out --as-of")
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "verify", quiet=True)
         wanted = verify.VerifyOptions(
@@ -201,10 +200,10 @@ def verify(
 @click.command()
 @options.with_settings(options.collection, options.as_json)
 def schema(file: options.SettingsFile, collection: str | None, as_json: bool) -> None:
-    """Which columns each collection has, and what changed them when.
+    """Show the columns of each collection, and when and why they changed.
 
-    Columns come from the documents and are only ever widened. A change shows the batch that brought it, with the time
-    and the sequence of the first event there; `rebuilt` lines come from medallion rebuild.
+    Columns are inferred from the documents and are only ever widened. A change shows the batch that caused it, with the time
+    and sequence of the batch's first event. `rebuilt` lines come from medallion rebuild.
 
     \b
     Example:

@@ -61,7 +61,7 @@ def finished(spark: SparkSession, stop: threading.Event, run: Callable[[], Resul
 
     with sparks.cancelling(spark, stop):
         return run()
-    raise errors.Temporary("stopped before it was done; what was committed stays. Start it again")
+    raise errors.Temporary("stopped before it was done; committed data is safe. Start it again")
 
 
 PATIENCE = 2

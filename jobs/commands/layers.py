@@ -12,10 +12,10 @@ from jobs.commands import application, interrupts, options
 @click.command()
 @options.with_settings(options.once(default=False), options.take_over)
 def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
-    """Land every change event in the bronze table.
+    """Append every change event to the bronze table.
 
-    The first start takes a snapshot of the collections while the stream is already open. SIGTERM commits what was read
-    and ends within seconds. There can be one capture a table; a second one stops and has changed nothing.
+    The first start also takes a snapshot of the collections. On SIGTERM the capture commits what it has read and exits within
+    seconds. A table has one capture; a second one stops and changes nothing.
     """
     from pipelines.capture import service as capture
     from pipelines.page import page as pages
@@ -43,7 +43,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 @click.command()
 @options.with_settings(options.once(default=True), options.take_over)
 def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
-    """Apply captured events to the silver tables, one a collection."""
+    """Apply captured events to the silver tables, one per collection."""
     from pipelines.silver import run as silver
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
@@ -57,7 +57,7 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     if result is not None:
         if once and not result.batch:
-            report.nothing_yet("silver", "bronze holds nothing", "capture")
+            report.nothing_yet("silver", "bronze is empty", "capture")
         report.result("silver", result)
 
 
@@ -65,25 +65,25 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 @options.with_settings(
     options.once(default=True),
     options.take_over,
-    click.option("--models", "only_models", is_flag=True, help="Only the SQL models, over gold as it is."),
-    click.option("--full-refresh", is_flag=True, help="Make every model whole once more, the incremental ones too."),
+    click.option("--models", "only_models", is_flag=True, help="Run only the SQL models, on the current gold tables."),
+    click.option("--full-refresh", is_flag=True, help="Compute every model in full, including incremental ones."),
     click.option(
         "--as-of",
         metavar="TIME",
-        help="Bring silver and gold to one cluster time, transactions whole: now, SECONDS:INCREMENT, or a time.",
+        help="Make a cut: bring silver and gold to one cluster time, without splitting transactions. now, SECONDS:INCREMENT, or a time.",
     ),
 )
 def gold(
     file: options.SettingsFile, once: bool, take_over: bool, only_models: bool, full_refresh: bool, as_of: str | None
 ) -> None:
-    """Bring the gold tables up to date: current documents, then SQL models, for analysts.
+    """Bring the gold tables up to date: current documents, then SQL models.
 
-    What expectations refuse is not published: the last good version stays, and the exit code is 3. With --as-of all
-    tables show the source at the same time, and ops/cuts names their versions; silver is brought up to there, too.
+    A version that does not meet its expectations is not published: the last good version stays, and the exit code is 3.
+    --as-of brings silver and all gold tables to the same time of the source, and records their versions in ops/cuts.
     """
     if as_of is not None:
         if not once or only_models or full_refresh:
-            raise click.UsageError("--as-of is one run of everything: leave --continuous, --models and --full-refresh out")
+            raise click.UsageError("--as-of runs everything once: leave out --continuous, --models and --full-refresh")
         # A cut is another pipeline behind the same verb: for a person it is gold, at a time that they name.
         return _cut(file, as_of, take_over)
     from pipelines.bronze import registry
@@ -106,7 +106,7 @@ def gold(
                 stop=stop,
             )
             if once and "gold" in results and not registry.read(spark, settings).namespaces:
-                report.nothing_yet("gold", "silver holds no collection", "silver")
+                report.nothing_yet("gold", "silver has no collections", "silver")
     for name, result in results.items():
         report.result(name, result)
 
@@ -131,9 +131,9 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
 @click.command()
 @options.with_settings(options.once(default=False), options.take_over)
 def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
-    """Capture, silver and gold in one Spark application, until stopped.
+    """Run capture, silver and gold in one Spark application, until stopped.
 
-    With --once: each layer in turn, up to what was there at the start.
+    With --once: runs each layer once, up to what is there at the start.
     """
     from pipelines import run as layers
     from pipelines.terminal import tables as report

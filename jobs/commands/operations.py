@@ -18,16 +18,16 @@ from pipelines import clock
     click.option(
         "--beside-writers",
         is_flag=True,
-        help="Compact tables that somebody writes, too. Safe, but a merge beside it may have to start over.",
+        help="Also compact tables with a live writer. Safe, but a concurrent merge may have to start over.",
     ),
     options.as_json,
 )
 def maintain(file: options.SettingsFile, collection: str | None, beside_writers: bool, as_json: bool) -> None:
-    """Compact the tables, and take away what nobody needs any more.
+    """Compact the tables, and remove data past its retention.
 
-    OPTIMIZE with clustering, purge of deletion vectors, VACUUM within each table's retention, checkpoints, and the expiry
-    that the settings under maintenance ask for. Nothing that silver, gold or a rebuild still needs is taken, and no table
-    loses its position. Says what it did, with files and bytes before and after.
+    OPTIMIZE with clustering, purge of deletion vectors, VACUUM with each table's retention, checkpoints, and the expiry
+    configured under maintenance. Removes nothing that silver or gold still has to read, and no table loses its position.
+    Shows what was done, with files and bytes before and after.
     """
     from pipelines.operations import maintain
     from pipelines.spark import parallel
@@ -72,24 +72,24 @@ _TAKEN_BY = {
         "collections",
         multiple=True,
         metavar="REGEX",
-        help="Which collections, as regular expressions over database.collection, with commas (repeatable).",
+        help="Collections, as regular expressions for database.collection, separated by commas (repeatable).",
     ),
     click.option(
         "--type",
         "snapshot_type",
         type=click.Choice(["incremental", "blocking"]),
-        help="execute-snapshot: does the stream go on beside it (the default), or wait for its end?",
+        help="execute-snapshot: run beside the stream (incremental, the default), or pause it (blocking).",
     ),
     click.option(
         "--filter",
         "--additional-condition",
         "filter_",
         metavar="JSON",
-        help="execute-snapshot: read only the documents that this find filter matches.",
+        help="execute-snapshot: read only documents that match this find filter.",
     ),
-    click.option("--message", metavar="TEXT", help="log: what to log; {} stands for the position."),
-    click.option("--data", metavar="JSON", help="The signal's data as Debezium has it, instead of the options above."),
-    click.option("--id", "id_", metavar="ID", help="What the signal is called in bronze and in notifications."),
+    click.option("--message", metavar="TEXT", help="log: the text to log; {} is replaced by the position."),
+    click.option("--data", metavar="JSON", help="The signal's data in Debezium's format, instead of the options above."),
+    click.option("--id", "id_", metavar="ID", help="The signal's identifier in bronze and in notifications."),
     options.as_json,
 )
 def send_signal(
@@ -103,10 +103,10 @@ def send_signal(
     id_: str | None,
     as_json: bool,
 ) -> None:
-    """Ask something of a capture while it runs, or of its next start.
+    """Send a signal to the capture: it handles it while it runs, or at its next start.
 
-    TYPE is execute-snapshot, stop-snapshot, pause-snapshot, resume-snapshot or log. The signal waits in the table
-    ops/signals; the capture looks there every signal.poll.interval.ms.
+    TYPE is execute-snapshot, stop-snapshot, pause-snapshot, resume-snapshot or log. The signal is stored in the table
+    ops/signals, which the capture polls every signal.poll.interval.ms.
 
     \b
     Examples:
@@ -125,23 +125,23 @@ def send_signal(
     written = {option for option, value in given.items() if value is not None}
     if data is not None:
         if written:
-            raise click.UsageError("--data says everything; leave the other options out")
+            raise click.UsageError("--data contains the whole signal: leave out the other options")
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise click.UsageError(f"--data is no JSON: {error}") from error
+            raise click.UsageError(f"--data is not valid JSON: {error}") from error
         if not isinstance(content, dict):
             raise click.UsageError("--data must be a JSON object")
     for option in sorted(written):
         if type_ not in _TAKEN_BY[option]:
-            raise click.UsageError(f"{type_} takes no {option}: leave it out")
+            raise click.UsageError(f"{type_} does not take {option}: leave it out")
     if snapshot_type == "blocking" and type_ != "execute-snapshot":
-        raise click.UsageError(f"{type_} takes no --type but incremental: only such a snapshot can be stopped or paused")
+        raise click.UsageError(f"{type_} only takes --type incremental: other snapshots cannot be stopped or paused")
     # Commas within a regular expression's braces or classes do not separate.
     named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
     if collections and not named:
         # Of an empty variable: a stop without names ends every snapshot.
-        raise click.UsageError("--data-collections, where it is given, names collections")
+        raise click.UsageError("--data-collections must not be empty")
     if named:
         content["data-collections"] = named
     if snapshot_type:
@@ -155,7 +155,7 @@ def send_signal(
     # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
     with interrupts.undisturbed():
         sent = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
-    said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
+    said = f"signal {sent.id} ({sent.type}) sent; the capture of {settings.name} handles it at its next poll"
     click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": content}) if as_json else said)
 
 
@@ -163,14 +163,14 @@ def send_signal(
 @click.argument("action", type=click.Choice(["list", "replay"]))
 @options.with_settings(
     options.collection,
-    click.option("--all", "all_states", is_flag=True, help="list: those too whose stay has ended."),
-    click.option("--documents", is_flag=True, help="list: show what the events hold, too. It is data of documents."),
+    click.option("--all", "all_states", is_flag=True, help="list: include events that are no longer held."),
+    click.option("--documents", is_flag=True, help="list: also show the contents of the events (document data)."),
     click.option("--token", "tokens", multiple=True, metavar="TOKEN", help="replay: only this event (repeatable)."),
     click.option(
         "--corrections",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help='replay: new texts for events, as {"TOKEN": {"after": "{…}"}}.',
+        help='replay: corrected contents of events, as {"TOKEN": {"after": "{…}"}}.',
     ),
     options.as_json,
     options.take_over,
@@ -186,12 +186,12 @@ def quarantine(
     as_json: bool,
     take_over: bool,
 ) -> None:
-    """List events that could not be applied, or bring them back.
+    """List events that could not be applied, or replay them.
 
-    An event that cannot be read waits in quarantine, and later updates of the same document wait with it; the row is
-    marked incomplete meanwhile. `list` says which and why. `replay` appends those that can be read now, or are
-    corrected, to bronze again, with their own place in the order; medallion silver then applies them. It writes bronze:
-    stop the capture first.
+    An event that cannot be read is quarantined, and so are later partial updates of the same document; its row is marked
+    incomplete. `list` shows the events and the reasons. `replay` appends events that can now be read, or that you corrected, to
+    bronze again, at their original place in the order; then run medallion silver. Stop the capture before a replay, because it
+    writes to bronze.
 
     \b
     Examples:
@@ -206,10 +206,10 @@ def quarantine(
 
     failures = parallel.Failures()
     if (tokens or corrections) and not collection:
-        raise click.UsageError("--token and --corrections are of one collection: name it with --collection")
+        raise click.UsageError("--token and --corrections also need --collection")
     if action == "list":
         if tokens or corrections or take_over:
-            raise click.UsageError("--token, --corrections and --take-over belong to replay")
+            raise click.UsageError("--token, --corrections and --take-over are options of replay")
         settings, spark = application.opened(file, "quarantine", quiet=True, lazily=True)
         events = quarantine.of_pipeline(
             spark,
@@ -223,7 +223,7 @@ def quarantine(
         click.echo(quarantine.to_json(events)) if as_json else report.quarantined(events, is_whole=not failures.found)
         return failures.raised()
     if all_states or documents:
-        raise click.UsageError("--all and --documents belong to list")
+        raise click.UsageError("--all and --documents are options of list")
     mended = None
     if corrections is not None:
         mended = quarantine.read_corrections(settings_file.content(corrections), where=str(corrections))
@@ -245,16 +245,16 @@ def quarantine(
 
 @click.command()
 @options.with_settings(
-    click.option("--collection", required=True, metavar="DB.COLL", help="Whose table, as database.collection."),
+    click.option("--collection", required=True, metavar="DB.COLL", help="The collection, as database.collection."),
     click.option(
         "--layer",
         default="silver",
         show_default=True,
         type=click.Choice(["silver", "gold"]),
-        help="silver is rebuilt from bronze, gold from silver.",
+        help="The table to rebuild: silver from bronze, or gold from silver.",
     ),
-    click.option("--dry-run", is_flag=True, help="Build and compare, and swap nothing."),
-    click.option("--drop-missing", is_flag=True, help="Swap even where documents go that bronze does not explain."),
+    click.option("--dry-run", is_flag=True, help="Build and compare, but do not swap."),
+    click.option("--drop-missing", is_flag=True, help="Swap even if documents are lost that bronze does not explain."),
     options.as_json,
     options.take_over,
 )
@@ -267,11 +267,11 @@ def rebuild(
     as_json: bool,
     take_over: bool,
 ) -> None:
-    """Rebuild a silver or gold table, compare it with the live one, and swap.
+    """Rebuild a silver or gold table, compare it with the live one, and swap them.
 
-    Reads all of bronze into a shadow table beside the live one. Columns whose values were rescued are retyped to what holds
-    them all: int64 and double to DOUBLE where every value is exact, else STRING. The swap is one commit that carries the
-    position; readers see the old table or the new one. Stop the layer's own job first. Killed at any moment, run it again.
+    Reads all of bronze into a shadow table. Columns with rescued values get a type that fits all values: int64 and double become
+    DOUBLE if every value is exact, otherwise STRING. The swap is one commit that carries the position; readers see the old table
+    or the new one. Stop the layer's job first. If it is killed, run it again.
 
     \b
     Examples:
@@ -305,16 +305,16 @@ def rebuild(
 
 @click.command()
 @options.with_settings(
-    click.option("--dry-run", is_flag=True, help="Tell what is missing, and change nothing."),
+    click.option("--dry-run", is_flag=True, help="Show what is missing, and change nothing."),
     options.as_json,
     options.take_over,
 )
 def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: bool) -> None:
-    """Mend tables whose log names data files that are not there.
+    """Repair tables whose log names data files that do not exist.
 
-    Files go missing by hand, by a VACUUM that did not wait, or with a disk; every reader of the table then ends with an
-    error. This takes them out of the table by a commit that puts its position back, so that the next capture, silver
-    and gold bring the rows back. Stop the pipeline first.
+    Files get lost when someone deletes them, through a VACUUM without retention, or with a disk; then every read of the table
+    fails. This command removes them from the table in a commit that also moves its position back, so that the next run of capture,
+    silver and gold restores the rows. Stop the pipeline first.
 
     \b
     Examples:

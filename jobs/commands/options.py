@@ -18,39 +18,39 @@ _config = click.option(
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The pipeline's settings, for example conf/shop.yml.",
+    help="The pipeline's settings file, for example conf/shop.yml.",
 )
 
 
-debug = click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks. They may hold data of documents.")
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks. They may contain document data.")
 
 
 take_over = click.option(
-    "--take-over", is_flag=True, help="Claim a table whose owner you know to be gone (or stopped for good)."
+    "--take-over", is_flag=True, help="Claim tables whose writer you know to be gone, without waiting for its lease."
 )
 
-_catalog = click.option("--catalog", metavar="NAME", help="Keep the tables in this catalog, whatever the file says.")
+_catalog = click.option("--catalog", metavar="NAME", help="The catalog of the tables; overrides the file.")
 
-_schema_prefix = click.option("--schema-prefix", metavar="TEXT", help="What the names of its schemas begin with.")
+_schema_prefix = click.option("--schema-prefix", metavar="TEXT", help="Prefix of the schema names in the catalog.")
 
 
 collection = click.option("--collection", metavar="DB.COLL", help="Only this collection, as database.collection.")
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 
 
-_root = click.option("--root", metavar="FOLDER", help="Keep the tables below this folder or URL, whatever the file says.")
+_root = click.option("--root", metavar="FOLDER", help="The folder or URL of the tables; overrides the file.")
 
 _conf = click.option(
     "--conf",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of the Spark that is started here, as spark-submit takes it.",
+    help="A Spark setting, as for spark-submit (repeatable).",
 )
 
 _packages = click.option(
-    "--packages", metavar="GROUP:NAME:VERSION,…", help="Maven packages for it, as spark-submit takes them."
+    "--packages", metavar="GROUP:NAME:VERSION,…", help="Maven packages to add to Spark, separated by commas."
 )
 
 
@@ -58,7 +58,7 @@ def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
     wrong = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
     # Only the key: a value may be a secret.
     if wrong:
-        raise click.UsageError(f"--conf {wrong[0]}: KEY=VALUE is expected")
+        raise click.UsageError(f"--conf {wrong[0]}: expected KEY=VALUE")
     conf = {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
     return {**conf, "spark.jars.packages": packages} if packages else conf
 
@@ -79,9 +79,9 @@ class SettingsFile:
 
         if "" in (self.root, self.catalog):
             # Of an empty variable: what the file says is then another place than the one that was meant.
-            raise click.UsageError("--root and --catalog, where they are given, name a place")
+            raise click.UsageError("--root and --catalog must not be empty")
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
-            raise click.UsageError("the tables lie below --root, or in --catalog with --schema-prefix")
+            raise click.UsageError("use either --root, or --catalog with --schema-prefix")
         if wrong := tables.unusable(self.root or "/"):
             raise click.UsageError(f"--root {self.root}: {wrong}")
         settings = settings_file.load(self.path)
@@ -128,5 +128,5 @@ def once(*, default: bool) -> Callable[[Any], Any]:
     return click.option(
         "--once/--continuous",
         default=default,
-        help=f"Stop when all that was there at the start is done, or go on until stopped. [default: {usual}]",
+        help=f"Stop after processing what is there at the start, or run until stopped. [default: {usual}]",
     )

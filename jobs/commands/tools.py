@@ -15,24 +15,23 @@ from jobs.commands import application, interrupts, options
     default="demo",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the demo keeps its MongoDB and its lakehouse. Run again, it goes on from there.",
+    help="Folder for the demo's MongoDB and lakehouse. A second run continues from there.",
 )
-@click.option("--mongodb-uri", metavar="URI", help="Use this server instead of the embedded one (a replica set).")
+@click.option("--mongodb-uri", metavar="URI", help="Use this replica set instead of the embedded MongoDB.")
 @click.option(
     "--seconds",
     default=5,
     show_default=True,
     type=click.IntRange(1, 3600),
-    help="How long the shop is open.",
+    help="How long to keep changing the data after the snapshot.",
 )
-@click.option("--s3", "on_s3", is_flag=True, help="Keep the lakehouse in an emulated S3, which ends with the demo.")
+@click.option("--s3", "on_s3", is_flag=True, help="Keep the lakehouse in an S3 emulator, which ends with the demo.")
 @options.debug
 def demo(directory: Path, mongodb_uri: str | None, seconds: int, on_s3: bool) -> None:
-    """Watch a shop's changes go from MongoDB to gold tables.
+    """Watch changes go from MongoDB to gold tables.
 
-    Starts an embedded MongoDB, plays a shop's life against it while the pipeline runs, and shows the tables, what
-    changed, how far behind each layer was, and how to query the result. With --s3 the tables lie below s3a://, as in
-    production, in an S3 emulator of this process.
+    Starts an embedded MongoDB with a shop's data, changes it while the pipeline runs, and shows the tables, what changed, the
+    lag of each layer, and how to query the result. With --s3 the tables are in s3a://, as in production, in an S3 emulator.
     """
     from pipelines.demo import run as demo
 
@@ -46,13 +45,13 @@ def demo(directory: Path, mongodb_uri: str | None, seconds: int, on_s3: bool) ->
     "--options",
     required=True,
     metavar="FILE",
-    help="A JSON object of ExtractNewDocumentState's options, or a connector's whole JSON.",
+    help="A JSON object with options of ExtractNewDocumentState, or a connector's whole JSON.",
 )
-@click.option("--in", "source", required=True, metavar="FILE", help="Debezium change events, one a line; - for stdin.")
-@click.option("--out", "target", required=True, metavar="FILE", help="The rows, one a line; - for stdout.")
+@click.option("--in", "source", required=True, metavar="FILE", help="Debezium change events, one per line; - for stdin.")
+@click.option("--out", "target", required=True, metavar="FILE", help="The resulting rows, one per line; - for stdout.")
 @options.debug
 def unwrap(options: str, source: str, target: str) -> None:
-    """Try unwrap options on Debezium change events in a file, before a deployment.
+    """Apply unwrap options to Debezium change events in a file, to try them out.
 
     \b
     In:  {"key": …, "value": …}
@@ -69,23 +68,22 @@ def unwrap(options: str, source: str, target: str) -> None:
     "--out",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The settings file, new; stdout when left out.",
+    help="The settings file to create; stdout by default.",
 )
 @click.option(
     "--root",
     metavar="FOLDER",
     default="./lakehouse",
     show_default=True,
-    help="The folder or URL below which the tables will lie.",
+    help="The folder or URL for the tables.",
 )
 @options.debug
 def import_debezium(connector: Path, out: Path | None, root: str) -> None:
-    """Turn a Debezium connector's JSON or .properties into a settings file.
+    """Convert a Debezium connector's JSON or .properties into a settings file.
 
-    Takes the flat map of properties, the document that Kafka Connect's REST interface holds, the .properties of a standalone worker, or
-    Debezium Server's application.properties. Names of older versions
-    are translated, passwords become variables of the environment, and each property that is left out is named with the
-    reason, in the file and on stderr.
+    Reads the flat map of properties, the document of Kafka Connect's REST API, the .properties of a standalone worker, or
+    Debezium Server's application.properties. Older names are translated and passwords become environment variables. Properties
+    that are left out are listed with the reason, in the file and on stderr.
     """
     from pipelines.settings import debezium_import as debezium_connector
     from pipelines.settings import file as settings_file

@@ -70,7 +70,7 @@ IDLE_ROWS = "(kind IN ('transaction', 'notification') OR (kind = 'heartbeat' AND
 """Rows of bronze that nobody needs once they are old. Heartbeats that record snapshots, gaps or filters are not among them; they stay,
 except for those of a snapshot's chunk which that of a later chunk replaces."""
 
-HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
+HELD = "not compacted: its writer is running (--beside-writers compacts it anyway)"
 
 
 class TableKind(str, Enum):
@@ -152,7 +152,7 @@ def run(
 def refuse(result: MaintenanceResult) -> None:
     """Raise `Temporary` where tables were not begun."""
     if result.left:
-        raise errors.Temporary(f"stopped before {len(result.left)} tables were maintained; start it again")
+        raise errors.Temporary(f"stopped with {len(result.left)} tables left; start it again")
 
 
 def to_json(result: MaintenanceResult) -> str:
@@ -258,9 +258,9 @@ class _MaintenanceRun:
             return
         try:
             if not maintenance.optimize(self.spark, table.ref, purges=purges):
-                words.left.append("rows that are marked as deleted stay in its files: this Delta's REORG fails on a cluster")
+                words.left.append("deleted rows stay in its files: REORG of this Delta version fails on a cluster")
         except errors.CommitConflict:
-            words.left.append("not compacted: a commit of its writer came first")
+            words.left.append("not compacted: its writer committed first")
 
     def _facts(self, table: _Table, words: _ResultLines) -> None:
         """A table to which anybody appends."""
@@ -272,7 +272,7 @@ class _MaintenanceRun:
             elif table.age is not None:
                 self._expire(table, words)
         except errors.CommitConflict:
-            words.left.append("nothing expired: other commits came first")
+            words.left.append("nothing removed: another process committed first")
         self._compacted(table, words)
 
     # --- what is too old
@@ -307,7 +307,7 @@ class _MaintenanceRun:
         days = self.settings.maintenance.deletes_retention_days
         held = quarantine_table.count(self.spark, self.layout.quarantine(*table.namespace))
         if held:
-            words.left.append(f"no delete is forgotten: {held} events in quarantine may come before them")
+            words.left.append(f"remembered deletes kept: {held} quarantined events may be older than them")
             return
         applied = self._applied(table.namespace)
         # By the sequence, the time of the delete in the source: a delete of long ago may have been read just now.
@@ -340,7 +340,7 @@ class _MaintenanceRun:
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
             return
-        before, stays = self._before(days), f"events older than {days} days stay: its writer is alive"
+        before, stays = self._before(days), f"events older than {days} days kept: the capture is running"
         # Each collection would be looked at for nothing.
         if self.capture is None and owners.is_held(self.spark, table):
             words.left += [stays] * _has_rows(self.spark, table, f"ts_ms < {before}")
@@ -361,7 +361,7 @@ class _MaintenanceRun:
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(stays)
         except errors.CommitConflict as error:
-            words.left.append(f"events older than {days} days stay: {error}")
+            words.left.append(f"events older than {days} days kept: {error}")
 
     def _take(
         self,
@@ -398,7 +398,7 @@ class _MaintenanceRun:
                 writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         days = self.settings.maintenance.bronze_retention_days
         _note_removed(words, count, f"events older than {days} days")
-        _note_removed(words, others, f"rows of no document older than {days} days")
+        _note_removed(words, others, f"rows without a document (heartbeats, transactions) older than {days} days")
         if count:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
@@ -422,7 +422,11 @@ class _MaintenanceRun:
         at = registry.silver_position(self.spark, silver := self.layout.silver(*namespace))
         if at.version >= 0 and (at.documents or self.settings.keeps_document(str(namespace))):
             waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
-        words.left += [f"{namespace}: its events stay, {waiting} rows or events wait for others"] if waiting else []
+        words.left += (
+            [f"{namespace}: events kept, because {waiting} incomplete rows or quarantined events may need them"]
+            if waiting
+            else []
+        )
         return bool(waiting)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
@@ -437,7 +441,7 @@ class _MaintenanceRun:
         try:
             writer = Writer.claim(self.spark, table, errand="medallion maintain")
         except (errors.TableOwned, errors.LeaseHeld):
-            words.left.append(f"{namespace}: its events stay, a writer of its history is alive")
+            words.left.append(f"{namespace}: events kept, because the writer of its history is running")
             return False
         try:
             to, extra = writer.last_metadata()

@@ -73,8 +73,8 @@ def run(
     root = None if layout.root is None else local_log.folder(tables.TableRef.at(layout.root))
     if root is None:
         raise errors.DecisionNeeded(
-            "lakehouse: missing files are looked for on a file system that this process sees; "
-            "on Databricks FSCK REPAIR TABLE does it, and medallion rebuild makes silver and gold anew"
+            "lakehouse: medallion repair only works on a file system that this process can see; "
+            "on Databricks use FSCK REPAIR TABLE, and medallion rebuild for silver and gold"
         )
     bronze = layout.bronze(settings.name)
     own = local_log.folder(bronze)
@@ -96,7 +96,7 @@ def run(
             continue
         if repaired is not None and is_trimmed and repaired.next in _AGAIN.values():
             # Its rows were made of events that bronze may not hold any more: the next run looks, and refuses.
-            then = "medallion signal execute-snapshot for this collection: old events were taken from bronze"
+            then = "run medallion signal execute-snapshot for this collection: old events were removed from bronze"
             repaired = dataclasses.replace(repaired, next=then)
         found += [repaired] if repaired is not None else []
     return found
@@ -112,9 +112,7 @@ def _table(
 ) -> RepairResult | None:
     files = delta.data_files(spark, table)
     if files is None:
-        raise errors.DecisionNeeded(
-            f"{table.label}: its log cannot be read from here; on Databricks FSCK REPAIR TABLE does it"
-        )
+        raise errors.DecisionNeeded(f"{table.label}: its log cannot be read from here; on Databricks use FSCK REPAIR TABLE")
     missing = [file for file in files if not file.is_there]
     if not missing:
         return None
@@ -143,8 +141,8 @@ def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: 
 
 
 _AGAIN = {
-    "silver": "medallion silver applies all of bronze again",
-    "history": "medallion gold applies all of bronze again",
+    "silver": "medallion silver will apply all of bronze again",
+    "history": "medallion gold will apply all of bronze again",
 }
 """What brings back the rows of tables that are made of bronze's events."""
 
@@ -159,21 +157,27 @@ def _plan(
             # Whole batches from the first missing one on: the position must be a token before which nothing is missing.
             chosen = set(bronze_repair.rewound(batches, [file.name for file in missing]))
             return [file for file in files if file.name in chosen], (
-                "medallion capture reads from the oplog again what came since; where it says that the position is lost, "
+                "medallion capture will read the later events from the oplog again; if it says that the position is lost, set "
                 "snapshot.mode: when_needed"
             )
         case ("silver" | "history" as kind, *_):
             return missing, _AGAIN[kind]
         case ("gold", *_):
-            return missing, "medallion gold writes it again"
+            return missing, "medallion gold will rewrite the table"
         case ("ops", "deletes", *_):
-            return missing, "medallion gold writes the collection's table again; the deletes that these files held are gone"
+            return (
+                missing,
+                "medallion gold will rewrite the collection's table; the remembered deletes in these files are lost",
+            )
         case ("ops", "collections"):
-            return files, "medallion silver finds the collections again"
+            return files, "medallion silver will find the collections again"
         case ("ops", "schemas"):
             # All of them: by an older schema than its table's, columns would be taken for others.
-            return files, "medallion rebuild makes each collection's table and schema anew from bronze; silver waits for it"
-    return missing, "what these files held is gone"
+            return (
+                files,
+                "run medallion rebuild for each collection, to rebuild its table and schema from bronze; until then silver refuses it",
+            )
+    return missing, "the contents of these files are lost"
 
 
 def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.DataFile]) -> tuple[object, dict[str, object]]:

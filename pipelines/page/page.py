@@ -271,7 +271,7 @@ def _writer(found: pipeline_status.WriterStatus | None) -> str:
 def _cards(seen: PageContent) -> Sequence[Card]:
     bronze = seen.status.bronze
     if bronze is None:
-        return [Card("bronze", "nothing yet", "medallion run begins it")]
+        return [Card("bronze", "nothing yet", "start with medallion run")]
     lag, room = bronze.lag_seconds, bronze.headroom_seconds
     behind = [layer.lag_seconds for each in seen.status.collections for layer in (each.gold,) if layer is not None]
     quarantined = sum(each.quarantined for each in seen.status.collections)

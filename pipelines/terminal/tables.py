@@ -75,10 +75,10 @@ def models(found: Sequence[ModelPlan]) -> None:
     """The answers of `medallion models check`: each model, what it reads, and what a run would do, in its order."""
     screen = console()
     if not found:
-        screen.print("There are no models: gold.models names no folder, or there is no .sql file in it.")
+        screen.print("There are no models: gold.models is not set, or the folder has no .sql files.")
         return
     table = Table(box=box.SIMPLE, padding=(0, 1))
-    for name in ("model", "is", "reads", "a run would", "expectations"):
+    for name in ("model", "type", "reads", "a run would", "expectations"):
         table.add_column(name, overflow="fold")
     for each in found:
         reads = "\n".join(map(signs.escaped, each.reads))
@@ -92,10 +92,10 @@ def cuts(found: Sequence[Cut]) -> None:
 
     screen = console()
     if not found:
-        screen.print("There is no cut yet: medallion gold --as-of now makes one.")
+        screen.print("There are no cuts yet. Make one with: medallion gold --as-of now")
         return
     table = Table(box=box.SIMPLE, padding=(0, 1))
-    for name in ("cut", "source at", "bronze batch", "tables", "documents", "snapshots not whole"):
+    for name in ("cut", "source at", "bronze batch", "tables", "documents", "incomplete"):
         table.add_column(name, overflow="fold")
     for each in found:
         missing = _text(", ".join(each.missing))
@@ -108,16 +108,16 @@ def cut(found: Cut) -> None:
     from cdc_core.gold import cut as times
 
     screen = console()
-    screen.print(f"Cut {found.name}: the source at {times.shown(found.time)}, bronze up to batch {found.batch}")
+    screen.print(f"Cut {found.name}: source at {times.shown(found.time)}, bronze up to batch {found.batch}")
     if found.documents != "exact":
         screen.print(
-            "Documents as captured: updates are looked up, and may be newer than the cut. With capture.mode change_streams, or "
-            "capture.mode.full.update.type post_image, they are exact."
+            "Documents as captured: they are looked up, and may be newer than the cut. They are exact with capture.mode: change_streams "
+            "or capture.mode.full.update.type: post_image."
         )
     if found.missing:
-        screen.print(_text(f"Not whole, their snapshot was still being read: {', '.join(found.missing)}"))
+        screen.print(_text(f"Incomplete, for example because of an unfinished snapshot: {', '.join(found.missing)}"))
     table = Table(box=box.SIMPLE, padding=(0, 1))
-    for name in ("table", "version", "is"):
+    for name in ("table", "version", "location"):
         table.add_column(name, overflow="fold")
     for each in found.tables:
         table.add_row(_text(each.name), "–" if each.version is None else str(each.version), _text(each.identifier))
@@ -132,7 +132,7 @@ def result(layer: str, outcome: object) -> None:
 
 def nothing_yet(layer: str, what: str, command: str) -> None:
     """A log line of a run that had nothing to read from, and what fills it."""
-    _log(layer).info("%s yet: medallion %s begins it", what, command)
+    _log(layer).info("%s: run medallion %s first", what, command)
 
 
 def _log(layer: str) -> logging.Logger:
@@ -246,7 +246,7 @@ def status(found: PipelineStatus) -> None:
 def verified(found: Verification) -> None:
     """What `medallion verify` shows: a line for each collection, and beneath it the keys that differ, with their paths."""
     screen = console()
-    table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "else", "seconds")
+    table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "other", "seconds")
     for each in found.collections:
         others = {name: getattr(each, name) for name in VERDICTS_BESIDE if getattr(each, name)}
         parts = ", ".join(f"{count:,} {name}" for name, count in others.items())
@@ -260,10 +260,10 @@ def verified(found: Verification) -> None:
             screen.print(_text(line))
         if len(each.differences) > SHOWN_DIFFERENCES:
             more = len(each.differences) - SHOWN_DIFFERENCES
-            screen.print(_text(f"… and {more:,} more of {each.collection}: --json names them"))
+            screen.print(_text(f"… and {more:,} more in {each.collection}; --json lists all"))
     compared = {each.collection for each in found.collections}
     for name, error in found.failures.items():
-        what = "the result is in no table" if name in compared else "not compared"
+        what = "the result could not be stored" if name in compared else "not compared"
         screen.print(_text(f"{name}: {what}: ").append(errors.message_of(error)))
 
 
@@ -274,7 +274,7 @@ SHOWN_DIFFERENCES = 20
 def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
     """What `medallion maintain` shows: a line for each table."""
     if not found.tables:
-        console().print("there is no table yet: medallion run makes them" if is_whole else "no table could be maintained")
+        console().print("there are no tables yet: start the pipeline first" if is_whole else "no table could be maintained")
         return
     table = _plain_table("table", "files", "MB", "what was done")
     for each in found.tables:
@@ -305,7 +305,7 @@ def schemas(found: Sequence[SchemaHistory]) -> None:
             )
         screen.print(columns, changes, sep="\n")
     if not found:
-        screen.print("no collection has come to silver yet: medallion silver begins it")
+        screen.print("silver has no collections yet: run medallion silver first")
 
 
 SHOWN_EVENTS = 1000
@@ -315,7 +315,7 @@ def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> 
     """What `medallion quarantine list` shows: a line for each of the first `SHOWN_EVENTS`; its texts beneath, where the command asks for them."""
     screen = console()
     if not found:
-        screen.print("nothing is in quarantine" if is_whole else "nothing is in quarantine where it can be read")
+        screen.print("the quarantine is empty" if is_whole else "the quarantine is empty, as far as it can be read")
         return
     table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
     for each in found[:SHOWN_EVENTS]:
@@ -334,16 +334,16 @@ def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> Non
     """What `medallion quarantine replay` did, a line for each collection."""
     screen = console()
     for name, each in found.items():
-        parts = [f"{name}: nothing to bring back"]
+        parts = [f"{name}: nothing to replay"]
         if each.batch is not None:
             parts = [
-                f"{name}: {each.events:,} brought back, up to bronze batch {each.batch}, which medallion silver applies"
+                f"{name}: {each.events:,} replayed, up to bronze batch {each.batch}; run medallion silver to apply them"
             ]
         if each.held:
-            parts.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
+            parts.append(f"{each.held:,} still in quarantine, because they cannot be read or follow one that cannot")
         screen.print(_text("; ".join(parts)))
     if not found and is_whole:
-        screen.print("no collection has come to silver yet")
+        screen.print("silver has no collections yet")
 
 
 def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
@@ -353,32 +353,34 @@ def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
     """
     screen = console()
     if not found and is_whole:
-        screen.print("no table names a file that is missing")
+        screen.print("no files are missing")
     for each in found:
-        done = "nothing was changed" if each.version is None else f"{each.taken_out:,} files were taken out"
+        done = "nothing was changed" if each.version is None else f"{each.taken_out:,} files were removed from the table"
         screen.print(_text(f"{each.table}: {len(each.missing):,} files are missing; {done}. {each.next}"))
 
 
 def rebuilt(found: RebuildResult) -> None:
     """What `medallion rebuild` shows: both tables' counts, where and why documents differ, and whether it was swapped."""
     screen, seen = console(), found.comparison
-    counts = _plain_table("", "as it was", "rebuilt")
+    counts = _plain_table("", "live", "rebuilt")
     counts.add_row("rows", f"{seen.rows:,}", f"{seen.rebuilt_rows:,}")
     counts.add_row("rescued values", f"{seen.rescued:,}", f"{seen.rebuilt_rescued:,}")
-    counts.add_row("only there", f"{seen.gone:,}", f"{seen.new:,}")
+    counts.add_row("only in this table", f"{seen.gone:,}", f"{seen.new:,}")
     screen.print(_text(f"{found.table}, bronze batches 1 to {found.to}"), counts)
     if seen.lost:
-        screen.print(_text(f"{seen.lost:,} go without a delete in bronze: {', '.join(seen.lost_keys)}"), style="yellow")
+        screen.print(
+            _text(f"{seen.lost:,} would be lost without a delete in bronze: {', '.join(seen.lost_keys)}"), style="yellow"
+        )
     for change in found.changes:
         types = " → ".join(filter(None, (change.from_type, change.to_type)))
         screen.print(_text(f"column {change.path} {change.what.value}: {types}"))
     screen.print(f"{seen.differing:,} documents differ")
     if seen.differences:
-        table = _plain_table("column", "documents", "why", "keys, for example")
+        table = _plain_table("column", "documents", "why", "example keys")
         for each in seen.differences:
             table.add_row(*map(_text, (each.column, f"{each.documents:,}", each.why, ", ".join(each.keys))))
         screen.print(table)
-    swapped = f"swapped: version {found.version}" if found.version is not None else "nothing was swapped"
+    swapped = f"swapped: version {found.version}" if found.version is not None else "not swapped"
     screen.print(f"{swapped} ({units.duration(found.seconds)})")
 
 
@@ -394,14 +396,14 @@ def _source_line(found: PipelineStatus) -> Text:
     if server.problem is not None:
         return _text(server.problem, style="yellow")
     if server.now is None or server.oplog_first is None:
-        return _text(f"{server.server}, oplog unknown (the user lacks clusterMonitor, or it is a mongos)")
-    return _text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
+        return _text(f"{server.server}, oplog window unknown (no clusterMonitor role, or a mongos)")
+    return _text(f"{server.server}, oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
 def _bronze_line(found: PipelineStatus) -> Text:
     log = found.bronze
     if log is None:
-        return _text("nothing captured yet: medallion capture begins it", style="yellow")
+        return _text("nothing captured yet: run medallion capture first", style="yellow")
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
     parts = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
     if log.lag_seconds is not None:
@@ -422,7 +424,7 @@ def _writer(writer: object) -> str:
 
     if not isinstance(writer, WriterStatus) or writer.has_left:
         return "no writer"
-    lease = f"lease {writer.lease_seconds} s" if writer.lease_seconds else "lease over"
+    lease = f"lease {writer.lease_seconds} s" if writer.lease_seconds else "lease expired"
     return f"written by process {writer.process} on {writer.host} ({lease})"
 
 
@@ -437,7 +439,7 @@ def _collections_table(found: PipelineStatus) -> Table:
     troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("collection", overflow="fold")
-    cells = [name for layer in layers for name in (layer, "waits", "/s")]
+    cells = [name for layer in layers for name in (layer, "backlog", "/s")]
     for name in (*(["snapshot"] if is_snapshot else []), *cells, *troubles):
         table.add_column(name, justify="right", no_wrap=True)
     for each in found.collections:
@@ -460,9 +462,9 @@ def _troubles_told(found: PipelineStatus) -> Iterator[str]:
         if each.problem is not None:
             yield f"{each.collection}: {each.problem}"
         if each.snapshot is not None and each.snapshot.failed is not None:
-            yield f"{each.collection}: its snapshot failed: {each.snapshot.failed}"
+            yield f"{each.collection}: snapshot failed: {each.snapshot.failed}"
         if each.gold is None and each.silver is not None and each.silver.rows > each.silver.deleted + each.silver.incomplete:
-            yield f"{each.collection}: gold has no version of it yet; medallion gold publishes it, or tells why it does not"
+            yield f"{each.collection}: not in gold yet; run medallion gold, which publishes it or says why it cannot"
         if each.incomplete_since is not None:
             again = signals.snapshot_command(each.collection)
             yield f"{each.collection}: incomplete since {each.incomplete_since}: {each.incomplete_because}; {again}"

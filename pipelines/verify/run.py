@@ -162,17 +162,17 @@ def _refusal(result: Verification) -> errors.MedallionError | None:
     wrong = [each.collection for each in result.collections if each.is_wrong]
     if wrong:
         return errors.DecisionNeeded(
-            f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} is not what "
-            "the source holds; medallion verify --repair reads what differs again"
+            f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} differs from "
+            "the source; medallion verify --repair reads the differing documents again"
         )
     if waiting := sum(each.waiting for each in result.collections):
         return errors.Temporary(
-            f"{waiting:,} documents could not be judged: their last change is not in {result.layer.value} yet. Start the pipeline, or "
+            f"{waiting:,} documents could not be compared: their last change is not in {result.layer.value} yet. Start the pipeline, or "
             "let it catch up, and verify again"
         )
     if unsettled := sum(each.unsettled for each in result.collections):
         return errors.Temporary(
-            f"{unsettled:,} documents differ at first sight and were not looked at closely, there was no time for so many. Let "
+            f"{unsettled:,} documents differ at first sight, but were too many to compare closely in time. Let "
             "the pipeline catch up, and verify again"
         )
     return None
@@ -251,7 +251,7 @@ class _VerifyRun:
                 f"known are {', '.join(all_names[:10])}" if all_names else "there is none yet: medallion capture begins it"
             )
             hint = values.did_you_mean(wanted, all_names) or known_are
-            raise errors.SettingsError(errors.Problem("--collection", f"there is no captured collection {wanted}", hint))
+            raise errors.SettingsError(errors.Problem("--collection", f"{wanted} is not a captured collection", hint))
         return found
 
     def compared(self, namespace: registry.Namespace) -> CollectionVerification:
@@ -269,7 +269,7 @@ class _VerifyRun:
         wrong = [key for key in differing if key_filter.is_key(key)]
         if self.options.repair and len(wrong) < len(differing):
             log.warning(
-                "%s: %d rows have keys that no document can have, and stay; medallion rebuild makes the table without them",
+                "%s: %d rows have keys that no document can have; --repair cannot remove them, medallion rebuild does",
                 namespace,
                 len(differing) - len(wrong),
             )

@@ -94,7 +94,7 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
         ],
         catch_exceptions=False,
     )
-    assert sent.output == "signal again (execute-snapshot) is sent; the capture of shop does it at its next look\n"
+    assert sent.output == "signal again (execute-snapshot) sent; the capture of shop handles it at its next poll\n"
     assert once(spark, found).snapshot_documents == 4
     assert once(spark, found).snapshot_documents == 0
     landed = rows(spark, found)

@@ -96,7 +96,7 @@ def test_fifty_planted_differences_are_found_and_repaired(
     assert {name: paths[str(first)] for name, (first, _) in CHANGED.items()} == {
         name: ["odd" if name == "__rescued" else name] for name in CHANGED
     }
-    with pytest.raises(errors.DecisionNeeded, match="orders: gold is not what the source holds"):
+    with pytest.raises(errors.DecisionNeeded, match="orders: gold differs from the source"):
         verify.refuse(wrong)
     assert "lost $unset" not in verify.to_json(wrong)
     mended = verify.run(spark, found, verify.VerifyOptions(repair=True))

@@ -126,12 +126,12 @@ def test_quarantine_brings_a_corrected_event_back_to_its_place(person: Person, t
     assert "texts" not in held[0]
     assert '"v":2' not in person.says("quarantine list") + person.says("quarantine list", "--all")
     assert '"v":2' in person.says("quarantine list", "--documents")
-    assert "nothing to bring back; 2 held still" in person.says("quarantine replay")
+    assert "nothing to replay; 2 still in quarantine" in person.says("quarantine replay")
 
     mended = tmp_path / "mended.json"
     mended.write_text(json.dumps({held[0]["resume_token"]: {"after": '{"_id":1,"v":2,"w":1}'}}))
     arguments = ("quarantine replay", "--collection", ORDERS, "--corrections", str(mended))
-    assert "2 brought back, up to bronze batch 3" in person.says(*arguments)
+    assert "2 replayed, up to bronze batch 3" in person.says(*arguments)
     hop.run()
     assert hop.documents("orders") == [{"_id": 1, "v": 2, "w": 2, "__key": "1"}, {"_id": 2, "v": 1, "__key": "2"}]
     assert not any("__incomplete" in row for row in hop.rows("orders"))

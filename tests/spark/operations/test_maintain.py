@@ -181,7 +181,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
     held = Writer.claim(spark, gold_table)
     found = {each.table: each for each in maintained(spark, chosen).tables}
-    assert "its writer is alive" in found[gold_table.label].left[0]
+    assert "its writer is running" in found[gold_table.label].left[0]
     maintaining = maintain._MaintenanceRun(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
     (beside,) = [each for each in maintaining.tables(None) if each.ref == gold_table]
     assert maintaining.maintained(beside).after.files == 1

@@ -71,7 +71,7 @@ def test_a_capture_has_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest.
 def test_an_option_of_an_empty_variable_is_no_place(tmp_path: Path, given: tuple[str | None, str | None]) -> None:
     """The command would go to the tables that the file names, which are others than those that were meant."""
     catalog, root = given
-    with pytest.raises(click.UsageError, match="name a place"):
+    with pytest.raises(click.UsageError, match="must not be empty"):
         SettingsFile(tmp_path / "shop.yml", catalog, None, root, {}).load()
 
 

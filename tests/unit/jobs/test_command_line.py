@@ -231,13 +231,13 @@ def test_corrections_that_are_no_text_are_refused_before_spark_starts(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     (
-        (["stop-snapshot", "--data-collections", ""], "--data-collections, where it is given, names collections"),
+        (["stop-snapshot", "--data-collections", ""], "--data-collections must not be empty"),
         (["execute-snapshot", "--data-collections", "a.b", "--filter", ""], "its filter is no Extended JSON"),
-        (["pause-snapshot", "--data-collections", "a.b"], "pause-snapshot takes no --data-collections"),
-        (["stop-snapshot", "--data-collections", "a.b", "--filter", "{}"], "stop-snapshot takes no --filter"),
-        (["log", "--message", "m", "--type", "blocking"], "log takes no --type"),
-        (["stop-snapshot", "--type", "blocking"], "stop-snapshot takes no --type but incremental"),
-        (["execute-snapshot", "--data", "[" * 100_000], "--data is no JSON"),
+        (["pause-snapshot", "--data-collections", "a.b"], "pause-snapshot does not take --data-collections"),
+        (["stop-snapshot", "--data-collections", "a.b", "--filter", "{}"], "stop-snapshot does not take --filter"),
+        (["log", "--message", "m", "--type", "blocking"], "log does not take --type"),
+        (["stop-snapshot", "--type", "blocking"], "stop-snapshot only takes --type incremental"),
+        (["execute-snapshot", "--data", "[" * 100_000], "--data is not valid JSON"),
     ),
 )
 def test_a_signal_is_refused_that_would_ask_for_more_than_was_written(
@@ -254,9 +254,9 @@ def test_a_signal_is_refused_that_would_ask_for_more_than_was_written(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     (
-        (["status"], 0, "nothing captured yet: medallion capture begins it"),
-        (["schema"], 0, "medallion silver begins it"),
-        (["cut", "list"], 0, "There is no cut yet"),
+        (["status"], 0, "nothing captured yet: run medallion capture first"),
+        (["schema"], 0, "run medallion silver first"),
+        (["cut", "list"], 0, "There are no cuts yet"),
         (
             ["rebuild", "--collection", "a.b"],
             2,

@@ -132,8 +132,8 @@ def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pyte
 @pytest.mark.parametrize(
     ("verb", "says"),
     (
-        ("silver", "bronze holds nothing yet: medallion capture begins it"),
-        ("gold", "silver holds no collection yet: medallion silver begins it"),
+        ("silver", "bronze is empty: run medallion capture first"),
+        ("gold", "silver has no collections: run medallion silver first"),
     ),
 )
 def test_a_run_before_the_layer_below_it_says_what_comes_first(tmp_path: Path, verb: str, says: str) -> None:
@@ -149,7 +149,7 @@ def test_a_run_before_the_layer_below_it_says_what_comes_first(tmp_path: Path, v
 def test_maintenance_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """One line, and no table without rows."""
     report.maintained(maintain.MaintenanceResult("shop", (), seconds=0.0))
-    assert capsys.readouterr().out == "there is no table yet: medallion run makes them\n"
+    assert capsys.readouterr().out == "there are no tables yet: start the pipeline first\n"
 
 
 def test_the_newest_of_no_cuts_is_none_yet() -> None:
@@ -186,7 +186,7 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
     )
     asked = status.ServerStatus("MongoDB 7.0.1", 1_700_000_005, 1_699_992_800)
     text = _shown(status.PipelineStatus("shop", 0, asked, log, (orders,)), capsys)
-    assert "MongoDB 7.0.1, its oplog reaches back 2 h" in text
+    assert "MongoDB 7.0.1, oplog reaches back 2 h" in text
     assert "3,456 rows in 12 batches, complete up to 2023-11-14 22:13:20 UTC, 5 s behind, headroom 2 h, 250 events/s" in text
     assert "written by process 17 on host-a (lease 80 s)" in text
     assert "shop.orders 10 so far 100 7 (1 min 5 s) – 3 2" in text
@@ -203,16 +203,16 @@ def test_status_shows_what_does_not_begin(capsys: pytest.CaptureFixture[str]) ->
         status.CollectionStatus("shop.old", None, empty, None, 0, 0),
     )
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(), None, found), capsys)
-    assert "silver waits /s gold waits /s history waits /s" in text
+    assert "silver backlog /s gold backlog /s history backlog /s" in text
     assert "shop.kept 9 0 8 0 3 0 7 (1 min 5 s)" in text
-    assert "shop.new: gold has no version of it yet; medallion gold publishes it, or tells why" in text
+    assert "shop.new: not in gold yet; run medallion gold" in text
     assert "shop.old 9 0 – –" in text and "shop.old:" not in text
 
 
 def test_status_before_anything_ran_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither a source that answers nor a table: still a status."""
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(problem="no server answered"), None, ()), capsys)
-    assert "no server answered" in text and "medallion capture begins it" in text
+    assert "no server answered" in text and "run medallion capture first" in text
 
 
 def test_a_position_behind_the_oplog_is_called_lost(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
         maintaining = maintain._MaintenanceRun(SPARK, replace(hop.settings, maintenance=kept), True, now_ms=0)
         words, capture = maintain._ResultLines(), Writer.claim(SPARK, hop.bronze)
         maintaining._trim(hop.bronze, words)
-        assert words.left == ["events older than 1 days stay: its writer is alive"] * is_old
+        assert words.left == ["events older than 1 days kept: the capture is running"] * is_old
         capture.release()
         with pytest.raises(without_spark.NeedsSpark):
             maintaining._trim(hop.bronze, words)

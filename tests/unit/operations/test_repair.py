@@ -41,7 +41,7 @@ def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkey
     def one(spark: Any, table: tables.TableRef, names: Any, **given: object) -> tables_repair.RepairResult:
         if table == hop.bronze:
             raise errors.TableOwned("process 7 writes it")
-        return tables_repair.RepairResult(table.label, ("part-0",), 1, "what these files held is gone", 5)
+        return tables_repair.RepairResult(table.label, ("part-0",), 1, "the contents of these files are lost", 5)
 
     with without_spark.running():
         hop = Hop(tmp_path)

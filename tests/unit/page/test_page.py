@@ -90,7 +90,7 @@ def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
     """Without bronze it says what begins it."""
     source = status.ServerStatus(problem="no server answered in time")
     text = page.rendered(page.PageContent(status.PipelineStatus("shop", 0, source, None, ())))
-    assert "nothing yet" in text and "medallion run begins it" in text and "no server answered in time" in text
+    assert "nothing yet" in text and "start with medallion run" in text and "no server answered in time" in text
 
 
 def test_the_page_cannot_be_written() -> None:

@@ -125,7 +125,7 @@ def test_a_result_that_cannot_be_written_down_is_told(
     found = verified(run, tmp_path, monkeypatch)
     assert [each.different for each in found.collections] == [1, 1]
     report.verified(found)
-    assert "shop.a: the result is in no table: ops/verifications: no space left" in capsys.readouterr().out
+    assert "shop.a: the result could not be stored: ops/verifications: no space left" in capsys.readouterr().out
     with pytest.raises(errors.CollectionsFailed, match=r"shop\.a, shop\.b: gold is not") as raised:
         verify.refuse(found)
     assert errors.code(raised.value) == 3
