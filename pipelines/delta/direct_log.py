@@ -218,12 +218,13 @@ class DirectLog:
             actions.add({"remove": removed})
         return self._committed(self._at(base), actions, base=base, metadata=metadata)
 
-    def live(self) -> DataFrame:
-        """The files of the newest version, one a row, as the log has them."""
+    def live(self) -> list[dict[str, Any]]:
+        """The `add` actions of the newest version's files, as the log has them."""
         from pyspark.sql.classic.dataframe import DataFrame as Frame
 
         found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
-        return found.selectExpr("path", "size", "stats", "to_json(deletionVector) AS vector")
+        rows = found.selectExpr("path", "size", "stats", "to_json(deletionVector) AS deletionVector").collect()
+        return [{**row.asDict(), "deletionVector": json.loads(row.deletionVector or "null")} for row in rows]
 
     def checkpoint(self) -> bool:
         """Checkpoint the newest version, and clean up behind it."""

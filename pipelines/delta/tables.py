@@ -24,6 +24,7 @@ from pipelines.delta import (
     data_file,
     deleted_rows,
     direct_log,
+    live_files,
     local_log,
     store_exclusion,
     stored_files,
@@ -262,15 +263,20 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
     direct, folder = direct_log.of(spark, table), local_log.folder(table)
     if direct is None or folder is None:
         return None
+    live = live_files.LiveFiles(folder)
     with table_errors.translating(table):
-        rows = direct.live().collect()
+        newest = live.newest()
+        # As this process reads the log, where it can: of many tables a query each takes minutes.
+        files = live.files() if newest is not None and live.at(newest) else direct.live()
     found = []
-    for row in rows:
-        vector = None if row.vector is None else json.loads(row.vector)
-        is_there = table_files.is_whole(local_log.data_path(folder, row.path), row.size)
+    for file in files:
+        vector = file.get("deletionVector")
+        if vector is not None:  # a checkpoint has each of its fields, and a commit those that hold something
+            vector = {name: value for name, value in vector.items() if value is not None}
+        is_there = table_files.is_whole(local_log.data_path(folder, file["path"]), file["size"])
         # Without its vector nobody knows which rows of a file count, and none is read.
         is_there = is_there and (vector is None or deleted_rows.is_there(vector, folder))
-        found.append(data_file.DataFile(row.path, json.loads(row.stats or "{}"), vector, is_there))
+        found.append(data_file.DataFile(file["path"], json.loads(file.get("stats") or "{}"), vector, is_there))
     return found
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from pipelines.delta import local_log
+from cdc_core.tables import layout as tables
+from pipelines.delta import live_files, local_log
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,11 +64,17 @@ def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) ->
     ],
     ids=["deletion vectors", "partitions", "column mapping"],
 )
-def test_what_only_delta_can_tell_is_left_to_it(spark: SparkSession, tmp_path: Path, clauses: str, properties: str) -> None:
+def test_what_only_delta_can_tell_is_left_to_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clauses: str, properties: str
+) -> None:
+    """Rows; and files, with their deletion vectors, are those that Delta names."""
     table = made(spark, tmp_path / "t", clauses=clauses, properties=properties)
     spark.sql(f"INSERT INTO {table} SELECT 'x', id % 2 FROM range(10)")
     spark.sql(f"DELETE FROM {table} WHERE name = 'x' AND n = 1")
     assert local_log.rows(tmp_path / "t", SCHEMA) is None
+    files = delta.data_files(spark, tables.TableRef.at(str(tmp_path / "t")))
+    monkeypatch.setattr(live_files.LiveFiles, "at", lambda *_: False)
+    assert files and files == delta.data_files(spark, tables.TableRef.at(str(tmp_path / "t")))
 
 
 def test_a_log_that_was_cut_is_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
