@@ -66,6 +66,8 @@ def launch(
     import pyspark
     from pyspark.sql import SparkSession
 
+    from pipelines.spark import jvm_names
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # PySpark brings its Spark; one of another version that `SPARK_HOME` names does not understand it, or has no Delta for it.
     named = Path(os.environ.get("SPARK_HOME", ""), "jars").glob(f"spark-core_*-{pyspark.__version__}*.jar")
@@ -84,6 +86,7 @@ def launch(
         atexit.register(_end, os.getpid())
         context = _context(settings, hadoop)
         _end_without_traceback(context)
+        jvm_names.remember(context._jvm)
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, given)
     return spark
