@@ -1,10 +1,9 @@
-"""Native typing against the exact path: the same schema, the same rows, the same rescued values, natively
-or not.
+"""Typing by executors against the exact path: the same schema, the same rows, the same rescued values, whatever Spark makes of them on
+the way.
 """
 
 from __future__ import annotations
 
-import json
 import pathlib
 import random
 from collections.abc import Iterator
@@ -15,63 +14,32 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sf
 
-from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import column_types, document_schema
 from cdc_core.schema import names as column_names
-from cdc_core.schema.evolution import join
-from cdc_core.schema.pins import parse_pins
-from cdc_core.schema.shape import Shape
 from cdc_core.tables import layout as tables
-from cdc_core.typed import exact as reference
 from cdc_core.typed import plan as typed
 from pipelines.schema import log as schemas
 from pipelines.schema import looks
+from tests.harness import typed_cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-CASES = pathlib.Path(__file__).parents[2] / "cases" / "types"
-DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]
-OPTIONS = {
-    "flatten": unwrap_options.parse({"flatten.struct": "true"}),
-    "arrays_as_documents": unwrap_options.parse({"array.encoding": "document"}),
-}
-
 
 def frame(spark: SparkSession, texts: list[str | None], first: int = 0) -> DataFrame:
     """The texts as bronze has them, with a sequence, in two partitions."""
-    marks = [f"{first + number:024x}" for number in range(len(texts))]
+    marks = [typed_cases.mark(first + number) for number in range(len(texts))]
     table = pa.table({"after": pa.array(texts, pa.string()), "sequence": pa.array(marks, pa.string())})
     return spark.createDataFrame(table)
-
-
-def plain(value: Any) -> Any:
-    """A value out of Arrow, so that equal means equal: NaN as text, maps as dicts, -0.0 apart from 0.0."""
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], tuple):
-        return plain(dict(value))
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return value
 
 
 def native(df: DataFrame, plan: typed.Plan) -> list[dict[str, Any]]:
     """Documents as the plan types them, in order."""
     columns = ("document", "rescued", "unreadable")
     rows = typed.documents(df, plan=plan).orderBy("sequence").select(*columns).toArrow().to_pylist()
-    return [plain(row) for row in rows]
-
-
-def exact(texts: list[str | None], schema: document_schema.DocumentSchema) -> list[dict[str, Any]]:
-    """The same by the exact path."""
-    blank = {"document": None, "rescued": None, "unreadable": False}
-    rows = reference.rows(pa.array(texts), schema).to_pylist()
-    return [blank if row is None else plain(row) for row in rows]
+    return [typed_cases.plain(row) for row in rows]
 
 
 def evolution_of(df: DataFrame, **named: Any) -> schemas.Evolution:
@@ -88,39 +56,20 @@ def check(
     """Evolves and types one batch, and holds both to the pure functions."""
     df = frame(spark, texts, first)
     evolution = evolution_of(df, current=current, **named)
-    shape = Shape()
-    for number, text in enumerate(texts):
-        mark = f"{first + number:024x}"
-        reference.observed(shape, text or "", mark, values=evolution.schema.naming.values)
-    expected, _ = join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
-    assert types(evolution.schema.struct) == types(expected.struct)
-    for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
+    typed_cases.check_schema(evolution, texts, current, first=first, pins=named.get("pins"))
+    for left, right in zip(native(df, evolution.plan), typed_cases.rows(texts, evolution.schema), strict=True):
         assert left == right
     return evolution
 
 
-def types(type_: column_types.ColumnType) -> Any:
-    """A type without the order of its fields and the names of their columns."""
-    match type_:
-        case column_types.Struct(fields):
-            return {item.name: types(item.type) for item in fields}
-        case column_types.Array(element):
-            return [types(element)]
-        case column_types.Map(value):
-            return ("map", types(value))
-        case _:
-            return type_
+SETTINGS = [case for case in typed_cases.DOCUMENTS if case.get("pins") or case.get("naming")]
+"""Cases of pinned types, and of other layouts; the decoder has all of them in `tests/unit/typed/test_typed_cases.py`."""
 
 
-@pytest.mark.parametrize("case", DOCUMENTS, ids=[case["case"] for case in DOCUMENTS])
-def test_cases(spark: SparkSession, case: dict[str, Any]) -> None:
-    """Each case's documents give natively what they give by the exact path."""
-    named = {
-        "pins": parse_pins(case.get("pins", {})),
-        "options": next((OPTIONS[name] for name in case.get("naming", {})), None),
-    }
-    texts: list[str | None] = [orjson.dumps(document).decode() for document in case["documents"]]
-    check(spark, texts, document_schema.EMPTY, **named)
+@pytest.mark.parametrize("case", SETTINGS, ids=[case["case"] for case in SETTINGS])
+def test_settings_are_those_of_the_executors(spark: SparkSession, case: dict[str, Any]) -> None:
+    """Pinned types and layouts give natively what they give by the exact path."""
+    check(spark, typed_cases.texts_of(case), document_schema.EMPTY, **typed_cases.settings_of(case))
 
 
 SCALARS: list[Any] = [
@@ -166,7 +115,7 @@ def history(seed: int, count: int) -> Iterator[str]:
 def test_any_documents(spark: SparkSession, seed: int) -> None:
     """Documents of any shape, in batches, give natively what they give by the exact path."""
     texts: list[str | None] = [*history(seed, 500)]
-    options = [None, OPTIONS["flatten"]][seed % 2]
+    options = [None, typed_cases.OPTIONS["flatten"]][seed % 2]
     schema, first = document_schema.EMPTY, 0
     for size in (1, 40, 459):
         schema = check(spark, texts[first : first + size], schema, first, options=options).schema
@@ -182,16 +131,6 @@ def test_every_meeting(spark: SparkSession) -> None:
     seconds = [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in SCALARS]
     for start in range(0, len(seconds), 20):
         check(spark, seconds[start : start + 20], schema, 1)
-
-
-@pytest.mark.parametrize("kind", ["doubles", "dates", "texts", "arrays"])
-def test_a_mix_where_arrays_are_typed_for_good(spark: SparkSession, kind: str) -> None:
-    """No value changes these columns, so that nobody looks into a mix of arrays and others: nothing of it is lost."""
-    values: dict[str, Any] = {"doubles": 1.5, "dates": {"$date": {"$numberLong": "1"}}, "texts": "x", "arrays": [2.5]}
-    firsts = {"one": [values[kind]], "two": [[values[kind]]]}
-    schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
-    seconds: list[Any] = ["text", {"b": 1}, [{"b": 1}, {"b": "x"}, {"c": [1, {"d": 2.5}]}], [[1, 2], [], [3]], firsts["two"]]
-    check(spark, [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in seconds], schema, 1)
 
 
 def test_many_new_documents_are_looked_at_the_same_here_and_there(
@@ -275,8 +214,8 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
 
 def test_names_are_kept(spark: SparkSession) -> None:
     """Columns keep their names when a name that would meet them comes later."""
-    first = evolution_of(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=OPTIONS["flatten"])
-    assert first.schema.naming == column_names.ColumnNaming.of(OPTIONS["flatten"])
+    first = evolution_of(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=typed_cases.OPTIONS["flatten"])
+    assert first.schema.naming == column_names.ColumnNaming.of(typed_cases.OPTIONS["flatten"])
     later = frame(spark, ['{"_id":2,"b_c":"x"}'], 1)
-    second = evolution_of(later, current=first.schema, options=OPTIONS["flatten"])
+    second = evolution_of(later, current=first.schema, options=typed_cases.OPTIONS["flatten"])
     assert [column.name for column in second.schema.columns] == ["_id", "b_c", "b_c_2"]
