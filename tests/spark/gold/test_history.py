@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "queries":
         monkeypatch.setattr(in_process_history.InProcess, "is_applied", lambda *_: False)
     return str(request.param)
+
+
+@contextlib.contextmanager
+def by_this_process() -> Iterator[None]:
+    """What a test begins with is laid out without queries, whichever way the test is about: it is the same, and they take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_process_history.InProcess, "is_applied", APPLIED)
+        yield
 
 
 def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +78,8 @@ def test_what_a_late_event_and_a_sweep_say_of_deletes_when_the_mode_is_gone(spar
     """The column is there and stays true: of the version that a delete ended before, and of what ends from now on."""
     hop = HistoryHop(spark, lakehouse, {"things": {"delete.tombstone.handling.mode": "rewrite"}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("d", 1, 20), change("c", 2, 11, "x")]})
-    hop.run()
+    with by_this_process():
+        hop.run()
     later = HistoryHop(spark, lakehouse, {"things": {}})
     hop.bronze.append({"things": [change("u", 1, 15, "b"), {"drop": 30}]})
     later.run()
@@ -83,7 +93,8 @@ def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spar
     hop = HistoryHop(spark, lakehouse, {})
     events = [change("c", 1, 10, "a"), change("c", 2, 11, "x"), change("d", 2, 15)]
     hop.bronze.append({"dropped": events, "late": events})
-    hop.run()
+    with by_this_process():
+        hop.run()
     rewrite = {"delete.tombstone.handling.mode": "rewrite"}
     later = HistoryHop(spark, lakehouse, {"dropped": rewrite, "late": rewrite})
     hop.bronze.append({"dropped": [{"drop": 30}], "late": [change("c", 3, 20, "b")]})
@@ -103,7 +114,8 @@ def test_a_column_that_somebody_dropped_is_for_a_person(spark: SparkSession, lak
     """Added again it would be null in all versions that are there; what it held is in bronze."""
     hop = HistoryHop(spark, lakehouse, {"things": {}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("c", 2, 11, "b")]})
-    hop.run()
+    with by_this_process():
+        hop.run()
     spark.sql(f"ALTER TABLE {hop.table('things')} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     spark.sql(f"ALTER TABLE {hop.table('things')} DROP COLUMN v")
     hop.bronze.append({"things": [change("u", 1, 20, "c")]})
@@ -119,7 +131,8 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     update = {"op": "u", "key": 1, "at": 20, "update": {"w": 2}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), update]})
-    hop.run()
+    with by_this_process():
+        hop.run()
     hop.bronze.append({"things": [update]})
     hop.run()
     assert (hop.at("things", 10), hop.at("things", 20)) == ({1: "a"}, {1: "a"})
@@ -172,7 +185,8 @@ def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakeh
     """
     hop = HistoryHop(spark, lakehouse, {"things": {"add.fields": "op", "add.fields.prefix": ""}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})
-    hop.run()
+    with by_this_process():
+        hop.run()
     later = HistoryHop(spark, lakehouse, {"things": {}})
     hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": "b", "op": 5, "n": {"x": 1}}}]})
     later.run()
@@ -187,7 +201,8 @@ def test_a_column_of_add_fields_keeps_its_letters(spark: SparkSession, lakehouse
     """Asked for in other letters, and back, it is the column that is there: Delta has no two that differ in case alone."""
     hop = HistoryHop(spark, lakehouse, {"things": {"add.fields": "op"}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})
-    hop.run()
+    with by_this_process():
+        hop.run()
     for at, name in ((20, "op:OP"), (30, "op")):
         hop.bronze.append({"things": [change("u", 1, at, "b")]})
         HistoryHop(spark, lakehouse, {"things": {"add.fields": name}}).run()
