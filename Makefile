@@ -10,6 +10,8 @@
 .PHONY: help demo test lint journeys bench clean
 .DEFAULT_GOAL := help
 
+PYTEST := env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest# tests start dozens of processes: each would compile all modules
+
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -19,7 +21,7 @@ demo:
 
 test:
 	@PYTHON="$(PYTHON)" .ci/environment test
-	@.venv/bin/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 lint:
 	@PYTHON="$(PYTHON)" .ci/environment test
@@ -29,7 +31,7 @@ lint:
 
 journeys:
 	@PYTHON="$(PYTHON)" .ci/environment test
-	@.venv/bin/python -m pytest -m journey --numprocesses=0 $(ARGS)
+	@$(PYTEST) -m journey --numprocesses=0 $(ARGS)
 
 bench:
 	@PYTHON="$(PYTHON)" .ci/environment test
