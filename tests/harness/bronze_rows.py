@@ -37,13 +37,15 @@ def second(text: str) -> int:
 class Log:
     """A bronze table that tests append batches to; with a name, `log`, in its history.
 
-    Its commits say their batch, as the capture's do; without `tells` they say nothing, as those of somebody else.
+    Its commits say their batch, as the capture's do; without `tells` they say nothing, as those of somebody else. Rows are all of one
+    millisecond, or each of that which is its batch's number where `is_timed`.
     """
 
     spark: SparkSession
     table: tables.TableRef
     log: str | None = None
     tells: bool = True
+    is_timed: bool = False
     batch: int = 0
     offset: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Log:
     def idle(self, *kinds: str, payload: str = "{}") -> None:
         """Append a batch of rows that are about no document, one a kind."""
         self.batch, self.offset = self.batch + 1, self.offset + len(kinds)
-        common = {"batch": self.batch, "ts_ms": 5, "payload": payload}
+        common = {"batch": self.batch, "ts_ms": self._ts_ms, "payload": payload}
         places = range(self.offset - len(kinds) + 1, self.offset + 1)
         self._write(
             common | {"kind": kind, "resume_token": f"token-{place}", "offset": place} for kind, place in zip(kinds, places)
@@ -98,9 +100,13 @@ class Log:
         )
         direct.commit(file, base=table_history.version(self.spark, self.table), metadata=metadata)
 
+    @property
+    def _ts_ms(self) -> int:
+        return self.batch if self.is_timed else 5
+
     def _row(self, collection: str, event: Mapping[str, Any]) -> dict[str, Any]:
         self.offset += 1
-        common = {"resume_token": f"token-{self.offset}", "offset": self.offset, "batch": self.batch, "ts_ms": 5}
+        common = {"resume_token": f"token-{self.offset}", "offset": self.offset, "batch": self.batch, "ts_ms": self._ts_ms}
         if "sweep" in event:
             first = sequence(event["sweep"], is_snapshot=True)
             namespace = f"{DB}.{collection}"
