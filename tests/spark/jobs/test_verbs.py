@@ -65,7 +65,6 @@ def held(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
     """An event that could not be read is held, and one was until a whole document came."""
     hop = Hop(spark, pipeline(tmp_path_factory.mktemp("held"), **{"keep.document": True}))
     hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"text": "{"}]})
-    hop.silver()
     hop.bronze.append({"orders": [document(1, 30, v=3), document(2, 31) | {"text": "{"}]})
     hop.silver()
     return hop
