@@ -296,12 +296,14 @@ def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """A class of the session's JVM by its full name, one lookup: `jvm.org.apache…` asks for a class at each of its dots.
+    """A class of the session's JVM by its full name, looked up once: `jvm.org.apache…` asks for a class at each of its dots.
 
     Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such
     class, what comes back raises `TypeError` when it is called.
     """
-    return getattr(spark._jvm, name)
+    from pipelines.spark import jvm_names
+
+    return jvm_names.known(spark._jvm, name)
 
 
 def _why_not(error: Exception) -> errors.MedallionError:

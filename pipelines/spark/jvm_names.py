@@ -1,4 +1,4 @@
-"""What PySpark asks of the JVM by name at each use, asked once.
+"""Classes of the JVM and their methods, which PySpark and Py4J ask for by name at each use, asked for once.
 
 A function or an operator of columns asks which class is behind its name, and whether that class has such a method. A name without its package the
 JVM looks for in every jar of Spark, once for each package that it may be of: milliseconds, a thousand times a batch.
@@ -28,11 +28,18 @@ class KnownClass(JavaClass):
         return found
 
 
+def known(view: Any, name: str) -> Any:
+    """What a view of the JVM has under a full name: a class that it need not be asked for again, or what comes where there is none."""
+    found = getattr(view, name)
+    if type(found) is JavaClass:
+        found = KnownClass(found._fqn, found._gateway_client)
+        setattr(view, name, found)
+    return found
+
+
 def remember(view: Any) -> None:
-    """Let a view of the JVM know the classes, under both of their names; one that it does not have stays to be asked for."""
+    """Let a view of the JVM know the classes of PySpark, under both of their names."""
     for name in CLASSES:
-        found = getattr(view, name)
-        if isinstance(found, JavaClass):
-            known = KnownClass(name, view._gateway_client)
-            for each in (name, name.rpartition(".")[2]):
-                setattr(view, each, known)
+        found = known(view, name)
+        if isinstance(found, KnownClass):
+            setattr(view, name.rpartition(".")[2], found)
