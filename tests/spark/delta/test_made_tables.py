@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.gold import current
 from pipelines.silver import tables as silver_tables
 from tests.harness import made_tables
 
@@ -32,3 +34,33 @@ def test_a_table_that_tests_copy_is_as_delta_makes_it(spark: SparkSession, tmp_p
         {name: each[name] for name in each.keys() - {"location", "createdAt", "lastModified"}} for each in found
     )
     assert first == second
+
+
+def test_a_table_of_other_columns_is_as_delta_makes_it(spark: SparkSession, tmp_path: Path) -> None:
+    """What its columns are, and which have statistics, are a gold table's own; all else is that of another one."""
+    columns = '`_id` INT, `ü."x` STRUCT<`a.b`: ARRAY<DECIMAL(10,2)>>, `__key` STRING, m MAP<STRING, TIMESTAMP>'
+    given = {"columns": columns, "properties": current.PROPERTIES | {current.STATISTICS: "`_id`,`__key`"}}
+    first = {"columns": "`_id` STRING", "properties": current.PROPERTIES | {current.STATISTICS: "`_id`"}}
+    told = []
+    for make, name, definition_ in (
+        (delta.create, "first", first),
+        (delta.create, "copied", given),
+        (made_tables.by_statement, "stated", given),
+    ):
+        table = tables.TableRef.at(str(tmp_path / name))
+        assert make(spark, table, **definition_)
+        Writer.claim(spark, table).release()
+        assert spark.table(str(table)).where("`_id` = '1'").count() == 0
+        told.append(_said(tmp_path / name, table))
+    assert not (tmp_path / "copied" / "_delta_log" / "_staged_commits").exists(), "Delta made it"
+    assert told[1] == told[2] != told[0]
+
+
+def _said(folder: Path, table: tables.TableRef) -> list[dict[str, Any]]:
+    """What a table's first commit says of it, without what is its own by its name."""
+    lines = (folder / "_delta_log" / f"{0:020}.json").read_text().splitlines()
+    _, metadata, protocol = sorted(map(json.loads, lines), key=str)
+    own = definition.checkpoints(table, current.PROPERTIES)
+    held = metadata["metaData"]
+    assert {each: held["configuration"].pop(each) for each in own} == own
+    return [{name: held[name] for name in held if name not in ("id", "createdTime")}, protocol]
