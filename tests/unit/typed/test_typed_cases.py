@@ -12,6 +12,7 @@ from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import document_schema
 from cdc_core.typed import plan
 from pipelines.schema import log as schemas
+from pipelines.schema import looks
 from tests.harness import typed_cases
 
 
@@ -21,7 +22,9 @@ def check(
     """Evolves and types one batch, and holds both to the pure functions."""
     options, pins = named.get("options") or UnwrapOptions(), named.get("pins") or {}
     places = pa.array([typed_cases.mark(first + number) for number in range(len(texts))])
-    evolution = schemas.evolve_here(pa.array(texts, pa.string()), places, current=current, options=options, pins=pins)
+    evolution = schemas.evolve(
+        looks.LocalDocuments(pa.array(texts, pa.string()), places), current=current, options=options, pins=pins
+    )
     typed_cases.check_schema(evolution, texts, current, first=first, pins=pins)
     decoder = plan.decoder_of(evolution.schema.to_json(), tuple(pins.items()))
     typed = decoder.typed(pa.array(texts, pa.string())).with_doubts().to_pylist()
