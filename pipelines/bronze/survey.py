@@ -279,3 +279,13 @@ def sweeps_to_apply(sweeps: Iterable[Sweep], options: CollectionSettings) -> lis
     """The sweeps without those after which the settings keep the rows."""
     handling = {SweepCause.DROP: options.on_drop, SweepCause.RENAME: options.on_rename}
     return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
+
+
+def old_events(last: Mapping[registry.Namespace, int], before: int) -> str:
+    """The events from before a time (ms since 1970), and before a batch of each collection, as SQL over bronze."""
+    if not last:
+        return "false"
+    # Looked up and not asked one by one: Spark plans a condition of thousands of terms for half a minute.
+    batches = ", ".join(f"{literal(str(each))}, {batch}" for each, batch in last.items())
+    own = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
+    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {own}"

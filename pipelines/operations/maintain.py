@@ -35,7 +35,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table, registry
+from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -353,7 +353,7 @@ class _MaintenanceRun:
         own = self._trimmed(registry.read(self.spark, self.settings).namespaces, before, words)
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
         has_idle = _has_rows(self.spark, table, idle)
-        if not (has_idle or _has_rows(self.spark, table, _old_events(own, before))):
+        if not (has_idle or _has_rows(self.spark, table, survey.old_events(own, before))):
             return
         try:
             with _claimed(self.spark, table, self.capture) as claimed:
@@ -375,9 +375,11 @@ class _MaintenanceRun:
         """Take what may go of each collection, and idle rows, as bronze's writer."""
         # Under the claim: where another process' capture is alive nothing goes, and no history has a gap.
         gone = {
-            each: last for each, last in own.items() if self._is_gap_noted(each, _old_events({each: last}, before), words)
+            each: last
+            for each, last in own.items()
+            if self._is_gap_noted(each, survey.old_events({each: last}, before), words)
         }
-        events = _old_events(gone, before)
+        events = survey.old_events(gone, before)
         last = _of_all(self.spark, table, "max(batch)", events)
         # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
         # were added to the setting: what an earlier run took is gone all the same.
@@ -474,16 +476,6 @@ def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
 
 def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> Any:
     return spark.sql(f"SELECT {what} AS found FROM {table} WHERE {where}").collect()[0].found
-
-
-def _old_events(last: Mapping[registry.Namespace, int], before: int) -> str:
-    """The events from before a time, and before a batch of each collection, as SQL over bronze."""
-    if not last:
-        return "false"
-    # Looked up and not asked one by one: Spark plans a condition of thousands of terms for half a minute.
-    batches = ", ".join(f"{names.literal(str(each))}, {batch}" for each, batch in last.items())
-    own = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
-    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {own}"
 
 
 def _has_rows(spark: SparkSession, table: TableRef, where: str) -> bool:
