@@ -139,7 +139,7 @@ def test_a_take_over_just_before_an_alter_is_seen(
             owner.alter("ADD COLUMNS (m BIGINT)")
     with pytest.raises(errors.OwnershipLost):
         owner.append_arrow(rows(2), to="two")
-    at = table_history.position(spark, table)
+    at = table_history.standing(spark, table).position
     assert at is not None and at.metadata == successors[0].metadata
     successors[0].append_arrow(rows(3), to="three")
     assert sorted(row.n for row in spark.table(str(table)).collect()) == [1, 3]
