@@ -200,20 +200,19 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     """
     asked = times.parsed(as_of)
     held = _histories(spark, settings)
-    found = _boundaries(spark, settings)
-    _check_reached(settings, found, asked)
     reached = _applied(spark, settings, held)
-    applied = [each for each in found if each.batch <= reached]
-    behind = "a table of versions is behind: run medallion gold, and ask again"
-    if asked is None:
-        if not applied:
-            raise errors.Temporary(behind)
-        time_ = applied[-1].time
-    elif not applied or applied[-1].until <= asked:
-        raise errors.Temporary(behind)
-    else:
-        time_ = asked
-    before = [each for each in applied if each.time <= time_]
+    near = _before(spark, settings, asked, reached)
+    # All batches of the log, which in a year are tens of millions, only where the near ones do not tell.
+    for at in dict.fromkeys((near, 0)):
+        found = _boundaries(spark, settings, at=at)
+        applied = [each for each in found if each.batch <= reached]
+        time_ = asked if asked is not None else applied[-1].time if applied else ""
+        before = [each for each in applied if each.time <= time_]
+        if before and not (_are_behind(found, asked) or _are_behind(applied, asked)):
+            break
+    _check_reached(settings, found, asked)
+    if _are_behind(applied, asked):
+        raise errors.Temporary("a table of versions is behind: run medallion gold, and ask again")
     if not before:
         raise errors.DecisionNeeded(
             f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}. Where old events were taken from "
@@ -232,6 +231,25 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
         missing=_missing(spark, settings, before[-1]),
         tables=tuple(CutTable(name, str(table), None, where) for (name, table), _ in held),
     )
+
+
+NEAR = 1000
+"""So many batches before a time one nearly always is where bronze may be cut: of a stream that follows its source each second one is."""
+
+
+def _before(spark: SparkSession, settings: Settings, asked: str | None, reached: int) -> int:
+    """A batch long before the last one with a change up to a time, or before what all have applied."""
+    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    if asked is None or not delta.exists(spark, table):
+        return max(0, reached - NEAR)
+    until = f"kind <> 'snapshot' AND sequence < {literal(asked + 'g')}"  # behind each of the time's own
+    last = spark.sql(f"SELECT max(batch) AS batch FROM {table} WHERE {until}").collect()[0].batch or 0
+    return max(0, min(last, reached) - NEAR)
+
+
+def _are_behind(found: Sequence[times.CutBoundary], asked: str | None) -> bool:
+    """Whether the last of some boundaries, if there is any, does not show a time yet."""
+    return not found or (asked is not None and found[-1].until <= asked)
 
 
 def _histories(
@@ -296,7 +314,7 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
 
 def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked: str | None) -> None:
     """Raise `Temporary` where bronze does not hold all changes up to a time."""
-    if asked is not None and (not found or found[-1].until <= asked):
+    if asked is not None and _are_behind(found, asked):
         to = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
