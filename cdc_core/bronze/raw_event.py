@@ -110,10 +110,9 @@ def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
         raise errors.SettingsError(
             errors.Problem(
                 "source.cursor.pipeline",
-                f"its stages take {', '.join(names)} away from an event ({copy['operationType'][1][4:-1].decode()}) or "
-                "change it; without it an event has no place in a table. Nothing of it was captured, and the position did "
-                "not move past it",
-                "leave these fields as they are",
+                f"its stages remove or change {', '.join(names)} of an event ({copy['operationType'][1][4:-1].decode()}), "
+                "which is needed to store it. The event was not captured, and the position is before it",
+                "do not change these fields",
             )
         )
 

@@ -134,7 +134,9 @@ class Committer:
         for act in rows.then:
             act()
         for name in rows.taken - self._names_in_use:
-            log.warning("field.renames: documents have a field %s already; there the field keeps its old name", name)
+            log.warning(
+                "field.renames: some documents already have a field %s; in these documents the field is not renamed", name
+            )
         self._names_in_use |= rows.taken
         streaming = self.metrics.streaming
         streaming.committed(operations, position=newest, at=time.time())

@@ -53,7 +53,7 @@ class ControlEvents:
             try:
                 signal = signals.from_document(event.get("fullDocument"))
             except signals.SignalRefused as error:
-                log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
+                log.warning("skipping a signal that cannot be read (%s): %s", error, event["documentKey"].get("_id"))
                 return
             self._handle_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
         elif event["operationType"] == "rename":
@@ -74,7 +74,7 @@ class ControlEvents:
 
     def _plan_replaced(self, rows: events.EventRows, namespace: str, token: str) -> None:
         """Read a collection whose whole content was replaced; what is older than that is gone."""
-        log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
+        log.info("%s was replaced by a rename: taking a snapshot of it", namespace)
         # Each shard renames its part, and says so: what was read before the last one has done it may lack a part.
         for state in self.snapshots.stop(
             lambda names: [namespace] * (namespace in names), kind=snapshot_state.SnapshotKind.REPLACED
@@ -111,7 +111,7 @@ class ControlEvents:
         except signals.SignalRefused as error:
             # It gets its row all the same: a restart would read a signal without one again, and refuse it again.
             request, refused = None, {"refused": str(error)}
-            log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
+            log.warning("signal %s (%s) refused: %s", signal.id, signal.type, error)
         # The row of a table, the offset of a topic: by it a restart knows which signals are done.
         marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
         rows.mark(events.OtherRow(token, bronze.RowKind.SIGNAL, marked, db, collection))
@@ -129,7 +129,7 @@ class ControlEvents:
                 offset = json.dumps({"resume_token": token})
                 log.info("%s", request.message.replace("{}", offset))
                 return
-        log.info("signal %s (%s): %d snapshots", signal.id, signal.type, len(changed))
+        log.info("signal %s (%s): %d snapshots affected", signal.id, signal.type, len(changed))
         for state in changed:
             # A snapshot's state is read from bronze at a start: what is not noted there (a pause, a stop) ends with the
             # process.
@@ -152,9 +152,7 @@ class ControlEvents:
         """Plan the snapshot of those captured collections that the signal means."""
         planned = request.chosen(self.deployment.namespaces())
         if not planned:
-            log.warning(
-                "signal %s: none of the captured collections is meant by %s", signal.id, ", ".join(request.collections)
-            )
+            log.warning("signal %s: no captured collection matches %s", signal.id, ", ".join(request.collections))
             return
         log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
         kind = snapshot_state.SnapshotKind(request.snapshot_type.value)

@@ -24,7 +24,7 @@ def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
         raise errors.SettingsError(
             errors.Problem(
                 "source.snapshot.mode.custom.name",
-                f"{name} is no class that can be imported and made without arguments: {type(error).__name__}: {error}",
+                f"{name} cannot be imported, or created without arguments: {type(error).__name__}: {error}",
             )
         ) from error
     return made

@@ -66,7 +66,7 @@ class Encoder:
             return
         self._incomplete.add(namespace)
         log.warning(
-            "%s: an event was too large and was skipped (cursor.oversize.handling.mode); its document stays as it was until %s",
+            "%s: skipped an event that was too large (cursor.oversize.handling.mode); its row keeps its old values. To read it again, run %s",
             namespace,
             signals.snapshot_command(namespace),
         )

@@ -81,7 +81,7 @@ class Gaps:
         # Who wants no snapshots at all is not told to take one.
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
-                "%s: captured from now on; what was there before comes with %s",
+                "%s: captured from now on. To read the existing documents, run %s",
                 ", ".join(new),
                 signals.snapshot_command(*new),
             )
@@ -115,7 +115,8 @@ class Gaps:
         waiting = [name for name in older if name not in are_open and name not in changed and self._is_captured(name)]
         if told := [*changed, *waiting]:
             log.warning(
-                "field.exclude.list, field.renames: documents of %s have the fields of before until %s: %s",
+                "field.exclude.list or field.renames changed: documents of %s keep their old fields until %s. To read "
+                "them again, run %s",
                 ", ".join(told),
                 "they are read again" if folds else "they change, or are read again",
                 signals.snapshot_command(*told),
@@ -165,7 +166,7 @@ class Gaps:
         # Where nothing is noted it is told once, and not at each start.
         if noted or (found and any(said[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))):
             log.warning(
-                "%s: the snapshot has not read all of %s that they let through now; %s reads all",
+                "%s changed: the snapshot did not read all of %s that these settings now include. To read it, run %s",
                 settings,
                 ", ".join(found),
                 signals.snapshot_command(*found),
@@ -213,8 +214,8 @@ class Gaps:
         streams = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
         first = streams[-1].token if streams else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
-            "%s captured from now on; collections are incomplete, as status says, until what came of it before is read: "
-            "medallion signal execute-snapshot --data-collections '.*'",
+            "%s captured from now on. Earlier changes are missing, so medallion status shows collections as "
+            "incomplete. To read all documents, run medallion signal execute-snapshot --data-collections '.*'",
             " and ".join(_as_settings(back)),
         )
         return {"from": first, "to": tokens.token_of(self.log), "since": tokens.utc(first)}
@@ -238,8 +239,8 @@ class Gaps:
         unread = [name for name in captured if name not in state.planned or name in filtered]
         if unread:
             log.warning(
-                "changes were lost, and the snapshot does not read all of %s (snapshot.include.collection.list, "
-                "snapshot.collection.filter.overrides): incomplete, as status says, until %s",
+                "changes were lost, and the new snapshot does not read all of %s (snapshot.include.collection.list, "
+                "snapshot.collection.filter.overrides). medallion status shows them as incomplete. To read them, run %s",
                 ", ".join(unread),
                 signals.snapshot_command(*unread),
             )

@@ -47,5 +47,5 @@ class Intake:
             # Behind a lost connection a stage of cursor.pipeline may hide the rest: its document is looked up anew. The run
             # starts over behind the last whole event.
             raise errors.SourceUnreachable(
-                "reading the change stream: a large event did not come whole; it is read again"
+                "reading the change stream: a large event arrived incomplete; reading it again"
             ) from error

@@ -188,7 +188,7 @@ class _Site:
         except errors.MedallionError as error:
             body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain; charset=utf-8"
         except Exception as error:  # the capture goes on whatever the page meets; its message may hold a document
-            said = f"the page could not be made: {type(error).__name__}\n"
+            said = f"the page could not be created: {type(error).__name__}\n"
             body, status, kind = said.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
         start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
@@ -218,7 +218,7 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
     try:
         server = make_server(address, port, site, _MetricsServer, _SilentHandler)
     except OSError as error:
-        message = f"{address}:{port} cannot be listened on: {error.strerror}"
+        message = f"cannot listen on {address}:{port}: {error.strerror}"
         raise errors.SettingsError(errors.Problem("source.metrics.port", message, "choose another port")) from None
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()

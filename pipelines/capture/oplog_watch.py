@@ -40,8 +40,8 @@ class OplogWatch:
             if seconds is not None and seconds < limit and time.monotonic() - warned_at >= WARN_EVERY:
                 warned_at = time.monotonic()
                 log.warning(
-                    "the oplog will hold the position of this capture for %.1f hours more, if it stops: make the oplog "
-                    "larger (source.oplog.headroom.warning.hours is %d)", seconds / 3600, limit // 3600,
+                    "if this capture stops, the oplog will hold its position for only %.1f more hours: make the oplog larger "
+                    "(source.oplog.headroom.warning.hours is %d)", seconds / 3600, limit // 3600,
                 )  # fmt: skip
             self.halt.wait(OPLOG_EVERY)
 

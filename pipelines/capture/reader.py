@@ -55,6 +55,6 @@ class StreamReader:
             return tokens.lost(self.log.position, error)
         # The run ends, and the next one, which finds the position lost, notes the gap and takes the snapshot.
         return errors.SourceUnreachable(
-            f"reading the change stream: the oplog no longer holds its position (error {error.code}); what came before is captured, "
-            "and the next start takes a new snapshot"
+            f"reading the change stream: the oplog no longer holds its position (error {error.code}); everything "
+            "before is captured, and the next start takes a new snapshot"
         )

@@ -96,7 +96,7 @@ def run(
                 if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
-                log.warning("%s; the capture starts over in %.1f s", error, wait)
+                log.warning("%s; restarting the capture in %.1f s", error, wait)
             if capture is not None and has_begun:
                 done = joined(done, capture.result())
                 # A person knew of the owner of then. Who claimed the table since, while the source was away, is another one.

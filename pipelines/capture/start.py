@@ -77,7 +77,7 @@ class CaptureStart:
             return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
         token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
-            raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
+            raise errors.SourceUnsuitable("opening the change stream: the server returned no resume token")
         state = self._new_snapshot() if decision.takes or gap is not None else None
         if gap is not None and state is not None:
             state, lost = gaps.after_lost_position(gap, state, token)
@@ -124,8 +124,8 @@ class CaptureStart:
         if any(state.kind is snapshot_state.SnapshotKind.INITIAL for state in states):
             return
         log.warning(
-            "snapshot.mode: %s takes no snapshot, because bronze has a position that can be gone on from (as with Debezium's "
-            "offsets); what was there before that comes with medallion signal execute-snapshot --data-collections '.*'",
+            "snapshot.mode: %s takes no snapshot now, because bronze already has a position (as with Debezium's "
+            "offsets). To read all existing documents, run medallion signal execute-snapshot --data-collections '.*'",
             mode.value,
         )
 

@@ -108,12 +108,10 @@ class StreamOpener:
             # Opened before the gap is written down: the gap ends where this stream begins.
             stream = self._first_accepted([change_stream.StreamStart()], None)
             if position is None:
-                log.warning(
-                    "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
-                )
+                log.warning("the oplog no longer reaches back to capture.start.op.time: starting now, with a snapshot")
                 return OpenStream(stream)
             lost_at = tokens.utc(position.token)
-            log.warning("the oplog no longer holds the position of %s: a new snapshot begins", lost_at)
+            log.warning("the oplog no longer holds the position of %s: taking a new snapshot", lost_at)
             return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
 
     def open(self, position: bronze_log.BronzePosition | None) -> OpenStream:
@@ -164,7 +162,11 @@ class StreamOpener:
         """
         before, now = self.replica_sets
         if None not in self.replica_sets and before != now:
-            log.warning("bronze was captured from the replica set %s, and the source is %s: another deployment", before, now)
+            log.warning(
+                "bronze was captured from the replica set %s, but the source is %s, which is a different deployment",
+                before,
+                now,
+            )
             raise tokens.lost(position, None)
 
     @staticmethod
@@ -190,9 +192,9 @@ class StreamOpener:
         catalog.database_names(client)
         if latest > mongodb_server.operation_time(client).time:
             raise errors.SourceUnsuitable(
-                f"source: the server's time is behind the position of {tokens.utc(position.token)}: it is another deployment than "
-                "the one that was captured, or its clock was set back. Nothing was changed. Capture it under another name or "
-                "lakehouse root: in these tables its documents would count as older than those that are there"
+                f"source: the server's time is behind bronze's position {tokens.utc(position.token)}. It is not the "
+                "deployment that was captured, or its clock was set back. Nothing was changed. Capture it under another "
+                "name or lakehouse root: in these tables its documents would count as older than the existing ones"
             )
 
     def _wait_for_time_of(self, position: bronze_log.BronzePosition) -> None:
@@ -203,7 +205,8 @@ class StreamOpener:
                 return
             self.halt.wait(1.0)
         raise errors.SourceUnreachable(
-            f"opening the change stream: the server's time does not come to the position of {tokens.utc(position.token)}; start again"
+            "opening the change stream: the server's time has not reached bronze's position "
+            f"{tokens.utc(position.token)}; start again"
         )
 
     def _check_held(

@@ -42,12 +42,12 @@ def lost(position: bronze_log.BronzePosition | None, error: mongodb_failures.His
     code = error.code if error else mongodb_failures.CHANGE_STREAM_HISTORY_LOST
     if position is None:
         return errors.PositionLost(
-            f"source.capture.start.op.time: the oplog no longer reaches back to it (error {code}). Nothing was changed. To begin "
-            "now, with a snapshot, take the setting out, or set snapshot.mode: when_needed"
+            f"source.capture.start.op.time: the oplog no longer reaches back to it (error {code}). Nothing was "
+            "changed. To start now, with a snapshot, remove the setting, or set snapshot.mode: when_needed"
         )
     return errors.PositionLost(
-        f"source: the oplog no longer holds the position of {utc(position.token)} (error {code}); changes since then cannot be read. "
-        "Nothing was changed. To go on, set snapshot.mode: when_needed and start again: the gap is written down, and a new "
-        "snapshot into the same tables brings them to what the source holds. Make the oplog larger if the capture may be "
-        "down for longer than it holds"
+        f"source: the oplog no longer holds the position of {utc(position.token)} (error {code}), so later changes "
+        "cannot be read. Nothing was changed. To continue, set snapshot.mode: when_needed and start again: the "
+        "gap is recorded, and a new snapshot brings the tables up to date. Make the oplog larger if the capture "
+        "may be down for longer than the oplog reaches back"
     )

@@ -266,7 +266,7 @@ class KafkaTopic:
         try:
             signal = signals.from_json((message.value() or b"").decode(), channel="kafka")
         except (signals.SignalRefused, UnicodeDecodeError) as error:
-            log.warning("%s: a signal that cannot be read is left out (%s): offset %d", self.name, error, offset)
+            log.warning("%s: skipping a signal that cannot be read (%s): offset %d", self.name, error, offset)
             return
         self._open[mark] = (partition, offset)
         found.append(signals.ReceivedSignal(signal, mark))
@@ -314,10 +314,10 @@ class KafkaSink:
                 self.topic, key=json.dumps({"id": notification.id}), value=json.dumps(value), on_delivery=self._delivered
             )
         except BufferError:
-            log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, notification)
+            log.warning("notification lost, because too many are waiting for the topic %s: %s", self.topic, notification)
         # A message that is too large, say: of many collections, or with a large key.
         except library().KafkaException as error:
-            log.warning("a notification is not sent to the topic %s: %s", self.topic, _text(error.args[0]))
+            log.warning("notification not sent to the topic %s: %s", self.topic, _text(error.args[0]))
 
     def serve(self) -> None:
         """Handle the delivery reports that have come."""
@@ -333,7 +333,7 @@ class KafkaSink:
         if error is None:
             self._trouble.is_over()
         else:
-            log.warning("a notification did not reach the topic %s: %s", self.topic, error)
+            log.warning("notification did not reach the topic %s: %s", self.topic, error)
 
 
 def _client(make: Callable[[Mapping[str, Any]], Any], options: Mapping[str, Any], prefix: str) -> Any:
@@ -342,5 +342,5 @@ def _client(make: Callable[[Mapping[str, Any]], Any], options: Mapping[str, Any]
     except library().KafkaException as error:
         message = error.args[0].str()
         raise errors.SettingsError(
-            errors.Problem(f"source.{prefix}*", message, "the options are those of librdkafka, CONFIGURATION.md")
+            errors.Problem(f"source.{prefix}*", message, "see librdkafka's CONFIGURATION.md for the options")
         ) from error

@@ -97,7 +97,7 @@ class FileChannel:
         if self.path.exists() and not os.access(self.path, os.W_OK):
             if not self._is_refused:
                 log.warning(
-                    "%s: its signals are not read, because the file cannot be written, and signals that were done would stay in it",
+                    "%s: signals are not read, because the file is not writable and handled signals could not be removed",
                     self.path,
                 )
             self._is_refused = True
@@ -112,7 +112,7 @@ class FileChannel:
             try:
                 found.append(signals.ReceivedSignal(signals.from_json(line, channel="file"), line))
             except signals.SignalRefused as error:
-                log.warning("%s: a signal that cannot be read is left out: %s", self.path, error)
+                log.warning("%s: skipping a signal that cannot be read: %s", self.path, error)
                 self._take_out(line)
         self._waiting += [each.mark for each in found]  # not before all are read: a failure would lose those before it
         return found
@@ -149,7 +149,7 @@ class FileChannel:
         except FileNotFoundError:
             return True
         except OSError as error:
-            log.warning("%s: a handled signal cannot be taken out of it (%s)", self.path, error.strerror)
+            log.warning("%s: a handled signal cannot be removed (%s)", self.path, error.strerror)
             return False
         return True
 
@@ -216,7 +216,7 @@ class TableChannel:
                 text = json.dumps({"id": row["id"], "type": row["type"], "data": row["data"]})
                 found.append(signals.ReceivedSignal(signals.from_json(text, channel="table"), row["row"]))
             except signals.SignalRefused as error:
-                log.warning("%s: the signal %s cannot be read and is left out: %s", self.table.label, row["id"], error)
+                log.warning("%s: skipping the signal %s, which cannot be read: %s", self.table.label, row["id"], error)
         self.done |= seen  # not before all are read: a failure would lose those before it
         self._version = version
         return found
@@ -237,7 +237,11 @@ def send(
     """
     if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
         raise errors.SettingsError(
-            errors.Problem("source.signal.enabled.channels", "the capture does not listen to table", "add table to it")
+            errors.Problem(
+                "source.signal.enabled.channels",
+                "the capture does not listen to table",
+                "add table to signal.enabled.channels",
+            )
         )
     signal = signals.Signal(id_ or f"signal-{uuid.uuid4().hex[:8]}", type_, data, "table")
     try:

@@ -199,7 +199,7 @@ class ChangeStream:
                     self.open()
                 batch = self._more()
                 if self._outage.is_logged:
-                    log.warning("the source answers again, after %d attempts", self.attempts)
+                    log.warning("the source answers again after %d attempts", self.attempts)
                 self.attempts, self._outage = 0, Outage()
                 return batch
             except driver.PyMongoError as error:

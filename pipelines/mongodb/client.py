@@ -42,8 +42,8 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
         # Not a mistake in the settings: a capture goes on when the name server answers again.
         if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
             raise errors.SourceUnreachable(
-                "source.mongodb.connection.string: its SRV record could not be looked up "
-                f"({type(error.__cause__).__name__}); does the name server answer?"
+                f"source.mongodb.connection.string: the SRV lookup failed ({type(error.__cause__).__name__}); check that "
+                "the name server is reachable"
             ) from None
         # `from None`: a traceback of the driver's error would show the string, password and all.
         raise _unusable(uri, options) from None
@@ -74,11 +74,11 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
         return errors.SettingsError(errors.Problem(path, "it must begin with mongodb:// or mongodb+srv://"))
     bad = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
     if bad:
-        return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad)} cannot be used"))
-    hint = "in a user name or password / : @ ? # [ ] and % are percent-encoded: p@ss is written p%40ss"
+        return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad)} is not valid"))
+    hint = "in user name and password, percent-encode / : @ ? # [ ] and %: write p%40ss for p@ss"
     if scheme == "mongodb+srv":
         hint += "; the host of mongodb+srv:// must have an SRV record, and no port"
-    return errors.SettingsError(errors.Problem(path, "it cannot be read as a connection string", hint))
+    return errors.SettingsError(errors.Problem(path, "not a valid connection string", hint))
 
 
 def _given(uri: str) -> dict[str, str]:
@@ -96,7 +96,8 @@ def left_out(uri: str) -> tuple[str, ...]:
 def _tell_left_out(names: tuple[str, ...]) -> None:
     """Once a process."""
     log.warning(
-        "source.mongodb.connection.string: left out, unknown or with an unfit value: %s", ", ".join(names) or "an option"
+        "source.mongodb.connection.string: ignoring options that are unknown or have an invalid value: %s",
+        ", ".join(names) or "an option",
     )
 
 

@@ -151,8 +151,8 @@ def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:
     """Raise `SourceUnsuitable` where the server cannot split events."""
     if source.cursor_oversize_handling_mode is OversizeMode.SPLIT and info.version < (6, 0, 9):
         raise errors.SourceUnsuitable(
-            f"source.cursor.oversize.handling.mode: split needs MongoDB 6.0.9 or later, the server is {info.text}; "
-            "use skip, or a newer server"
+            f"source.cursor.oversize.handling.mode: split needs MongoDB 6.0.9 or later, but the server is {info.text}; "
+            "use skip, or upgrade the server"
         )
 
 
@@ -179,7 +179,7 @@ def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) 
     for collection in found:
         if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:
             kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
-            message = f"{collection.namespace} is a {kind}, which has no change stream; take it out of the include list"
+            message = f"{collection.namespace} is a {kind}, which has no change stream; remove it from the include list"
             if not is_begun:
                 raise errors.SourceUnsuitable(message)
             _warn_once(message)

@@ -72,7 +72,7 @@ def changed_keys(
         while not is_settled and len(found) < limit:
             batch = stream.next()
             if not batch.events and time.monotonic() > deadline:
-                raise errors.SourceUnreachable(f"{db}.{name}: the change stream does not reach the time of the read")
+                raise errors.SourceUnreachable(f"{db}.{name}: the change stream has not reached the time of the read")
             for event in map(RawBSONDocument, batch.events):
                 if resume_token.compare(event["_id"]["_data"], behind) <= 0 or event["clusterTime"] > until:
                     continue

@@ -95,28 +95,28 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         return errors.SettingsError(
             errors.Problem(
                 "source.cursor.pipeline",
-                "its stages change _id, the token of an event, and without that no stream can go on; the position did not move",
-                "leave _id as it is",
+                "its stages change _id, the event's resume token, without which the stream cannot be resumed; the "
+                "position did not move",
+                "do not change _id",
             )
         )
     match code:
         # AuthenticationFailed
         case 18:
             return errors.AccessRefused(
-                f"{what}: the server refused user name or password (error 18); "
-                "check the connection string's secret and authSource"
+                f"{what}: the server refused the user name or password (error 18); check the secret and authSource"
             )
         # Unauthorized
         case 13:
             return errors.AccessRefused(
-                f"{what}: the user lacks a right (error 13{_refused_command(error)}); "
-                "`medallion check` lists each missing right"
+                f"{what}: the user lacks a privilege (error 13{_refused_command(error)}); `medallion check` lists what to "
+                "grant"
             )
         # A $changeStream on a standalone server.
         case 40573:
             return errors.SourceUnsuitable(
-                f"{what}: this server is no replica set, and change streams need one; "
-                "start mongod with --replSet and initiate it, or connect to the replica set"
+                f"{what}: this server is not a replica set, which change streams need; start mongod with --replSet and "
+                "initiate it, or connect to the replica set"
             )
         # BSONObjectTooLarge
         case 10334:
@@ -136,9 +136,9 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
     if isinstance(error, driver.ServerSelectionTimeoutError):
         # While it looks for a server the driver counts a wrong password as a server that does not answer.
         if _refused_at_handshake(error):
-            return errors.AccessRefused(f"{what}: the server refused user name or password; check the secret")
+            return errors.AccessRefused(f"{what}: the server refused the user name or password; check the secret")
         return errors.SourceUnreachable(
-            f"{what}: no server answered in time: {first_line(error)}; is it running, and the host right?"
+            f"{what}: no server answered in time: {first_line(error)}; check that it is running and that the host is right"
         )
     if isinstance(error, driver.NotPrimaryError):
         return errors.SourceUnreachable(f"{what}: the server is no longer the primary")
@@ -147,8 +147,11 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
     if is_resumable(error):
         return errors.SourceUnreachable(f"{what}: the server interrupted the operation (error {code}); start again")
     if isinstance(error, driver.ConfigurationError):
-        hint = "is the server MongoDB 6.0 or later, do its options fit it, and has the host of mongodb+srv:// an SRV record?"
-        message = f"{what}: the driver cannot use this server with it ({type(error).__name__})"
+        hint = (
+            "check that the server is MongoDB 6.0 or later, that the options fit it, and that the host of "
+            "mongodb+srv:// has an SRV record"
+        )
+        message = f"{what}: the driver cannot use this server ({type(error).__name__})"
         return errors.SettingsError(errors.Problem("source.mongodb.connection.string", message, hint))
     return error
 
@@ -184,9 +187,9 @@ def stream_error(error: driver.PyMongoError) -> BaseException:
         return found
     name = (error.details or {}).get("codeName", "")
     return errors.SourceUnsuitable(
-        f"reading the change stream: the server fails at an event (error {error.code} {name}); what came before it is "
-        "captured. If source.cursor.pipeline is set, see whether one of its stages fails for some documents; "
-        "otherwise look into the server's log"
+        f"reading the change stream: the server fails on an event (error {error.code} {name}); everything before "
+        "it is captured. If source.cursor.pipeline is set, check whether a stage fails for some documents; "
+        "otherwise check the server's log"
     )
 
 

@@ -44,12 +44,12 @@ def check_suitable(info: ServerInfo) -> None:
     """Raise `SourceUnsuitable` for a standalone server or one before 6.0."""
     if not (info.is_replica_set or info.is_sharded):
         raise errors.SourceUnsuitable(
-            "connecting to MongoDB: this server is no replica set, and change streams need one; "
-            "start mongod with --replSet and run rs.initiate(), or connect to the replica set"
+            "connecting to MongoDB: this server is not a replica set, which change streams need; start mongod with "
+            "--replSet and run rs.initiate(), or connect to the replica set"
         )
     if info.version < (6, 0):
         raise errors.SourceUnsuitable(
-            f"connecting to MongoDB: the server is version {info.text}; mongo-medallion needs 6.0 or later"
+            f"connecting to MongoDB: the server has version {info.text}; mongo-medallion needs 6.0 or later"
         )
 
 

@@ -147,7 +147,7 @@ class ChunkReader:
                 return rows, meta
         rows, meta = _sent(pa.Table.from_batches(read(iter(()))))
         if meta["outcome"] == "read" and not self.on_driver.is_set():
-            log.warning("executors of this Spark do not reach MongoDB: snapshots are read here, beside the capture")
+            log.warning("the executors cannot reach MongoDB: reading snapshots in helper processes of the capture instead")
             self.on_driver.set()
         return rows, meta
 
@@ -166,9 +166,10 @@ class ChunkReader:
         except (OSError, helper_processes.HelperGone) as error:
             # A server may never answer, and the threads that read chunks hold up the end of the process.
             if self.stopped.is_set():
-                raise errors.SourceUnreachable("a chunk was given up: the capture ends") from error
+                raise errors.SourceUnreachable("the capture ends; a chunk was not read") from error
             log.warning(
-                "a process that read a chunk into a file below %s could not: %s. It and the next ones are read without such a process",
+                "a helper process that reads a chunk into a file below %s failed: %s. This and the following chunks are "
+                "read without helpers",
                 tempfile.gettempdir(),
                 error,
             )

@@ -165,7 +165,7 @@ class Snapshot:
         # In bronze: `status` names it, and the next start knows that it was not read to its end.
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
-        log.error("the snapshot of %s is given up: %s. The stream goes on. %s", namespace, reason, self._mend(namespace))
+        log.error("the snapshot of %s failed: %s. The stream continues. %s", namespace, reason, self._mend(namespace))
         total = str(self.state.of(namespace).documents)
         data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
         self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, data)

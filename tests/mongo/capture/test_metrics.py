@@ -100,7 +100,7 @@ def test_without_a_port_nobody_listens_and_a_port_in_use_is_refused(
         taken.bind(("127.0.0.1", port))
         taken.listen()
         given = {"metrics.port": port, "metrics.address": "127.0.0.1"}
-        with pytest.raises(errors.SettingsError, match=f"source.metrics.port: 127.0.0.1:{port} cannot be listened on"):
+        with pytest.raises(errors.SettingsError, match=f"source.metrics.port: cannot listen on 127.0.0.1:{port}"):
             once(spark, pipeline(mongodb_uri, lakehouse, database.name, **given))
 
 
@@ -119,7 +119,7 @@ def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
     given = {"metrics.port": port, "metrics.address": "127.0.0.1", "oplog.headroom.warning.hours": 10_000_000}
     with Running(spark, pipeline(server.uri, lakehouse, "shop", **given)):
         until(lambda: fetched(port).get(("Connected", "streaming")) == 1)
-        until(lambda: "the oplog will hold the position" in caplog.text)
+        until(lambda: "the oplog will hold its position" in caplog.text)
         step_down(client, 1)
         until(lambda: fetched(port).get(("NumberOfPrimaryElections", "streaming")) == 1)
         # The election may have cut the stream's connection too, and that may be counted a moment later.

@@ -162,7 +162,7 @@ def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mong
         replace(opener, replica_sets=("rs-of-staging", name)).open(at(0))
     with pytest.raises(errors.PositionLost):
         opener.open(at(-100 * 86_400))
-    with pytest.raises(errors.SourceUnsuitable, match="behind the position"):
+    with pytest.raises(errors.SourceUnsuitable, match="behind bronze's position"):
         opener.open(at(86_400))
 
 

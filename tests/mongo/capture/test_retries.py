@@ -108,7 +108,7 @@ def test_a_capture_starts_over_after_a_lost_connection(
         told.shop.orders.insert_one({"_id": 20})
         assert once(spark, found).events == 1
     assert result.snapshot_documents == 20
-    assert caplog.text.count("the capture starts over in 0.3 s") == 2
+    assert caplog.text.count("restarting the capture in 0.3 s") == 2
     landed = rows(spark, found)
     check_numbers(landed)
     assert sorted(json.loads(row.key) for row in landed if row.op) == list(range(21))
@@ -137,7 +137,7 @@ def test_a_capture_that_waits_to_start_over_can_be_stopped(
         told.shop.orders.insert_one({"_id": 1})
         fail(told, 1, "find")
         with Running(spark, found) as running:
-            until(lambda: "the capture starts over in 3600.0 s" in caplog.text)
+            until(lambda: "restarting the capture in 3600.0 s" in caplog.text)
         assert running.result is not None
     assert once(spark, found).snapshot_documents == 1
 

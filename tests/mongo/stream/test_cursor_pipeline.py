@@ -129,5 +129,5 @@ def test_a_stage_that_spoils_events_is_named_at_the_first_one(mongo: Any, databa
     """What the settings do not show is refused at the first event, by the names of the fields; it is no lost position."""
     with stream(mongo, settings(database.name, [stage])) as opened:
         database.orders.insert_one({"_id": 1, "a": 1})
-        with pytest.raises(errors.SettingsError, match=f"take {named} away from an event .insert"):
+        with pytest.raises(errors.SettingsError, match=f"remove or change {named} of an event .insert"):
             opened.read(mongodb_server.operation_time(mongo))

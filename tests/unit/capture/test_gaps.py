@@ -221,7 +221,7 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_taken_back
     with caplog.at_level(logging.WARNING):
         found = noted_of(before)
     assert [each["gap"]["collections"] for each in found] == [[name] for name in expected]
-    assert [each.getMessage().endswith("shop.b reads all") for each in caplog.records] == [True] * is_told
+    assert [each.getMessage().endswith("--data-collections shop.b") for each in caplog.records] == [True] * is_told
     payloads += found
     caplog.clear()
     assert noted_of() == [] and not caplog.records
@@ -241,7 +241,7 @@ def test_a_filter_that_is_there_again_leaves_nothing_missing(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         payloads += start(monkeypatch, WHOLE, again).of_other_snapshots(payloads)
-    assert [each.getMessage().endswith("shop.b reads all") for each in caplog.records] == [True] * is_told
+    assert [each.getMessage().endswith("--data-collections shop.b") for each in caplog.records] == [True] * is_told
     found = snapshot_state.unrepaired(payloads)
     assert {name: gap.causes for name, gap in found.items()} == {"shop.b": ("changes were lost",)}
     assert start(monkeypatch, again, again).of_other_snapshots(payloads) == []

@@ -138,7 +138,7 @@ def test_a_file_that_is_gone_or_cannot_be_emptied(
     with monkeypatch.context() as mounted:
         mounted.setattr(Path, "open", _refused)
         channel.handled(received)
-    assert channel.poll() == [] and "cannot be taken out" in caplog.text
+    assert channel.poll() == [] and "cannot be removed" in caplog.text
     monkeypatch.setattr("os.access", lambda *_: False)
     assert channels.FileChannel(path).poll() == [] and "are not read" in caplog.text
 
