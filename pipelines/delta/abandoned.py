@@ -58,8 +58,9 @@ def clear_drafts(folder: Path) -> None:
 def left(table: tables.TableRef, location: str | None) -> errors.DecisionNeeded:
     """That the folder is there, and what to do about it."""
     return errors.DecisionNeeded(
-        f"{table.label}: the table cannot be made, because {location or table.label} was begun by a process that was killed, or is "
-        "another's. Where nothing in it is needed, remove that folder and start again"
+        f"{table.label}: the table cannot be created, because {location or table.label} was started by a process "
+        "that was killed, or belongs to someone else. If nothing in that folder is needed, remove it and start "
+        "again"
     )
 
 

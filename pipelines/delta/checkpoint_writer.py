@@ -141,7 +141,7 @@ def write(folder: Path, version: int) -> bool:
             with _replaced(logs / checkpoint.NOTED) as draft:
                 draft.write_text(json.dumps(noted), "utf-8")
     except (_NotKnown, OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        log.info("the checkpoint of %s at %d is left to Delta: %s: %s", folder, version, type(error).__name__, error)
+        log.info("leaving the checkpoint of %s at version %d to Delta: %s: %s", folder, version, type(error).__name__, error)
         return False
     return True
 

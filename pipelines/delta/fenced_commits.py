@@ -98,7 +98,8 @@ class FencedCommits:
 
     def _conflict(self, what: str) -> errors.CommitConflict:
         return errors.CommitConflict(
-            f"{self.table.label}: {what} while it was written; nothing was committed after that. Start again, and it goes on from there"
+            f"{self.table.label}: {what} while it was written; nothing was committed after that. Start again to "
+            "continue from there"
         )
 
     def refuse_unanswered(self) -> None:
@@ -208,7 +209,8 @@ class FencedCommits:
 
     def _unknown(self) -> errors.CommitUnknown:
         return errors.CommitUnknown(
-            f"{self.table.label}: whether the last commit is in the table is not known; start again, the table tells it"
+            f"{self.table.label}: the store did not confirm the last commit; start again, the table shows whether it "
+            "succeeded"
         )
 
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
@@ -231,8 +233,8 @@ class FencedCommits:
 
     def _lost(self) -> errors.OwnershipLost:
         return errors.OwnershipLost(
-            f"{self.table.label}: another writer took this table over; this one stopped and committed nothing more. "
-            "If it should run instead, stop the other and start again with --take-over"
+            f"{self.table.label}: another writer took over this table; this one stopped and committed nothing more. If "
+            "this one should run, stop the other and start this one with --take-over"
         )
 
 

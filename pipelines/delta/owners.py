@@ -60,21 +60,23 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
     claim = last.metadata
     verdict = _verdict(last)
     if claim.get("errand") and verdict is not claims.Availability.FREE:
-        raise errors.LeaseHeld(f"{table.label}: {claim['errand']} holds it, and lets it go by itself; try again in a minute")
+        raise errors.LeaseHeld(
+            f"{table.label}: {claim['errand']} is using it and releases it by itself; try again in a minute"
+        )
     match verdict:
         case claims.Availability.FREE:
             return
         case claims.Availability.OWNER_ALIVE:
             raise errors.TableOwned(
-                f"{table.label}: process {claim.get('process')} on this host writes it; "
-                "stop that one first, or start with --take-over if you know that it is gone"
+                f"{table.label}: process {claim.get('process')} on this host writes it. Stop that process first, or use "
+                "--take-over if you know that it is gone"
             )
         case claims.Availability.LEASE_RUNNING:
             end = claims.lease_end(claim, committed_ms=last.timestamp_ms)
             seconds = max(1, (end - clock.now_ms()) // 1000)
             raise errors.LeaseHeld(
-                f"{table.label}: a writer on host {claim.get('host')} holds it for {seconds} s more; "
-                "try again then, or start with --take-over if you know that it is gone"
+                f"{table.label}: a writer on host {claim.get('host')} holds the lease for {seconds} s more. Try again "
+                "then, or use --take-over if you know that the writer is gone"
             )
 
 

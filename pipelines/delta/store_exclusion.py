@@ -81,8 +81,9 @@ def _prove_links(folder: Path) -> None:
         # Any other error is the folder's or the disk's, and told by whoever writes there.
         if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise errors.ConcurrentWritesUnsafe(
-                f"{beside}: its file system has no hard links, by which one of two commits of the same version wins, as a bucket that is "
-                "mounted has none. Nothing was written. Take a folder of another disk as lakehouse.root, or the store by its URL (s3a://…)"
+                f"{beside}: this file system has no hard links (a mounted bucket, for example), so it cannot exclude "
+                "concurrent commits. Nothing was written. Use a folder on another disk as lakehouse.root, or the store's "
+                "URL (s3a://…)"
             ) from error
     finally:
         for each in (linked, probe):
@@ -104,9 +105,9 @@ def prove(spark: SparkSession, location: str) -> str:
     if spark.conf.get(spark_conf.SINGLE_DRIVER, "false") == "true":
         return f"lakehouse.single_driver vouches for one driver ({found})"
     raise errors.ConcurrentWritesUnsafe(
-        f"{_store_of(location)}: {found}, so that two drivers that commit at the same time would replace each other's commits. "
-        "Nothing was written. To go on: give this Spark the log store of mongo-medallion "
-        f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, where one driver alone ever writes "
+        f"{_store_of(location)}: {found}, so two drivers that commit at the same time would overwrite each other's "
+        "commits. Nothing was written. Give this Spark the log store of mongo-medallion "
+        f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, if a single driver ever writes "
         "this lakehouse, set lakehouse.single_driver: true"
     )
 

@@ -82,26 +82,27 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
         return conflict(table)
     condition = spark_failures.condition(error)
     if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
-        return errors.TableNotOurs(f"{table.label}: there is no such table; was the layer before it run?")
+        return errors.TableNotOurs(f"{table.label}: there is no such table; run the layer before it first")
     if condition == "DELTA_CANNOT_CREATE_LOG_PATH":
         return errors.DecisionNeeded(
-            f"{table.label}: this folder cannot be made; give this user the right to write there, or choose another lakehouse.root"
+            f"{table.label}: this folder cannot be created; give this user write access, or choose another lakehouse.root"
         )
     if condition == "DELTA_CANNOT_MODIFY_APPEND_ONLY":
         return errors.DecisionNeeded(
-            f"{table.label}: it is append-only, and its rows change; ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false') "
-            "lets them"
+            f"{table.label}: the table is append-only, but its rows must change. To allow it: ALTER TABLE {table} SET "
+            "TBLPROPERTIES ('delta.appendOnly' = 'false')"
         )
     if (demand := spark_failures.broken_demand(error)) is not None:
         return errors.DecisionNeeded(
-            f"{table.label}: a row breaks {demand}, a constraint that somebody gave the table; nothing of this commit is in it. "
-            f"ALTER TABLE {table} DROP CONSTRAINT {demand}, or ALTER COLUMN {demand} DROP NOT NULL, lets the row in; an expectation would "
-            "judge it without stopping the collection"
+            f"{table.label}: a row violates {demand}, a constraint that was added to the table; nothing of this commit "
+            f"was written. To accept the row: ALTER TABLE {table} DROP CONSTRAINT {demand}, or ALTER COLUMN {demand} "
+            "DROP NOT NULL. An expectation checks rows without stopping the collection"
         )
     if (missing := spark_failures.missing_file(error)) is not None:
         return errors.FilesMissing(
-            f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "
-            "VACUUM, or with a disk. Start again; where it says so again, medallion repair --config … mends the table"
+            f"{table.label}: its log names the file {missing.rpartition('/')[2]}, which does not exist: it was deleted "
+            "by hand or by a VACUUM, or lost with a disk. Start again; if the error comes back, run medallion repair "
+            "--config …"
         )
     if spark_failures.is_full(error):
         return _storage_exhausted(table)
@@ -120,9 +121,7 @@ def _storage_exhausted(table: tables.TableRef) -> errors.StorageExhausted:
 
 
 def conflict(table: tables.TableRef) -> errors.CommitConflict:
-    return errors.CommitConflict(
-        f"{table.label}: other commits came first {COMMIT_ATTEMPTS} times; try again when maintenance is over"
-    )
+    return errors.CommitConflict(f"{table.label}: other commits came first {COMMIT_ATTEMPTS} times; try again later")
 
 
 @contextmanager

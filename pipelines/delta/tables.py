@@ -48,7 +48,8 @@ def layout(lakehouse: Any) -> tables.Layout:
         return found.under(os.getcwd())
     except FileNotFoundError:
         raise errors.DecisionNeeded(
-            f"lakehouse.root: {lakehouse.root} lies below the working directory, which was removed; start from another one"
+            f"lakehouse.root: {lakehouse.root} is relative to the working directory, which was deleted; start from "
+            "another one"
         ) from None
 
 
@@ -120,8 +121,8 @@ def create(
                 raise abandoned.left(table, location)
             if is_last and local_log.folder(table) is not None and _shown(spark, table) is not None:
                 raise errors.DecisionNeeded(
-                    f"{table.label}: Spark takes this for a path of another file system than this machine's; write lakehouse.root "
-                    "with its scheme (hdfs://…, dbfs:/…, or file:/… for a disk that both of them see)"
+                    f"{table.label}: Spark resolves this path on another file system than this machine's; write lakehouse.root "
+                    "with its scheme (hdfs://…, dbfs:/…, or file:/… for a shared disk)"
                 )
     raise table_errors.conflict(table)
 
@@ -182,13 +183,13 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str]
 def _of_ours(table: tables.TableRef, found: Mapping[str, str]) -> Mapping[str, str]:
     if definition.FORMAT_PROPERTY not in found:
         raise errors.TableNotOurs(
-            f"{table.label}: a table or a view lies there that this pipeline did not make; "
-            "choose another lakehouse root or name, or move that table away"
+            f"{table.label}: there is a table or view that mongo-medallion did not create; choose another lakehouse "
+            "root or name, or move that table away"
         )
     if found[definition.FORMAT_PROPERTY] != definition.FORMAT:
         raise errors.TableNotOurs(
-            f"{table.label}: its format is {found[definition.FORMAT_PROPERTY]}, this version writes {definition.FORMAT}; "
-            "use the version of mongo-medallion that made it"
+            f"{table.label}: its format is {found[definition.FORMAT_PROPERTY]}, but this version supports "
+            f"{definition.FORMAT}; use the version of mongo-medallion that created it"
         )
     return found
 

@@ -322,6 +322,6 @@ class Writer(StatementCommits):
         """
         if self.direct is None:
             raise errors.DecisionNeeded(
-                f"{self.table.label}: its log cannot be mended from here; on Databricks FSCK REPAIR TABLE does it"
+                f"{self.table.label}: its log cannot be repaired from here; on Databricks use FSCK REPAIR TABLE"
             )
         return self.through_log(functools.partial(self.direct.remove_files, files), lambda: (to, extra))

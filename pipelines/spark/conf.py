@@ -127,8 +127,8 @@ def check_catalog(catalog: str | None, settings: Mapping[str, str]) -> None:
         return
     if catalog != "spark_catalog" and f"spark.sql.catalog.{catalog}" not in settings:
         raise errors.SettingsError(
-            f"lakehouse.catalog: this Spark knows no catalog {catalog}; --conf spark.sql.catalog.{catalog}=… (the catalog's class), "
-            "or the same in SPARK_CONF_DIR/spark-defaults.conf, names it"
+            f"lakehouse.catalog: this Spark has no catalog {catalog}; define it with --conf "
+            f"spark.sql.catalog.{catalog}=… (the catalog's class), or in SPARK_CONF_DIR/spark-defaults.conf"
         )
     if (
         catalog == "spark_catalog"
@@ -136,8 +136,8 @@ def check_catalog(catalog: str | None, settings: Mapping[str, str]) -> None:
         and settings.get("spark.sql.catalog.spark_catalog") == CATALOG
     ):
         raise errors.SettingsError(
-            "lakehouse.catalog: spark_catalog has no metastore here and would forget its tables; --conf "
-            "spark.sql.catalogImplementation=hive with spark.sql.warehouse.dir gives it one, lakehouse.root needs none"
+            "lakehouse.catalog: spark_catalog has no metastore here and would forget its tables. Set --conf "
+            "spark.sql.catalogImplementation=hive and spark.sql.warehouse.dir, or use lakehouse.root"
         )
 
 

@@ -56,7 +56,7 @@ _NO_CATALOG = (
     "NO_SUCH_CATALOG_EXCEPTION",
     "INVALID_SCHEMA_OR_RELATION_NAME",
 )
-STORE_ADVICE = "look at the bucket's name, the endpoint, the credentials and their rights"
+STORE_ADVICE = "check the bucket's name, the endpoint, the credentials and their permissions"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
@@ -68,30 +68,30 @@ def translated(error: BaseException) -> errors.MedallionError | None:
     # class.
     if jvm.is_gone() or isinstance(error, Py4JNetworkError):
         return errors.SparkLost(
-            "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
-            f"{jvm.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
+            f"Spark's JVM exited or stopped answering (killed, or out of memory; log: {jvm.log_file()}). Committed "
+            "data is in the tables. Start again to continue"
         )
     if is_scratch_gone(error):
         return errors.SparkLost(
-            "the temporary folder of this Spark was emptied under it, as by a job that removes old files; what it had committed is in "
-            "the tables. Start again, and it goes on from there; TMPDIR may name a folder that is left alone"
+            "Spark's temporary folder was deleted while it ran, for example by a job that cleans up old files. "
+            "Committed data is in the tables. Start again to continue; set TMPDIR to a folder that is not cleaned up"
         )
     if is_caused_by(error, _NO_MEMORY) or str(error) == "can't start new thread":
         # Perhaps one collection's documents alone were too much, or an executor's memory: the others may go on.
         return errors.Temporary(
-            "Spark, or this process, has no memory left, or may start no more threads; what it had committed is in the tables. Give it more of what its "
-            "log names (--conf spark.driver.memory=…, spark.executor.memory=…, or the limit of processes), or have less at a time "
-            f"(max.batch.events): {jvm.log_file()}"
+            "Spark or this process ran out of memory, or cannot start more threads. Committed data is in the tables. "
+            "Give it more memory (--conf spark.driver.memory=…, spark.executor.memory=…) or processes, as its log "
+            f"says, or process less at a time (max.batch.events): {jvm.log_file()}"
         )
     if is_server_gone(error):
         return errors.SparkLost(
-            "Spark Connect's server, or this session of it, ended or answers no more; what it had committed is in the tables. "
-            "Start again, and it goes on from there"
+            "Spark Connect's server, or this session, ended or stopped answering. Committed data is in the tables. "
+            "Start again to continue"
         )
     if is_full(error):
         return errors.StorageExhausted(
-            "no space left, in the lakehouse or in the temporary folder; what is not committed is done again. "
-            "Free some space and start again"
+            "no space left in the lakehouse or in the temporary folder; uncommitted work is repeated. Free some space "
+            "and start again"
         )
     if isinstance(error, OSError) and error.errno in _REFUSED:
         return _no_right(error.filename or "the disk", error.strerror)  # Arrow's words have the name
@@ -101,19 +101,21 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return refused
     if condition(error) in _NO_CATALOG:
         return errors.SettingsError(
-            "lakehouse.catalog: this Spark knows no such catalog, or takes no such name of a table or schema; --debug tells which"
+            "lakehouse.catalog: this Spark has no such catalog, or refuses the name of a table or schema; --debug "
+            "shows which"
         )
     if condition(error).startswith("INSUFFICIENT_PERMISSIONS") or is_caused_by(error, ("UnauthorizedAccessException",)):
         return errors.AccessRefused(
-            "the catalog refuses a right on a table, a schema or itself: of those that it writes a pipeline needs USE CATALOG, USE SCHEMA, "
-            "CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA where its schemas are not there; --debug tells which"
+            "the catalog refuses a privilege on itself, a schema or a table. The pipeline needs USE CATALOG, USE "
+            "SCHEMA, CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA if its schemas do not exist; --debug shows "
+            "which"
         )
     if said := _said(error, (errno.EROFS,)):
         return _no_right("the disk", said)
     if said := _said(error, _FAILS):
         return errors.Temporary(
-            f"the system, or its disk, fails for now ({said}); what is not committed is done again. Look at the system's log, and at the "
-            "limit of open files (ulimit -n)"
+            f"the operating system or its disk failed ({said}); uncommitted work is repeated. Check the system's log, "
+            "and the limit of open files (ulimit -n)"
         )
     damaged = missing_file(error, _FILE_UNREADABLE) or ""  # of a store it may be an outage
     if damaged and stores.scheme(damaged) == "file":
@@ -125,9 +127,9 @@ def translated(error: BaseException) -> errors.MedallionError | None:
 def commit_damaged(path: str) -> errors.DecisionNeeded:
     """That an entry of a table's log cannot be read, and what to do about it."""
     return errors.DecisionNeeded(
-        f"{path}: this entry of the table's log is cut off, or damaged, as a power failure or a full disk leaves that of a writer which does "
-        "not wait for the disk. Stop the pipeline. Where it is the newest one, move it away, with the .crc files of its number: the table "
-        "goes on from the entry before it. Otherwise bring the table back from a backup"
+        f"{path}: this entry of the table's log is truncated or damaged, for example by a power failure or a full "
+        "disk. Stop the pipeline. If it is the newest entry, move it away, with the .crc files of the same "
+        "number: the table continues from the entry before it. Otherwise restore the table from a backup"
     )
 
 
@@ -184,7 +186,8 @@ def of_store(error: BaseException, table: str = "") -> errors.MedallionError | N
     if place.startswith("/"):
         return _no_right(place, os.strerror(errno.EACCES))
     return errors.StoreUnreachable(
-        f"{table or 'the lakehouse'}: the store refuses, or does not answer ({_name(found)}); {STORE_ADVICE}, and whether they have run out"
+        f"{table or 'the lakehouse'}: the store refuses access or does not answer ({_name(found)}); "
+        f"{STORE_ADVICE}, and whether they have expired"
     )
 
 
@@ -244,8 +247,9 @@ def _name(found: Any) -> str:
 def _files_missing(file: str) -> errors.FilesMissing:
     folder, name = posixpath.split(unquote(urlsplit(file).path))
     return errors.FilesMissing(
-        f"{folder}: the table's log names the file {name}, and it is not there, or damaged: removed by hand, by a VACUUM, or with a disk. "
-        "Start again; where it says so again, medallion repair --config … tells what was lost and mends the table"
+        f"{folder}: the table's log names the file {name}, which is missing or damaged: it was deleted by hand or "
+        "by a VACUUM, or lost with a disk. Start again; if the error comes back, medallion repair --config … "
+        "shows what was lost and repairs the table"
     )
 
 

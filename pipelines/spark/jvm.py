@@ -311,13 +311,14 @@ def _why_not(error: Exception) -> errors.MedallionError:
     how = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     version = _java_version()
     if version is None:
-        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED}, and there is none: {how}")
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but there is none: {how}")
     if version < JAVA_NEEDED:
-        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}")
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but this is Java {version}: {how}")
     output = log_file().read_text(errors="replace") if log_file().exists() else ""
     if "unresolved dependenc" in output or "FAILED DOWNLOADS" in output:
         return errors.Temporary(
-            f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
+            "Delta's jars could not be downloaded from Maven Central: the first start needs network access (log: "
+            f"{log_file()})"
         )
     said = error.strerror if isinstance(error, OSError) else "no output"
     # Not the end of a trace, of which only its first words say something.

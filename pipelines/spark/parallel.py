@@ -79,7 +79,7 @@ class Failures:
         if isinstance(known, errors.SparkLost):
             raise known from error
         if sparks.is_cancelling():
-            log.info("%s: what was being done was left, and is done at the next start", name)
+            log.info("%s: unfinished work was abandoned; the next start repeats it", name)
             self.found[name] = known
             return
         # The same line each time that a service tries again would hide all others.
@@ -92,7 +92,7 @@ class Failures:
             self._waiting.add(name)
         self._until[name] = time.monotonic() + self._pauses[name]
         if before is None or errors.message_of(before) != errors.message_of(known):
-            log.error("%s: %s; the other collections go on", name, errors.message_of(known))
+            log.error("%s: %s; continuing with the other collections", name, errors.message_of(known))
 
     def passed(self, name: str) -> None:
         """Forget an error that was temporary: a look at the collection found nothing left to do.

@@ -23,14 +23,14 @@ def folder() -> Path:
         found = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
     except FileNotFoundError:
         raise errors.DecisionNeeded(
-            "there is no folder for temporary files: set TMPDIR to one that this user may write and that has space"
+            "no usable folder for temporary files: set TMPDIR to one with free space that this user can write"
         ) from None
     found.mkdir(mode=0o700, exist_ok=True)
     status = found.lstat()
     # In a folder of somebody else, packages and libraries of ours could be exchanged, and documents read.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise errors.DecisionNeeded(
-            f"{found} is not a folder of this user: remove it, or set TMPDIR to a folder of your own"
+            f"{found} does not belong to this user: remove it, or set TMPDIR to a folder of your own"
         )
     if status.st_mode & 0o077:
         found.chmod(0o700)

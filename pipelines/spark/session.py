@@ -226,7 +226,7 @@ def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading
     except Exception as error:
         if not cancelled.is_set():
             raise
-        log.info("what was still being done was left, and is done at the next start (%s)", type(error).__name__)
+        log.info("unfinished work was abandoned; the next start repeats it (%s)", type(error).__name__)
     finally:
         ended.set()
 
@@ -241,7 +241,7 @@ def _active() -> SparkSession | None:
         from pyspark.sql import SparkSession
     except ImportError:
         raise errors.SettingsError(
-            "Spark is not installed here: pip install 'mongo-medallion[spark]' (on Databricks it is there)"
+            "Spark is not installed: pip install 'mongo-medallion[spark]' (Databricks provides it)"
         ) from None
     # A thread that Spark did not start has no active session, though the process has one.
     return SparkSession.getActiveSession() or (SparkSession._instantiatedSession if _has_context() else None)
@@ -280,9 +280,7 @@ def _given(name: str, store: stores.ObjectStore, hadoop: Mapping[str, str]) -> S
             configuration.hadoopConfiguration().set(key.removeprefix("spark.hadoop."), value)
         spark.sparkContext.setLogLevel("ERROR")
     elif hadoop:
-        log.warning(
-            "lakehouse.store has no effect on a Spark that runs elsewhere: its own settings say how it reaches its stores"
-        )
+        log.warning("lakehouse.store has no effect on a Spark that runs elsewhere: configure the store in that Spark")
     if not is_databricks():
         _ship_packages(spark)
     return spark
@@ -343,8 +341,7 @@ def _check_delta(spark: SparkSession) -> None:
     if not present or spark_conf.EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
         missing = "jar" if not present else "session extension"
         raise errors.SettingsError(
-            f"this Spark has no Delta ({missing} missing): "
-            "spark-submit --properties-file conf/spark-defaults.conf names what it needs"
+            f"this Spark has no Delta ({missing} missing): use spark-submit --properties-file conf/spark-defaults.conf"
         )
 
 

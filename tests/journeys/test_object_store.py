@@ -194,7 +194,7 @@ def test_check_tries_the_store_that_the_settings_name(
                 time.sleep(0.5)
             assert command.wait(400) == code, command.said
         assert "of-the-test" not in command.said and not any("of-the-test" in line for line in lines)
-        assert ("refused the second of two commits" if code == 0 else "look at the bucket's name") in command.said
+        assert ("refused the second of two commits" if code == 0 else "check the bucket's name") in command.said
 
 
 def _command_lines() -> set[str]:

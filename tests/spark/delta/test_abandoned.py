@@ -104,7 +104,7 @@ def test_a_spark_elsewhere_leaves_it_to_a_person(
     """Over Spark Connect nobody can look into the folder."""
     Path(str(stored.path), "_delta_log").mkdir(parents=True)
     monkeypatch.setattr(sparks, "is_classic", lambda _: False)
-    with pytest.raises(errors.DecisionNeeded, match="begun"):
+    with pytest.raises(errors.DecisionNeeded, match="started by a process"):
         delta.create(spark, stored, columns="n BIGINT")
 
 

@@ -73,7 +73,9 @@ def test_a_holder_on_an_errand_is_waited_for(spark: SparkSession, table: tables.
     """Maintenance holds a table for a minute: who comes meanwhile is to try again, and has nothing to decide."""
     passing = Writer.claim(spark, table, errand="medallion maintain")
     passing.alter("SET TBLPROPERTIES ('a.b' = 'c')")
-    with pytest.raises(errors.LeaseHeld, match="medallion maintain holds it, and lets it go by itself; try again") as held:
+    with pytest.raises(
+        errors.LeaseHeld, match="medallion maintain is using it and releases it by itself; try again"
+    ) as held:
         Writer.claim(spark, table)
     assert errors.code(held.value) == 75
     passing.release()

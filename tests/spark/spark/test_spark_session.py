@@ -262,8 +262,8 @@ def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> N
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ("", "Spark needs Java 17, and there is none: "),
-        ("11.0.2", "Spark needs Java 17 or later, and this is Java 11: "),
+        ("", "Spark needs Java 17 or later, but there is none: "),
+        ("11.0.2", "Spark needs Java 17 or later, but this is Java 11: "),
     ],
 )
 def test_a_machine_without_the_right_java_is_told_how_to_get_it(tmp_path: Path, version: str, says: str) -> None:
@@ -313,7 +313,7 @@ def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) 
         "try:\n    spark.session('job')\nexcept errors.SettingsError as error:\n    print(error)\n"
     )
     assert submitted(job, "--master", "local[1]") == [
-        "this Spark has no Delta (jar missing): spark-submit --properties-file conf/spark-defaults.conf names what it needs"
+        "this Spark has no Delta (jar missing): use spark-submit --properties-file conf/spark-defaults.conf"
     ]
 
 

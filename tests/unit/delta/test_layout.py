@@ -81,7 +81,7 @@ def test_collections_that_meet_in_one_name() -> None:
     found = registry.with_own_tables(chosen, [registry.Namespace(*each) for each in names])
     assert [str(each) for each in found.namespaces] == ["a.x.y", "a.z", "b.z", "a__b.c", "b__c.d"]
     assert [str(each) for each in found.refused] == ["a.x_y", "a.X_Y"]
-    assert "which is that of a.x.y" in str(found.refused[registry.Namespace("a", "x_y")])
+    assert "which already belongs to a.x.y" in str(found.refused[registry.Namespace("a", "x_y")])
 
 
 def test_one_error_for_several_collections() -> None:
@@ -102,5 +102,5 @@ def test_only_a_relative_root_needs_the_working_directory(monkeypatch: pytest.Mo
     gone.rmdir()
     assert delta.layout(settings.Lakehouse(root="/lake")).root == "/lake"
     assert delta.layout(settings.Lakehouse(catalog="main")).catalog == "main"
-    with pytest.raises(errors.DecisionNeeded, match=r"lakehouse\.root: lake .*removed"):
+    with pytest.raises(errors.DecisionNeeded, match=r"lakehouse\.root: lake .*deleted"):
         delta.layout(settings.Lakehouse(root="lake"))

@@ -76,7 +76,7 @@ def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
     table = tables.TableRef.at("/lake/bronze/shop")
     refused = table_errors.translated(Raised("DELTA_CANNOT_CREATE_LOG_PATH"), table)
     assert isinstance(refused, errors.DecisionNeeded) and str(refused).startswith(
-        "/lake/bronze/shop: this folder cannot be made"
+        "/lake/bronze/shop: this folder cannot be created"
     )
 
 
@@ -144,7 +144,7 @@ REFUSED = OfStore("AccessDeniedException", "s3a://lake/house/silver: PUT")
 def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception) -> None:
     """Credentials run out, and rights are taken away: as at the start, a scheduler tries again, and a person reads where to look."""
     told = failures.translated(error)
-    assert isinstance(told, errors.StoreUnreachable) and "the credentials and their rights" in str(told)
+    assert isinstance(told, errors.StoreUnreachable) and "the credentials and their permissions" in str(told)
     of_table = table_errors.translated(error, tables.TableRef.at("s3a://lake/house/silver/shop/orders"))
     assert isinstance(of_table, errors.StoreUnreachable)
     assert str(of_table).startswith("s3a://lake/house/silver/shop/orders: the store refuses")
