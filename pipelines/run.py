@@ -74,7 +74,7 @@ def run_again(
                 raise
             if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
                 raise lost from error
-        log.warning("Spark's JVM ended; another one is started, and every layer goes on from its tables")
+        log.warning("Spark's JVM ended; starting another one, and every layer continues from its tables")
         jvm.forget()
         spark, take_over = again(), False  # a person knew of the owners of then
 
@@ -262,7 +262,7 @@ def _kept(
                 count += 1
             except Exception as error:  # the next quiet hours try again
                 said = str(error) if isinstance(error, errors.MedallionError) else type(error).__name__
-                log.warning("the tables were not maintained: %s", said)
+                log.warning("maintenance failed: %s", said)
         is_done = is_quiet
         stop.wait(pause)
     return count

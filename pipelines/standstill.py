@@ -50,7 +50,7 @@ class Standstill:
                         or isinstance(spark_failures.translated(error), errors.SparkLost)
                     ):
                         raise
-                    log.warning("%s stands still; it had said: %s", name, error)
+                    log.warning("%s has stopped, because of this earlier error: %s", name, error)
                 if stop.is_set() and total is not None:
                     return total
                 self._stand(name, stop)
@@ -66,7 +66,7 @@ class Standstill:
                 while self._standing != self._layers and not stop.is_set():
                     self._changed.wait(LOOK_SECONDS)
             if stop.is_set():
-                raise errors.Temporary("stopped before silver and gold stood still")
+                raise errors.Temporary("stopped before silver and gold had paused")
             yield
         finally:
             with self._changed:

@@ -120,7 +120,7 @@ def parse(document: object, *, name: str, where: str) -> Suite:
     problems: list[errors.Problem] = []
     section = _section(document, (*_KEYS, *_OLDER_KEYS, *_PARAMETERS), where, "", problems)
     problems += [
-        errors.Problem(f"{where}: {key}", "nothing sets parameters here", "write their values where they are used")
+        errors.Problem(f"{where}: {key}", "nothing sets parameters here", "write the values directly")
         for key in _PARAMETERS
         if section.get(key)
     ]
@@ -140,9 +140,7 @@ def _expectation(found: object, place: str, where: str, problems: list[errors.Pr
     section = _section(found, _EXPECTATION_KEYS, where, place, problems)
     type_ = section.get("type") or section.get("expectation_type")
     if not isinstance(type_, str):
-        problems.append(
-            errors.Problem(f"{where}: {place}.type", "the name of an expectation is expected", "expect_column_…")
-        )
+        problems.append(errors.Problem(f"{where}: {place}.type", "expected the name of an expectation", "expect_column_…"))
         return None
     kwargs = section.get("kwargs") or {}
     if not isinstance(kwargs, Mapping):

@@ -61,7 +61,7 @@ def ordered(
             return Order(tuple(by_name[name] for name in graphlib.TopologicalSorter(graph).static_order()), tuple(problems))
         except graphlib.CycleError as error:
             circle = _from_least(error.args[1])
-            message = f"the models refer to each other in a circle: {' → '.join(circle)}"
+            message = f"the models refer to each other in a cycle: {' → '.join(circle)}"
             problems.append(errors.Problem(by_name[circle[0]].where, message))
             wrong |= set(circle)
 
@@ -82,7 +82,12 @@ def _of_collections(found: Sequence[sql_model.Model], taken: Mapping[str, str]) 
     for each in found:
         if each.name in taken:
             # Each would overwrite the rows of the other.
-            yield each, errors.Problem(each.where, f"its table would be that of {taken[each.name]}", "rename the file")
+            yield (
+                each,
+                errors.Problem(
+                    each.where, f"its table would have the same name as that of {taken[each.name]}", "rename the file"
+                ),
+            )
 
 
 def _met(found: Sequence[sql_model.Model]) -> _Found:
@@ -91,7 +96,7 @@ def _met(found: Sequence[sql_model.Model]) -> _Found:
         # Spark's catalogs do not tell upper case from lower in the names of tables.
         other = seen.setdefault(each.name.lower(), each)
         if other is not each:
-            message = f"the model {other.where} has this name already"
+            message = f"the model {other.where} already has this name"
             yield each, errors.Problem(each.where, message, "rename one of the files")
             yield other, None
 

@@ -157,10 +157,12 @@ def _more_than_one(text: str, where: str) -> Iterator[errors.Problem]:
         depth += {"(": 1, ")": -1, ";": 0}[found[0]]
         place = f"{where}:{code.count(chr(10), 0, found.start()) + 1}"
         if found[0] == ";":
-            yield errors.Problem(place, "a semicolon ends the query here, and a model is one query", "make two models of it")
+            yield errors.Problem(
+                place, "a semicolon ends the query here, and a model is one query", "split it into two models"
+            )
             return
         if depth < 0:
-            yield errors.Problem(place, "there is a ) without its (")
+            yield errors.Problem(place, "unmatched )")
             return
 
 
@@ -273,18 +275,20 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
         if model.unique_key or keyed:
             name = "unique_key" if model.unique_key else "ref's key"
             yield errors.Problem(
-                model.where, f"{name} is for materialized='incremental'", "leave it out, or say so in config"
+                model.where, f"{name} is for materialized='incremental'", "remove it, or set materialized='incremental'"
             )
         return
     if not model.unique_key:
         yield errors.Problem(model.where, "an incremental model needs a unique_key", "config(…, unique_key='column')")
     elif not keyed:
         hint = f"ref('{model.names[0] if model.names else '…'}', key='the column that holds {model.unique_key[0]}')"
-        yield errors.Problem(model.where, "an incremental model needs a table whose changes lead to its keys", hint)
+        yield errors.Problem(
+            model.where, "an incremental model needs a ref with key='…', to find the keys that changed", hint
+        )
     for ref in keyed:
         if model.unique_key and len(ref.key) != len(model.unique_key):
             message = f"ref('{ref.name}') has {len(ref.key)} key columns, unique_key has {len(model.unique_key)}"
-            yield errors.Problem(model.where, message, "they belong together, in their order")
+            yield errors.Problem(model.where, message, "they must match, in the same order")
     for name in model.names:
         if len({ref.key for ref in keyed if ref.name == name}) > 1:
             yield errors.Problem(

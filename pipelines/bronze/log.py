@@ -196,7 +196,7 @@ class BronzeLog:
         """The claim, while nothing else is committed by it: for what is done to the table beside this capture."""
         with self._lock:
             if self._is_closed:
-                raise errors.Temporary(f"{self.table.label}: its capture has ended meanwhile; try again")
+                raise errors.Temporary(f"{self.table.label}: its capture has ended; try again")
             yield self.writer
 
     def compact(self, sessions: Callable[[], SparkSession]) -> None:
@@ -317,7 +317,7 @@ def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | 
     try:
         found = local_log.commit(folder, commit[0])
     except OSError as error:
-        raise errors.StoreUnreachable(f"{table.label}: its log cannot be read just now; start again") from error
+        raise errors.StoreUnreachable(f"{table.label}: its log cannot be read at the moment; start again") from error
     if found is not None:
         return _named(found) == commit
     newest = None if local_log.readable(spark, table) is None else local_log.newest_version(folder)
@@ -485,7 +485,7 @@ def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
     missing = [name for name in bronze.SCHEMA.names if name not in found]
     if missing:
         raise errors.TableNotOurs(
-            f"{table.label}: it is no bronze table, {', '.join(missing)} missing; choose another lakehouse root or name"
+            f"{table.label}: not a bronze table, {', '.join(missing)} missing; choose another lakehouse root or name"
         )
 
 

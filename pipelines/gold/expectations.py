@@ -73,7 +73,7 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
         return ()
     folder = Path(settings.gold.expectations)
     if not folder.is_dir():
-        hint = "it holds a YAML or JSON file a table"
+        hint = "it must contain one YAML or JSON file per table"
         raise errors.SettingsError(errors.Problem("gold.expectations", f"there is no folder {folder}", hint))
     problems: list[errors.Problem] = []
     found: dict[str, suites.Suite] = {}
@@ -84,7 +84,7 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
             problems += error.problems
             continue
         if each.table in found:
-            problems.append(errors.Problem(each.where, f"{found[each.table].where} is about {each.table} already"))
+            problems.append(errors.Problem(each.where, f"{found[each.table].where} is already about {each.table}"))
         found.setdefault(each.table, each)
         problems += library.mistakes(each)
     if problems:
@@ -98,14 +98,14 @@ def check_tables(
     """Raise `SettingsError` for suites of tables that do not exist and never can, and for suites of histories, which
     are not judged."""
     problems = [
-        errors.Problem(each.where, f"{each.table} is a history, which is not judged", "judge a model over it")
+        errors.Problem(each.where, f"{each.table} is a history, which is not judged", "use a model over it")
         for each in found
         if each.table in histories
     ]
     problems += [
         errors.Problem(
             each.where,
-            f"there is no collection and no model {each.table}",
+            f"{each.table} is neither a collection nor a model",
             values.did_you_mean(each.table, known) or f"known are {', '.join(known[:10])}",
         )
         for each in found
@@ -121,8 +121,8 @@ def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> Non
     problems = [
         errors.Problem(
             one.where,
-            f"{each.table} is a view, whose rows readers see as soon as its tables change: nothing can be held back",
-            "materialized='table' makes versions that are judged first; severity: warning or info reports alone",
+            f"{each.table} is a view: its readers see new rows at once, so it cannot be held back",
+            "use materialized='table', or severity: warning or info",
         )
         for each in found
         if each.table in views
@@ -263,7 +263,7 @@ def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
     for each in failed:
         found = each.judged
         if found.failure is not None:
-            reason = f"could not be judged ({found.failure})"
+            reason = f"could not be checked ({found.failure})"
         elif found.unexpected is not None:
             among = "changed rows" if each.kind == "changed" else "rows"
             keys = f", for example with the keys {'; '.join(found.examples[:5])}" if found.examples else ""

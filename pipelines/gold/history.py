@@ -93,8 +93,9 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
         is_behind = left.get(namespace, 0) > at.to
     if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
         raise errors.DecisionNeeded(
-            f"{table.label}: old events that come after its last version were taken from bronze, while no history was kept or before "
-            f"it was restored, repaired or brought back. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
+            f"{table.label}: events after its last version were removed from bronze, while no history was kept or "
+            "before it was restored or repaired. To read the documents again, run "
+            f"{signals.snapshot_command(str(namespace))}"
         )
 
 
@@ -142,8 +143,8 @@ class History:
         self.marks_deleted = self.mode.adds_deleted or "__deleted" in columns
         if not kept and not own.issuperset(columns):
             raise errors.DecisionNeeded(
-                f"{self.writer.table.label}: ops/schemas does not say any more what its columns are; remove this table, and gold makes "
-                "it anew from what bronze holds, which may lack old versions: keep a copy"
+                f"{self.writer.table.label}: ops/schemas no longer describes its columns. Remove this table, and gold "
+                "rebuilds it from bronze, which may lack old versions: keep a copy"
             )
         # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
         if {name for name, _ in self.schema.schema.table()}.isdisjoint(columns):
@@ -169,8 +170,8 @@ class History:
         reached = replace(begun, added=tuple(sorted(added)), folds=self.folds)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
-                "%s: old events were taken from bronze; the history begins with what it holds. Documents that did not change since "
-                "get a version by %s",
+                "%s: old events were removed from bronze, so the history begins with what bronze still has. To get a "
+                "version of documents that did not change since, run %s",
                 self.namespace,
                 signals.snapshot_command(str(self.namespace)),
             )
@@ -303,7 +304,7 @@ class History:
         *,
         few: bool,
     ) -> None:
-        remedy = "remove this table, and gold makes it anew from bronze"
+        remedy = "remove this table, and gold rebuilds it from bronze"
         dropped.check(self, self._stored().schema, before=range_.after, remedy=remedy)
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
@@ -403,8 +404,8 @@ class History:
         changes = table_columns.alterations(self._stored().schema, wanted)
         if changes.impossible:
             raise errors.DecisionNeeded(
-                f"{self.writer.table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); remove this table, "
-                "and gold makes it anew from bronze"
+                f"{self.writer.table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}); remove "
+                "this table, and gold rebuilds it from bronze"
             )
         for statement in changes.added:
             self.writer.alter(statement)

@@ -81,8 +81,8 @@ def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: reg
     if is_history(metadata) or "model" in metadata:
         what = "a history is kept" if is_history(metadata) else "a model is made"
         raise errors.DecisionNeeded(
-            f"{table.label}: the table of {namespace} has this place, and here {what}, or was; leave the collection out of the pipeline, "
-            "or switch the other one off and remove its table"
+            f"{table.label}: the table of {namespace} belongs here, but {what} here, or was; remove the collection "
+            "from the pipeline, or switch the other one off and remove its table"
         )
 
 

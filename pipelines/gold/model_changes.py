@@ -121,4 +121,4 @@ def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[s
         except AnalysisException:  # without deletion vectors rows have no places, and need none
             continue
         return {row.path: (row.n, row.places) for row in rows.collect()}
-    raise errors.CommitConflict(f"{table.label}: version {version} cannot be read any more")
+    raise errors.CommitConflict(f"{table.label}: version {version} can no longer be read")

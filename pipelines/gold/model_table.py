@@ -94,10 +94,13 @@ class ModelTable:
         live = dict(at.said)
         # One of documents, or of their versions, says no model: of another pipeline, or of a history that is not kept for now.
         if live.get("to") is not None and "model" not in live:
-            message = f"its table would be {table.label}, which holds documents of a collection or their versions"
+            message = f"its table would be {table.label}, which contains a collection's documents or their versions"
             raise errors.SettingsError(errors.Problem(model.where, message, "rename the file"))
         if (other := live.get("pipeline", self.inputs.pipeline)) != self.inputs.pipeline:
-            message = f"its table would be that of a model of the pipeline {other}, {table.label}: each would overwrite the other's rows"
+            message = (
+                f"its table would be {table.label}, which belongs to a model of the pipeline {other}: each would overwrite "
+                "the other's rows"
+            )
             raise errors.SettingsError(errors.Problem(model.where, message, "rename the file, or remove this table"))
         if self.is_anew:
             return ModelWork("whole", to, live, "--full-refresh asks for it")
@@ -251,7 +254,7 @@ class ModelTable:
             return query_execution.materialized(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
             condition = spark_failures.condition(error) or type(error).__name__
-            log.info("%s is made whole: what changed is not known (%s)", self.model.name, condition)
+            log.info("%s: computing the whole model, because the changes are not known (%s)", self.model.name, condition)
             return None
 
     def _keys_of(self, ref: sql_model.Ref) -> DataFrame:
@@ -293,7 +296,9 @@ class ModelTable:
         if not strays.isEmpty():
             named = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
             message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {named}"
-            hint = "key names the columns with these very values; a value that the query makes of them needs materialized='table'"
+            hint = (
+                "key must name the columns that contain these values; if the query computes them, use materialized='table'"
+            )
             raise errors.SettingsError(errors.Problem(self.model.where, message, hint))
 
     def _check_apart(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
@@ -309,8 +314,11 @@ class ModelTable:
             is_apart = alone.isEmpty()
             self.spark.catalog.dropTempView(name)
         if not is_apart:
-            message = f"rows of one {', '.join(self.model.unique_key)} hang on documents of several, so that those of one cannot be made anew"
-            hint = "a query that makes one value of several, or chooses among them, needs materialized='table'"
+            message = (
+                f"the rows of one {', '.join(self.model.unique_key)} depend on documents of several, so they cannot be "
+                "computed separately"
+            )
+            hint = "if the query combines keys or selects among them, use materialized='table'"
             raise errors.SettingsError(errors.Problem(self.model.where, message, hint))
 
     def _check_unique(self, rows: DataFrame) -> None:
@@ -321,8 +329,8 @@ class ModelTable:
         repeated = rows.select(key).groupBy("key").count().where("`count` > 1").count()
         if repeated:
             raise errors.DecisionNeeded(
-                f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeated} keys are there more than once. "
-                "Nothing of it was published; group by it, or name the columns that tell the rows apart"
+                f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeated} keys occur "
+                "more than once. Nothing was published; use GROUP BY, or add columns to unique_key"
             )
 
 

@@ -117,7 +117,7 @@ def files(settings: Settings) -> ModelFiles:
     folder = Path(settings.gold.models)
     if not folder.is_dir():
         raise errors.SettingsError(
-            errors.Problem("gold.models", f"there is no folder {folder}", "it holds a .sql file a model")
+            errors.Problem("gold.models", f"there is no folder {folder}", "it must contain one .sql file per model")
         )
     problems: list[errors.Problem] = []
     found: list[sql_model.Model] = []
@@ -331,7 +331,7 @@ def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.T
     """Raise where a view was a table before: readers would go on with rows that nothing brings up to date any more."""
     if model.materialized is sql_model.Materialization.VIEW and delta.exists(spark, table):
         how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
-        message = "it is a view, and the table that it was before is still there, with the rows of its last run"
+        message = "it is a view now, but its former table still exists, with the rows of its last run"
         raise errors.SettingsError(errors.Problem(model.where, message, how))
 
 

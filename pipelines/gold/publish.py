@@ -48,7 +48,7 @@ def run(
     service that goes on: mistakes that came into files since its start do not end it.
     """
     if only_models and settings.gold.models is None:
-        raise errors.SettingsError(errors.Problem("gold.models", "no folder of models is named", "models: conf/models"))
+        raise errors.SettingsError(errors.Problem("gold.models", "not set", "for example models: conf/models"))
     # A run that ends tells of mistakes in models when all else is done; a service is refused while somebody is there to see it.
     if audit is None:
         audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)

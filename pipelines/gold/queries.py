@@ -116,7 +116,9 @@ def errors_of_file(model: sql_model.Model, *, knows_missing: bool = False) -> It
     try:
         yield
     except ParseException as error:
-        raise errors.SettingsError(errors.Problem(_place(model, error), f"it is no query: {_first_line(error)}")) from None
+        raise errors.SettingsError(
+            errors.Problem(_place(model, error), f"not a valid query: {_first_line(error)}")
+        ) from None
     except AnalysisException as error:
         if knows_missing and (error.getCondition() or "").startswith("TABLE_OR_VIEW_NOT_FOUND"):
             raise NotThere from None
@@ -146,8 +148,8 @@ def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
         if known is not None:
             raise known from error
         condition = spark_failures.condition(error) or spark_failures.class_name(error)
-        stays = "Nothing of it was published; the last good version stays"
+        stays = "Nothing was published; the last good version stays"
         if spark_failures.sql_state(error)[:2] in OF_ROWS:
-            raise errors.DecisionNeeded(f"{model.where}: the query failed over the rows: {condition}. {stays}") from error
+            raise errors.DecisionNeeded(f"{model.where}: the query failed on these rows: {condition}. {stays}") from error
         # A lost executor, memory, a file that could not be read: the same rows may pass the next time.
         raise errors.Temporary(f"{model.where}: the query could not be computed: {condition}. {stays}; try again") from error

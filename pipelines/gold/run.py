@@ -353,8 +353,8 @@ class _GoldRun:
         # One that has begun goes on: then it is the collection that finds its place taken.
         if not at.to and table.key in owners:
             raise errors.DecisionNeeded(
-                f"{table.label}: the history of {namespace} would lie where the collection {owners[table.key]} has its "
-                "table; take one of them out of the pipeline, or history out of the settings"
+                f"{table.label}: the history of {namespace} would be in the same place as the table of the collection "
+                f"{owners[table.key]}; remove one of them from the pipeline, or switch history off"
             )
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
         if self._is_outdated(table, at.bronze, silver):

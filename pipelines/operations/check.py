@@ -93,8 +93,8 @@ def refuse(findings: Sequence[Finding]) -> None:
     wrong = [(finding.about, finding.error) for finding in findings if finding.error is not None]
     if wrong:
         kind = type(wrong[0][1])
-        what = "one thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
-        raise kind(f"{what} to be mended before this pipeline runs: {', '.join(about for about, _ in wrong)}")
+        what = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
+        raise kind(f"{what} to fix before this pipeline can run: {', '.join(about for about, _ in wrong)}")
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
@@ -119,9 +119,9 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
     if there.is_dir() and os.access(there, os.W_OK):
         yield Finding("lakehouse", CheckVerdict.FINE, str(layout.root))
     else:
-        found, mend = f"{there} is no folder", "choose another lakehouse.root"
+        found, mend = f"{there} is not a folder", "choose another lakehouse.root"
         if there.is_dir():
-            found, mend = f"{there} cannot be written", f"give this user the right to write there, or {mend}"
+            found, mend = f"{there} is not writable", f"give this user write access, or {mend}"
         yield Finding("lakehouse", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
 
 
@@ -148,16 +148,16 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
     """A capture runs without its Kafka channels: what is wrong with them is a warning."""
     for topic, trouble in kafka.troubles(settings).items():
         if trouble is None:
-            yield Finding("kafka", CheckVerdict.FINE, f"the topic {topic} is there")
+            yield Finding("kafka", CheckVerdict.FINE, f"the topic {topic} exists")
         else:
-            mend = "make it, with one partition; look at signal.kafka.bootstrap.servers, signal.consumer.* and producer.override.*"
+            mend = "create it with one partition; check signal.kafka.bootstrap.servers, signal.consumer.* and producer.override.*"
             yield Finding("kafka", CheckVerdict.WARNING, f"the topic {topic} cannot be used: {trouble}", mend)
 
 
 def _connection_string(uri: str) -> Iterator[Finding]:
     if names := mongodb.left_out(uri):
-        found = f"its connection string has options that are unknown or have an unfit value: {', '.join(names)}"
-        yield Finding("server", CheckVerdict.WARNING, found, "look at their spelling: the driver goes on without them")
+        found = f"the connection string has options that are unknown or have an invalid value: {', '.join(names)}"
+        yield Finding("server", CheckVerdict.WARNING, found, "check their spelling: the driver ignores them")
 
 
 def _server(client: mongodb.Client) -> Finding:
@@ -212,7 +212,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
     for db, name in sorted(meant - let_in):
         yield _left_out(f"{db}.{name}", is_named=(db, name) in named)
     for db, name in sorted((db, name) for db, name in let_in - known if db not in checked.refused):
-        mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
+        mend = "names are case-sensitive in MongoDB; a collection that is created later is captured from then on"
         yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
     watched = [each.namespace for each in captured if each.kind == "collection"]
     if watched:
@@ -221,15 +221,15 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
         yield from _guardrail(source, len(watched))
         yield from _unread(source, watched)
     elif not checked.refused:
-        mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
-        yield Finding("collections", CheckVerdict.WARNING, "the lists let no collection in that exists", mend)
+        mend = "check source.collection.include.list and database.include.list: they contain regular expressions"
+        yield Finding("collections", CheckVerdict.WARNING, "no existing collection matches the lists", mend)
 
 
 def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
     """A capture over `guardrail.collections.max` warns, or ends."""
     if not deployment.is_over_limit(source, captured):
         return
-    found = f"{captured} are captured, and guardrail.collections.max is {source.guardrail_collections_max}"
+    found = f"{captured} are captured, but guardrail.collections.max is {source.guardrail_collections_max}"
     if source.guardrail_collections_limit_action is LimitAction.FAIL:
         yield Finding("collections", CheckVerdict.WRONG, found, deployment.NARROW, errors.SourceUnsuitable())
     else:
@@ -241,15 +241,15 @@ def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
     entries = zip(source.snapshot_include_collection_list, filters.of(source).snapshots.include, strict=True)
     for text, entry in entries:
         if not any(map(entry.matches, captured)):
-            found = f"{text} in source.snapshot.include.collection.list means none of them"
-            yield Finding("snapshot", CheckVerdict.WARNING, found, "a snapshot reads nothing but what that list lets in")
+            found = f"{text} in source.snapshot.include.collection.list matches no captured collection"
+            yield Finding("snapshot", CheckVerdict.WARNING, found, "a snapshot only reads collections that match that list")
 
 
 def _left_out(namespace: str, *, is_named: bool) -> Finding:
     """A collection of which the settings say something, and which they leave out."""
-    does_nothing = "and what silver.collections or snapshot.collection.filter.overrides say of it does nothing"
-    why = "though an include list names it" if is_named else does_nothing
-    mend = "look at the lists of source, and at capture.scope"
+    does_nothing = "so its entries in silver.collections or snapshot.collection.filter.overrides have no effect"
+    why = "although an include list names it" if is_named else does_nothing
+    mend = "check the lists of source, and capture.scope"
     return Finding("collections", CheckVerdict.WARNING, f"{namespace} is not captured, {why}", mend)
 
 
@@ -258,7 +258,7 @@ def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Fin
     found = f"{collection.namespace} is a {kind}, which has no change stream"
     if not is_named:
         return Finding("collections", CheckVerdict.WARNING, f"{found}: it is not captured")
-    mend = "take it out of source.collection.include.list"
+    mend = "remove it from source.collection.include.list"
     return Finding("collections", CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
@@ -266,8 +266,8 @@ def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
     if checked.settings.lakehouse.catalog is None:
         return
     for first, second, name in tables.collisions([(each.db, each.name) for each in _captured(checked)]):
-        found = f"{first} and {second} would both be the table {name}"
-        mend = "take one of them out of the include list, or give it a pipeline with another schema_prefix"
+        found = f"{first} and {second} would both become the table {name}"
+        mend = "remove one of them from the include list, or use another pipeline with its own schema_prefix"
         yield Finding("names", CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
@@ -297,7 +297,7 @@ def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     for collection, error in refused:
         yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
     if watched and not refused:
-        yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on each of them")
+        yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on every collection")
 
 
 def _filters(checked: CheckedSource) -> Iterator[Finding]:
@@ -308,7 +308,7 @@ def _filters(checked: CheckedSource) -> Iterator[Finding]:
         with contextlib.suppress(errors.MedallionError):
             reason = snapshot_read.refusal_of_filter(checked.client, namespace, query.loads(texts[namespace]))
             if reason is not None:
-                mend = f"mend source.snapshot.collection.filter.overrides.{namespace}"
+                mend = f"fix source.snapshot.collection.filter.overrides.{namespace}"
                 found = f"the server refuses its filter: {reason}"
                 yield Finding(f"snapshot of {namespace}", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
 
@@ -335,8 +335,10 @@ def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> er
 def _oplog(checked: CheckedSource) -> Iterator[Finding]:
     window = mongodb_server.oplog_window(checked.client)
     if window is None:
-        mend = "grant clusterMonitor to see it here and in status, or look at each shard behind a mongos; the pipeline runs without"
-        yield Finding("oplog", CheckVerdict.WARNING, "its window is unknown to this user, or to a mongos", mend)
+        mend = "grant clusterMonitor to see it here and in status; behind a mongos, check each shard. The pipeline runs without it"
+        yield Finding(
+            "oplog", CheckVerdict.WARNING, "window unknown: this user may not read it, or the server is a mongos", mend
+        )
         return
     seconds = window.last - window.first
     found = f"reaches back {units.duration(seconds)}"
@@ -344,8 +346,8 @@ def _oplog(checked: CheckedSource) -> Iterator[Finding]:
         yield Finding("oplog", CheckVerdict.FINE, found)
         return
     mend = (
-        "a capture that is down for longer loses its position: make it larger "
-        "(replSetResizeOplog with minRetentionHours), unless this server is young"
+        "a capture that is down for longer loses its position: make the oplog larger "
+        "(replSetResizeOplog with minRetentionHours), unless this server is new"
     )
     yield Finding("oplog", CheckVerdict.WARNING, found, mend)
 
@@ -362,10 +364,10 @@ def _images(checked: CheckedSource) -> Iterator[Finding]:
     without = [each for each in _captured(checked) if each.kind == "collection" and not each.has_images]
     for each in without:
         mend = f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
-        found = f"{each.namespace} keeps none, and the capture mode asks for them"
+        found = f"{each.namespace} does not keep them, but the capture mode needs them"
         yield Finding(about, CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
     if not without:
-        yield Finding(about, CheckVerdict.FINE, "kept by every collection")
+        yield Finding(about, CheckVerdict.FINE, "enabled on every collection")
 
 
 QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _filters, _oplog, _images)

@@ -52,7 +52,7 @@ def make(root: str | None = None) -> Path:
         draft.touch()
         draft.unlink()
     except OSError as error:
-        raise errors.DecisionNeeded(f"{draft.parent}: {error.strerror}; make it as a user who may write there") from None
+        raise errors.DecisionNeeded(f"{draft.parent}: {error.strerror}; run this as a user with write access") from None
     java = f'{spark_conf.SHORT_RUN["spark.driver.extraJavaOptions"]} "{jvm.ARCHIVING}{draft}"'
     spark = sparks.session("mongo-medallion class archive", root=root, conf={"spark.driver.extraJavaOptions": java})
     try:
@@ -62,10 +62,10 @@ def make(root: str | None = None) -> Path:
             _use_s3(spark)
         if not sparks.stop(_WRITING_SECONDS):  # it writes at its end: a half of it would not do
             raise errors.Temporary(
-                f"Java has not written it in {_WRITING_SECONDS:.0f} s; try again when the machine has less to do"
+                f"Java did not write the archive in {_WRITING_SECONDS:.0f} s; try again when the machine is less busy"
             )
         if not draft.is_file():
-            raise errors.DecisionNeeded(f"this Java wrote none (log: {jvm.log_file()})")
+            raise errors.DecisionNeeded(f"Java wrote no archive (log: {jvm.log_file()})")
         table_files.sync(draft)  # a JVM ends at once that maps one of which a power failure left less
         draft.replace(archive)
     finally:

@@ -164,7 +164,7 @@ def run(
                 found.append(CutTable(each.name, str(table), version))
     # A run that is stopped ends without an error, and its tables may be anywhere before the cut.
     if stop is not None and stop.is_set():
-        raise errors.Temporary("stopped before all tables were at the cut; nothing was noted")
+        raise errors.Temporary("stopped before all tables had reached the cut; nothing was recorded")
     noted = Cut(
         name=_name(chosen.time),
         made_ms=clock.now_ms(),
@@ -215,8 +215,8 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
         raise errors.Temporary("a table of versions is behind: run medallion gold, and ask again")
     if not before:
         raise errors.DecisionNeeded(
-            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}. Where old events were taken from "
-            "it, ask the tables of versions themselves, by valid_from and valid_to"
+            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}. If old "
+            "events were removed, query the history tables yourself, by valid_from and valid_to"
         )
     # A snapshot's rows, and the last change of a cluster time, have sequences up to this one.
     last = literal(f"{time_}ffffffff")
@@ -263,10 +263,8 @@ def _histories(
         if settings.silver.for_collection(str(namespace)).history and delta.exists(spark, table):
             found.append(((str(namespace), table), history_position.position(spark, table)))
     if not found:
-        message = "no collection has a table of versions"
-        raise errors.SettingsError(
-            errors.Problem("silver", message, "history: true keeps one; medallion gold then makes it")
-        )
+        message = "no collection has a history table"
+        raise errors.SettingsError(errors.Problem("silver", message, "set history: true; medallion gold then creates it"))
     return found
 
 
@@ -318,7 +316,7 @@ def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked
         to = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
-            f"{table.label}: bronze shows {to}, which is not yet {times.shown(asked)}; try again when the capture is further, or ask for now"
+            f"{table.label}: bronze has reached {to}, which is before {times.shown(asked)}; try again later, or use now"
         )
 
 
@@ -353,12 +351,12 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
         return boundary
     if times.chosen(found, at_least=at, latest=None) is not None and asked is not None:
         raise errors.DecisionNeeded(
-            f"silver is past {times.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
-            "medallion cut show --as-of tells how tables with history: true are read at any time"
+            f"silver is already past {times.shown(asked)} and cannot go back. medallion cut list shows existing cuts; "
+            "medallion cut show --as-of reads tables with history: true at any time"
         )
     raise errors.Temporary(
-        f"bronze of {settings.name} may not hold all of its newest cluster time yet, or a snapshot is ahead of the stream; try again "
-        "when the capture has committed more, or has ended"
+        f"bronze of {settings.name} may not have all events of its newest cluster time yet, or a snapshot is ahead "
+        "of the stream; try again when the capture has committed more, or has ended"
     )
 
 
@@ -412,7 +410,8 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
             # Below the batch silver may stay: a collection without events does not move its position with each batch.
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(
-                    f"{table.label}: another run moved silver or gold on while the cut was made; nothing was noted. Stop it, or try again"
+                    f"{table.label}: another run advanced silver or gold while the cut was made; nothing was recorded. Stop "
+                    "that run, or try again"
                 )
             found.append(CutTable(name, str(table), at.version))
     return found
@@ -480,6 +479,8 @@ def named(found: Sequence[Cut], name: str | None) -> Cut:
         if name is None or each.name == name:
             return each
     if not found:
-        raise errors.SettingsError(errors.Problem("--cut", "there is no cut yet", "medallion gold --as-of now makes one"))
+        raise errors.SettingsError(
+            errors.Problem("--cut", "there is no cut yet", "make one with medallion gold --as-of now")
+        )
     known = ", ".join(each.name for each in found[:10])
     raise errors.SettingsError(errors.Problem("--cut", f"there is no cut {name}", f"known are {known}"))

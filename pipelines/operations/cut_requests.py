@@ -126,7 +126,7 @@ def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | 
 def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threading.Event) -> cut.Cut:
     id_ = uuid.uuid4().hex
     _say(spark, settings, ASKED, id_, as_of=as_of)
-    log.info("%s: the running pipeline is asked for the cut", settings.name)
+    log.info("%s: asking the running pipeline for the cut", settings.name)
     until = time.monotonic() + TAKE_SECONDS
     taken: Mapping[str, Any] | None = None
     while not stop.wait(LOOK_SECONDS):
@@ -231,9 +231,9 @@ def _answer(spark: SparkSession, settings: Settings, request: Mapping[str, Any],
         found = make(request["as_of"])
     except Exception as error:
         known = spark_failures.translated(error) or error
-        log.warning("a cut that was asked for was not made: %s", errors.message_of(known))
+        log.warning("a requested cut was not made: %s", errors.message_of(known))
         return _Answer(FAILED, {"code": errors.code(known), "message": errors.message_of(known)})
-    log.info("%s: cut %s was asked for and made", settings.name, found.name)
+    log.info("%s: made the requested cut %s", settings.name, found.name)
     return _Answer(MADE, {"cut": found.name, "made_ms": found.made_ms})
 
 

@@ -424,11 +424,7 @@ class _MaintenanceRun:
         at = registry.silver_position(self.spark, silver := self.layout.silver(*namespace))
         if at.version >= 0 and (at.documents or self.settings.keeps_document(str(namespace))):
             waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
-        words.left += (
-            [f"{namespace}: events kept, because {waiting} incomplete rows or quarantined events may need them"]
-            if waiting
-            else []
-        )
+        words.left += [f"{namespace}: events kept for {waiting} incomplete rows or quarantined events"] if waiting else []
         return bool(waiting)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:

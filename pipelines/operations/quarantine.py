@@ -241,7 +241,7 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     entries = list(found.values()) if isinstance(found, dict) else [None]
     if not all(isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values()) for entry in entries):
         example = '{"<token>": {"after": "<the document as JSON text>"}}'
-        raise errors.SettingsError(errors.Problem(where, "a JSON object by resume token is expected", example))
+        raise errors.SettingsError(errors.Problem(where, "expected a JSON object by resume token", example))
     return found
 
 
@@ -355,7 +355,7 @@ def _check(
             problems.append(errors.Problem(f"{token}.after", "the _id of one of the documents that are held is expected"))
         for field, text in texts.items():
             if field not in CORRECTABLE:
-                problems.append(errors.Problem(f"{token}.{field}", f"one of {', '.join(CORRECTABLE)} is expected"))
+                problems.append(errors.Problem(f"{token}.{field}", f"expected one of {', '.join(CORRECTABLE)}"))
             elif not _is_document(text):
                 problems.append(errors.Problem(f"{token}.{field}", "the text is not a JSON document"))
             elif field == "disambiguatedPaths" and not fold.are_steps(text):
@@ -415,7 +415,7 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
 def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> int:
     """One commit: the events, then a heartbeat that keeps the capture service's position; its batch."""
     if log.position is None:
-        raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
+        raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty; there is nothing to replay")
     token = log.position.token
 
     # The heartbeat comes last because a capture starts from the token of bronze's last row: the events' own tokens are old.

@@ -72,7 +72,7 @@ def _gold(
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
     if not table.work.silver.to:  # removed, or repaired: readers keep what they have
         raise errors.DecisionNeeded(
-            f"{table.silver.label}: it has applied nothing yet, and gold stays as it was; first medallion silver"
+            f"{table.silver.label}: nothing has been applied yet, so gold stays as it was; run medallion silver first"
         )
     found = table_comparison.compared(spark.table(str(writer.table)), table.documents())
     if not is_trial:

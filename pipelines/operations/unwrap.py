@@ -81,7 +81,7 @@ def load_options(path: Name) -> UnwrapOptions:
     name = os.fspath(path)
     found = _json(_read(name), name)
     if not isinstance(found, dict):
-        raise errors.SettingsError(errors.Problem(name, "a JSON object with the options is expected"))
+        raise errors.SettingsError(errors.Problem(name, "expected a JSON object with the options"))
     return unwrap_options.parse(_of_connector(found), where=name)
 
 

@@ -101,7 +101,7 @@ def write(path: Path, text: str) -> None:
         if not _has_replaced(path.resolve(), text):
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise errors.SettingsError(errors.Problem("--html", f"{path} cannot be written: {error.strerror}")) from None
+        raise errors.SettingsError(errors.Problem("--html", f"cannot write {path}: {error.strerror}")) from None
 
 
 _ALONE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)

@@ -52,7 +52,8 @@ def check(kept: DocumentTable, held: T.StructType, *, before: int, remedy: str) 
     known = schemas.latest(spark, kept.layout.ops("schemas"), generations=generations, until=before)
     if found := _missing(known.get(name, schemas.SchemaVersion()).schema, held):
         raise errors.DecisionNeeded(
-            f"{table.label}: it lacks columns that it had ({', '.join(sorted(found))}), dropped or renamed by hand; {remedy}"
+            f"{table.label}: columns are missing that it had ({', '.join(sorted(found))}), dropped or renamed by hand; "
+            f"{remedy}"
         )
 
 

@@ -54,10 +54,10 @@ def _connector(path: Path) -> object:
         content = path.read_bytes()
         return javaproperties.loads(content.decode()) if path.suffix == ".properties" else orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        hint = "" if content.lstrip()[:1] in b"{[" else "the name of a file of Java properties ends with .properties"
+        hint = "" if content.lstrip()[:1] in b"{[" else "files with Java properties must have the extension .properties"
         problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", hint)
         raise errors.SettingsError(problem) from None
     except ValueError as error:  # an escape that is none, or not UTF-8
-        raise errors.SettingsError(errors.Problem(where, f"these are no Java properties: {error}")) from None
+        raise errors.SettingsError(errors.Problem(where, f"not valid Java properties: {error}")) from None
     except OSError as error:
         raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None

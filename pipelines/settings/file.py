@@ -92,7 +92,7 @@ def content(path: str | Path) -> str:
         # Some editors put a byte order mark in front, which YAML would take for a part of the first key.
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        hint = "--config names it; conf/shop.yml is an example"
+        hint = "name it with --config; conf/shop.yml is an example"
         raise errors.SettingsError(errors.Problem(where, "there is no such file", hint)) from None
     except UnicodeDecodeError as error:
         raise errors.SettingsError(errors.Problem(where, f"not UTF-8 at byte {error.start}")) from None
@@ -121,7 +121,7 @@ def write(path: str | Path, text: str) -> None:
     except FileExistsError:
         if content(path) != text:
             hint = "move it away, or choose another --out"
-            raise errors.SettingsError(errors.Problem(str(path), "there is another file already", hint)) from None
+            raise errors.SettingsError(errors.Problem(str(path), "the file already exists", hint)) from None
     except OSError as error:
         raise errors.SettingsError(errors.Problem(str(path), f"it cannot be written: {error.strerror}")) from None
 
@@ -174,7 +174,7 @@ def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
     repeated: list[errors.Problem] = []
     for path, line, is_repeated in _walk(root, "", ()):
         if is_repeated:
-            message = "the key is there twice"
+            message = "duplicate key"
             repeated.append(errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}"))
         lines.setdefault(path, line)
     return lines, repeated

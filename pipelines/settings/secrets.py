@@ -77,13 +77,15 @@ def _databricks(scope: str, key: str) -> str:
     try:
         return str(dbutils.secrets.get(scope=scope, key=key))
     except Exception as error:  # py4j's and the SDK's errors share no class
-        message = f"${{secret:{scope}/{key}}}: Databricks does not give this secret to the job"
-        raise errors.AccessRefused(f"{message}: the scope or the key is missing, or READ on the scope") from error
+        message = f"${{secret:{scope}/{key}}}: the job cannot read this Databricks secret"
+        raise errors.AccessRefused(
+            f"{message}: the scope or the key does not exist, or READ on the scope is missing"
+        ) from error
 
 
 def _no_secrets(scope: str, key: str) -> errors.SettingsError:
-    message = "secret scopes are Databricks', and this is another machine"
-    hint = "write ${env:NAME} in a settings file for this machine"
+    message = "secret scopes only exist on Databricks"
+    hint = "use ${env:NAME} on this machine"
     return errors.SettingsError(errors.Problem(f"${{secret:{scope}/{key}}}", message, hint))
 
 

@@ -114,9 +114,9 @@ class Positions:
                 self.failures.note(
                     str(namespace),
                     errors.DecisionNeeded(
-                        f"{namespace}: silver was made from another bronze table than {self._bronze.label}, which was "
-                        "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
-                        "make silver from what this one holds: medallion rebuild --collection …"
+                        f"{namespace}: silver was built from another bronze table than {self._bronze.label}: that one was removed "
+                        "and created again, or another pipeline captures the same collection. Restore the old bronze, or build "
+                        "silver from this one: medallion rebuild --collection …"
                     ),
                 )
 
@@ -202,8 +202,8 @@ class Positions:
             position = registry.silver_position(self.spark, self.table(namespace))
         if self._went_back(namespace, position) and not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
             raise errors.DecisionNeeded(
-                f"{namespace}: silver was restored, repaired or removed, or is an older copy, and old events that it would apply again "
-                f"were taken from bronze. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
+                f"{namespace}: silver was restored, repaired or removed, or is an older copy, and old events that it needs "
+                f"were removed from bronze. To read the documents again, run {signals.snapshot_command(str(namespace))}"
             )
         return position
 
@@ -211,8 +211,8 @@ class Positions:
         """Take what bronze says of itself now. Raises `CommitConflict` where an older copy was brought back since the last look."""
         if self.bronze != newest.commit and bronze_log.is_held(self.spark, self._bronze, self.bronze) is False:
             raise errors.CommitConflict(
-                f"{self._bronze.label}: an older copy of it was brought back while silver read it; nothing was applied after that. "
-                "Start again, and it goes on from there"
+                f"{self._bronze.label}: an older copy of it was restored while silver read it; nothing was applied after "
+                "that. Start again to continue from there"
             )
         self.log, self.bronze = newest.log, newest.commit
 

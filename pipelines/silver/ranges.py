@@ -223,8 +223,8 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
     """The position with what the settings say of rows; a warning where rows from before cannot do what they ask for now."""
     if collection.keeps_document and position.documents is not True and _lacks_documents(collection):
         log.warning(
-            "%s: rows of silver were written without their whole documents; one that gets a partial update stands as it was, "
-            "incomplete, until its document is read again: %s",
+            "%s: rows of silver were written without their whole documents. A row that gets a partial update stays "
+            "incomplete until its document is read again: %s",
             collection.namespace,
             signals.snapshot_command(str(collection.namespace)),
         )

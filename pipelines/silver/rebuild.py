@@ -98,7 +98,7 @@ def rebuilt_for_rescued(
     except errors.MedallionError as error:
         if type(error) not in (errors.DecisionNeeded, errors.Temporary):
             raise
-        log.warning("what was rescued stays rescued until the next start: %s", error)
+        log.warning("values stay rescued until the next start: %s", error)
         collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
         return reached
     now = registry.silver_position(collection.spark, collection.writer.table)
@@ -111,8 +111,9 @@ def refuse(result: RebuildResult) -> None:
     lost = result.comparison.lost
     if result.layer is Layer.SILVER and result.version is None and lost:
         raise errors.DecisionNeeded(
-            f"{result.table}: of {lost:,} of its documents bronze holds neither a delete nor all that they are made of (without "
-            "keep.document no update is folded), so nothing was swapped; --dry-run names some of them, and --drop-missing lets them go"
+            f"{result.table}: bronze contains neither a delete nor all the data of {lost:,} of its documents (without "
+            "keep.document no partial update is applied), so the table was not swapped. --dry-run shows some of them; "
+            "--drop-missing drops them"
         )
 
 
@@ -132,7 +133,7 @@ class SilverRebuild:
     def run(self, seed: DocumentSchema = document_schema.EMPTY) -> RebuildResult:
         """The table, from bronze; `seed` is a schema that its columns have from the start."""
         if not delta.exists(self.spark, self._bronze):
-            raise errors.DecisionNeeded(f"{self._bronze.label}: there is no bronze to rebuild from; bring it back first")
+            raise errors.DecisionNeeded(f"{self._bronze.label}: there is no bronze to rebuild from; restore it first")
         position = registry.silver_position(self.spark, self.writer.table)
         newest = bronze_log.newest(self.spark, self._bronze)
         is_of_other = position.is_of_other(newest.log)
@@ -191,8 +192,9 @@ class SilverRebuild:
         edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
         if (edges.last or 0) < to or not bronze_log.is_whole(self.spark, self._bronze, str(self.namespace)):
             raise errors.DecisionNeeded(
-                f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
-                f"{to}, or a whole snapshot: {signals.snapshot_command(str(self.namespace))}, and then again"
+                f"{self._bronze.label}: it has batches {edges.first} to {edges.last}, but rebuilding {self.namespace} "
+                f"needs 1 to {to}, or a full snapshot. Run {signals.snapshot_command(str(self.namespace))}, and then "
+                "rebuild again"
             )
 
     @contextmanager
@@ -249,7 +251,7 @@ class SilverRebuild:
         events = survey.events(self.spark, self._bronze, self.namespace, whole)
         for range_ in survey.bounded(events, span=whole, limit=self._options().max_batch_events):
             if self.stop.is_set():
-                raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
+                raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is unchanged")
             counts = survey.counts_of(self.spark, self._bronze, self.namespace, range_)
             due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
             work = CollectionWork(self.namespace, reached, range_.to, counts, due)

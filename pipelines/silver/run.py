@@ -362,8 +362,7 @@ class _SilverRun:
             waiting.append(f"schema or map.fields pins other types of {pinned}")
         for what in waiting:
             log.warning(
-                "%s: %s, and the table goes on with the columns that it has; to lay them out as the settings say now: "
-                "medallion rebuild --collection %s",
+                "%s: %s; the table keeps its columns. To apply the current settings, run medallion rebuild --collection %s",
                 namespace,
                 what,
                 shlex.quote(str(namespace)),
@@ -373,9 +372,7 @@ class _SilverRun:
         table = self.positions.table(namespace)
         if not delta.exists(spark, table):
             if self.positions.known[namespace].to:
-                raise errors.CommitConflict(
-                    f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
-                )
+                raise errors.CommitConflict(f"{table.label}: the table was removed meanwhile; it is rebuilt from bronze")
             silver_tables.create(spark, table)
         return Writer.claim(spark, table, take_over=self.take_over, since_ms=self.began_ms)
 
@@ -383,13 +380,13 @@ class _SilverRun:
         """Raise where a table that was claimed just now is not what this run knows of it."""
         known, said, label = self.positions.known[namespace], writer.metadata, writer.table.label
         if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
-            raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table meanwhile; start again")
+            raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table; start again")
         options = self.settings.silver.for_collection(str(namespace)).unwrap
         added = {*known.added, *(each.name for each in (*options.add_fields, *options.add_headers))}
         is_known = str(namespace) in self.positions.schemas
         is_unsaid = not is_known and silver_tables.has_documents(writer.spark, writer.table, added=added)
         if is_unsaid and not self.positions.find_schema(namespace):
             raise errors.DecisionNeeded(
-                f"{label}: ops/schemas does not say any more what its columns are; make both anew: "
-                f"medallion rebuild --collection {shlex.quote(str(namespace))}"
+                f"{label}: ops/schemas no longer describes its columns. To rebuild both, run medallion rebuild "
+                f"--collection {shlex.quote(str(namespace))}"
             )

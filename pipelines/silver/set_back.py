@@ -68,7 +68,7 @@ def to_remembered_batch(
 def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosition) -> None:
     label = writer.table.label
     log.warning(
-        "%s: an older copy of %s was brought back; all after batch %d is applied again", label, older.label, position.to
+        "%s: an older copy of %s was restored; applying everything after batch %d again", label, older.label, position.to
     )
     writer.mark(to=position.to, extra=replace(position, origin=uuid.uuid4().hex[:12]).extra)
 

@@ -162,11 +162,11 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
     changes = table_columns.alterations(held, source.drop(*_ENGINE).schema)
     if changes.impossible:
         raise errors.DecisionNeeded(
-            f"{table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "
-            "run medallion rebuild for this table, or take the setting back"
+            f"{table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}); run medallion "
+            "rebuild for this table, or undo the change of the settings"
         )
     if changes.added:
-        remedy = f"what they held is in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
+        remedy = f"their values are in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
         dropped.check(collection, held, before=before, remedy=remedy)
     for statement in changes.statements:
         collection.writer.alter(statement)

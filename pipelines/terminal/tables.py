@@ -60,8 +60,8 @@ def _text(content: str, style: str = "") -> Text:
 
 
 def findings(found: Sequence[Finding]) -> None:
-    """The answers of `medallion check`, one a line, with what to mend beneath."""
-    marks = {"fine": Text("ok", "green"), "warning": Text("look", "yellow"), "wrong": Text("mend", "red")}
+    """The answers of `medallion check`, one a line, with what to fix beneath."""
+    marks = {"fine": Text("ok", "green"), "warning": Text("warning", "yellow"), "wrong": Text("error", "red")}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for each in found:
         text = _text(each.found)

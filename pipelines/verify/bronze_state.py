@@ -129,6 +129,6 @@ def check_whole(spark: SparkSession, table: tables.TableRef, namespace: registry
     """Raise `DecisionNeeded` where bronze does not hold all that a collection was made of."""
     if not bronze_log.is_whole(spark, table, str(namespace)):
         raise errors.DecisionNeeded(
-            f"verifying {namespace}: old events were taken from bronze, which holds no state of its own any more. "
-            f"Verify silver or gold, or ask for {signals.snapshot_command(str(namespace))}"
+            f"verifying {namespace}: old events were removed from bronze, so it no longer has a complete state of its "
+            f"own. Verify silver or gold, or run {signals.snapshot_command(str(namespace))}"
         )

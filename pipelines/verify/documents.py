@@ -218,9 +218,9 @@ def failure(name: str, error: Exception) -> errors.MedallionError:
         case errors.MedallionError():
             return error
         case mongodb_failures.CollectionChanged():
-            return errors.Temporary(f"verifying {name}: it was dropped, renamed or made anew while it was read; try again")
+            return errors.Temporary(f"verifying {name}: it was dropped, renamed or created again during the read; try again")
         case mongodb_failures.SnapshotExpired():
-            return errors.Temporary(f"verifying {name}: the server gave up a read; try again")
+            return errors.Temporary(f"verifying {name}: the server aborted a read; try again")
         case mongodb_failures.ReadRefused():
             return errors.DecisionNeeded(f"verifying {name}: {error}")
     return errors.MedallionError(f"verifying {name}: this is a bug: {type(error).__name__}")
@@ -231,10 +231,10 @@ def expired(reading: ReadSpec) -> errors.MedallionError:
     name = reading.collection.namespace
     if reading.is_exact:
         return errors.DecisionNeeded(
-            f"verifying {name}: the server does not hold the time of --as-of any more (300 seconds by default, "
-            "minSnapshotHistoryWindowInSeconds), or not yet; leave --as-of out"
+            f"verifying {name}: the server no longer has the state at the time of --as-of (it keeps 300 seconds by "
+            "default, minSnapshotHistoryWindowInSeconds), or not yet; leave out --as-of"
         )
-    return errors.SourceUnreachable(f"verifying {name}: the server gave up a range {ATTEMPTS} times; try again")
+    return errors.SourceUnreachable(f"verifying {name}: the server aborted a range {ATTEMPTS} times; try again")
 
 
 def _digest(text: str, schema: DocumentSchema | None) -> int:

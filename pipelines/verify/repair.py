@@ -57,7 +57,11 @@ def through_bronze(
     """
     if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
         raise errors.SettingsError(
-            errors.Problem("source.signal.enabled.channels", "the capture does not listen to table", "add table to it")
+            errors.Problem(
+                "source.signal.enabled.channels",
+                "the capture does not listen to table",
+                "add table to signal.enabled.channels",
+            )
         )
     # All signals are sent before any is waited for: the capture takes them up one after the other.
     ids = [_send(spark, settings, namespace, some) for some in key_filter.portions(keys, most=KEYS)]
@@ -96,13 +100,13 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
         if not left:
             if unplanned:
                 log.warning(
-                    "%s: the capture reads nothing again for %s; its log says why", table.label, ", ".join(unplanned)
+                    "%s: the capture does not read %s again; see its log for the reason", table.label, ", ".join(unplanned)
                 )
             return
         if time.monotonic() > end:
             raise errors.Temporary(
-                f"{table.label}: the capture did not read again what differs in {SIGNAL_SECONDS:.0f} s; the signals "
-                f"{', '.join(sorted(waiting)[:3])} wait for it. Is it paused, or behind?"
+                f"{table.label}: the capture did not read the differing documents again in {SIGNAL_SECONDS:.0f} s; the "
+                f"signals {', '.join(sorted(waiting)[:3])} are still waiting. Check whether it is paused or behind"
             )
 
 
@@ -121,7 +125,8 @@ def _run(spark: SparkSession, settings: Settings, ids: Sequence[str], *, layer: 
     # A run ends where nothing is left to read but what a pause holds back.
     if not stop.is_set() and any(state.signal in ids and not state.is_done for state in states):
         log.warning(
-            "%s: what differs is not read again, a paused snapshot holds it back: medallion signal resume-snapshot",
+            "%s: the differing documents are not read again, because a snapshot is paused: run medallion signal "
+            "resume-snapshot",
             table.label,
         )
     if layer is not Layer.BRONZE:

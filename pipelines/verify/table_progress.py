@@ -47,7 +47,7 @@ MOST_UNSEEN = 200_000
 
 
 def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
-    return errors.DecisionNeeded(f"{table.label}: bronze holds nothing yet; run the pipeline first: medallion run --once")
+    return errors.DecisionNeeded(f"{table.label}: bronze is empty; run the pipeline first: medallion run --once")
 
 
 def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
@@ -187,13 +187,13 @@ class TableProgressReader:
             )
         except mongodb_failures.HistoryLost:
             raise errors.PositionLost(
-                f"verifying {name}: the oplog does not hold bronze's position any more, so nobody can say what it lacks; "
-                "start the capture first, it says what to do"
+                f"verifying {name}: the oplog no longer holds bronze's position, so it is unknown which changes bronze "
+                "lacks; start the capture first, it says what to do"
             ) from None
         except document_keys.NamespaceGone:
             raise errors.Temporary(
-                f"verifying {name}: it was dropped, renamed or replaced, and that is not in bronze yet; "
-                "let the pipeline catch up and try again"
+                f"verifying {name}: it was dropped, renamed or replaced, which is not in bronze yet; let the pipeline "
+                "catch up and try again"
             ) from None
         # The list ends there: keys beyond it would be judged as if nothing had happened to them.
         if len(found) >= MOST_UNSEEN:

@@ -84,7 +84,7 @@ def test_two_owners_of_one_folder_are_refused(tmp_path: Path, monkeypatch: pytes
     """A second server over a folder in use is refused, and the first goes on."""
     monkeypatch.setattr(embedded_mongodb, "IN_USE_PATIENCE", 0.5)
     with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
-        with pytest.raises(errors.DecisionNeeded, match="another MongoDB is running over"):
+        with pytest.raises(errors.DecisionNeeded, match="another MongoDB is already running on"):
             embedded_mongodb.EmbeddedMongoDB(tmp_path).start()
         assert count(server, add=1) == 1
 
@@ -125,7 +125,7 @@ def test_an_old_server_is_refused(tmp_path: Path) -> None:
     old = tmp_path / "mongod"
     old.write_text("#!/bin/sh\necho 'db version v5.0.31'\n")
     old.chmod(0o755)
-    with pytest.raises(errors.DecisionNeeded, match="is MongoDB 5.0; 6.0 or later is needed"):
+    with pytest.raises(errors.DecisionNeeded, match="is MongoDB 5.0; 6.0 or later is required"):
         embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.ServerOptions(binary=old)).start()
 
 

@@ -119,7 +119,7 @@ def test_what_ends_a_start_or_a_snapshot_is_told_before(
     }
     found = checked(mongodb_uri, database_include_list=database.name, **source)
     assert [(each.found, each.verdict) for each in found["collections"][-1:]] == [
-        ("2 are captured, and guardrail.collections.max is 1", verdict)
+        ("2 are captured, but guardrail.collections.max is 1", verdict)
     ]
     (refused,) = found[f"snapshot of {database.name}.orders"]
     assert "the server refuses its filter" in refused.found and f"{filters}.{database.name}.orders" in refused.mend

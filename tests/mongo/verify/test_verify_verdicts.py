@@ -33,7 +33,7 @@ def test_a_time_that_the_server_does_not_hold_is_a_decision(
     database.orders.insert_one({"_id": 1})
     found = pipeline(mongodb_uri, lakehouse, database.name)
     play(spark, found)
-    with pytest.raises(errors.DecisionNeeded, match="leave --as-of out"):
+    with pytest.raises(errors.DecisionNeeded, match="leave out --as-of"):
         verify.refuse(verify.run(spark, found, verify.VerifyOptions(as_of="1000000000")))
     assert only(verify.run(spark, found, verify.VerifyOptions())).is_equal
 

@@ -235,7 +235,7 @@ def test_mistakes_in_suites_are_told_before_anything_is_done(spark: SparkSession
         assert told in str(refused.value), name
     text = "table: totls\nexpectations:\n  - {type: expect_table_row_count_to_equal, kwargs: {value: 1}}\n"
     shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"a.yml": text})
-    with pytest.raises(errors.SettingsError, match=r"there is no collection and no model totls \(did you mean totals\?\)"):
+    with pytest.raises(errors.SettingsError, match=r"totls is neither a collection nor a model \(did you mean totals\?\)"):
         publish.checked(spark, shop.settings)
     shop = gold_shop.made(
         spark, tmp_path, {"totals": TOTALS}, suites={"a.yml": SUITE.replace("total,", "totl,") + "table: totals\n"}

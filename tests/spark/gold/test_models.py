@@ -193,7 +193,7 @@ def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -
     with pytest.raises(errors.DecisionNeeded) as refused:
         made.run()
     assert "each.sql: unique_key c is not unique: 1 keys" in str(refused.value)
-    assert "casts.sql: the query failed over the rows: CAST_INVALID_INPUT" in str(refused.value)
+    assert "casts.sql: the query failed on these rows: CAST_INVALID_INPUT" in str(refused.value)
     assert "strays.sql: unique_key n has values that are not in ref('cases.orders', key='note')" in str(refused.value)
     assert "a secret" not in str(refused.value).lower()
     assert made.rows("each") == made.rows("after") == {(1, 1), (2, 2)}
@@ -226,10 +226,10 @@ def test_of_several_keys_no_one_is_made(shop: MakeShop, made_of: str) -> None:
     made.change("orders", {"_id": 1, "note": texts[0]}, {"_id": 2, "note": ""})
     assert made.run() == {"counts": "whole"}
     made.change("orders", {"_id": 1, "note": texts[1]}, {"_id": 3, "note": texts[0]})
-    with pytest.raises(errors.SettingsError, match=r"counts\.sql: rows of one n hang on documents of several"):
+    with pytest.raises(errors.SettingsError, match=r"counts\.sql: the rows of one n depend on documents of several"):
         made.run()
     (made.folder / "counts.sql").rename(made.folder / "others.sql")
-    with pytest.raises(errors.SettingsError, match=r"others\.sql: rows of one n hang on documents of several"):
+    with pytest.raises(errors.SettingsError, match=r"others\.sql: the rows of one n depend on documents of several"):
         made.run()
 
 
@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
     assert said[:3] == [
         "folder.sql: it cannot be read: Is a directory",
         "latin.sql: not UTF-8 at byte 8",
-        "two.sql:2: a semicolon ends the query here, and a model is one query (make two models of it)",
+        "two.sql:2: a semicolon ends the query here, and a model is one query (split it into two models)",
     ]
     assert {each.split(":")[0] for each in said[3:]} == {"drop.sql", "typo.sql"}  # the others wait for the table
     made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
@@ -279,7 +279,7 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
         models.check(made.spark, made.settings)
     told = "\n".join(str(problem).removeprefix(f"{made.folder}/") for problem in refused.value.problems)
     for wanted in (
-        "typo.sql:1: it is no query: Syntax error at or near '",
+        "typo.sql:1: not a valid query: Syntax error at or near '",
         "drop.sql:1: it is no query",
         "column.sql:2: ",
         "count.sql: a table cannot have a column with the name count(1) (name it: … AS name",
@@ -342,7 +342,7 @@ def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:
         "{{ config(materialized='view') }} SELECT count(*) AS n FROM {{ ref('cases.orders') }}"
     )
     for act in (lambda: made.run(), lambda: models.check(made.spark, made.settings)):
-        with pytest.raises(errors.SettingsError, match="is a view, and the table that it was before is still there"):
+        with pytest.raises(errors.SettingsError, match="it is a view now, but its former table still exists"):
             act()
 
 

@@ -43,10 +43,10 @@ def test_a_view_is_no_table(shop: gold_shop.Shop) -> None:
         assert shop.run() == {"number": "view"}
     place = delta.layout(shop.settings.lakehouse).model("number")
     assert not delta.exists(shop.spark, place)
-    with pytest.raises(errors.TableNotOurs, match="a view lies there"):
+    with pytest.raises(errors.TableNotOurs, match="there is a table or view"):
         delta.create(shop.spark, tables.TableRef.named("views_gold", "number"), columns="n BIGINT")
     model.write_text(COUNT)
     assert shop.run() == {"number": "whole"} and delta.exists(shop.spark, place)
     model.write_text(VIEW)
-    with pytest.raises(errors.SettingsError, match="the table that it was before is still there"):
+    with pytest.raises(errors.SettingsError, match="its former table still exists"):
         shop.run()

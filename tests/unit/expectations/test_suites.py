@@ -51,7 +51,7 @@ def test_mistakes_of_a_suite_are_told_at_once() -> None:
     assert str(refused.value).splitlines() == [
         "a.yml: expectation: there is no such key (did you mean expectations?)",
         "a.yml: expectations[0].severity: one of critical, warning, info is expected, found fatal",
-        "a.yml: expectations[1].type: the name of an expectation is expected (expect_column_…)",
+        "a.yml: expectations[1].type: expected the name of an expectation (expect_column_…)",
         "a.yml: expectations[2].kwargs: a mapping is expected, found 1",
     ]
 
@@ -99,7 +99,7 @@ def test_what_the_library_wrote_is_read() -> None:
         wrong = {"type": "expect_table_row_count_to_equal", "kwargs": {"value": {"$PARAMETER": "rows"}}}
         suite.parse({"suite_parameters": {"rows": 5}, "expectations": [wrong]}, name="a", where="a.json")
     assert str(refused.value).splitlines() == [
-        "a.json: suite_parameters: nothing sets parameters here (write their values where they are used)",
+        "a.json: suite_parameters: nothing sets parameters here (write the values directly)",
         "a.json: expectations[0].kwargs.value: nothing sets parameters here (write the value)",
     ]
 

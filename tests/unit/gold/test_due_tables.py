@@ -157,7 +157,7 @@ def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed
         shutil.rmtree(hop.silver_table.path or "")
     else:
         committed(hop.silver_table, **stated(to=0))
-    with pytest.raises(errors.DecisionNeeded, match="has applied nothing yet"):
+    with pytest.raises(errors.DecisionNeeded, match="nothing has been applied yet"):
         rebuild.run(SPARK, hop.settings, collection=str(T), layer=tables.Layer.GOLD)
     commits = table_history.commits(SPARK, hop.gold_table)
     assert {(each.metadata or {}).get("to") for each in commits[:3]} == {2}

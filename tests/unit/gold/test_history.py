@@ -33,5 +33,5 @@ def test_a_history_whose_schema_is_gone_takes_no_field_for_another(
     if is_known:
         history.History(*args)
     else:
-        with pytest.raises(errors.DecisionNeeded, match="orders_history: ops/schemas does not say"):
+        with pytest.raises(errors.DecisionNeeded, match="orders_history: ops/schemas no longer describes"):
             history.History(*args)

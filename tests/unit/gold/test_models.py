@@ -100,7 +100,7 @@ def test_a_table_that_no_model_made_is_not_overwritten(tmp_path: Path) -> None:
         assert table.work().kind == "whole", "which a model that was killed before its first rows left"
         writer = Writer.claim(without_spark.SPARK, layout.gold("models", "orders"))
         writer.mark(to=3, extra={"silver": 7})
-        with pytest.raises(errors.SettingsError, match="models/orders, which holds documents of a collection"):
+        with pytest.raises(errors.SettingsError, match="models/orders, which contains a collection's documents"):
             table.work()
         writer.mark(to={}, extra={"model": model.digest, "pipeline": "second"})
         assert table.work().kind == "nothing"
@@ -114,7 +114,7 @@ def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) ->
         inputs = models.ModelInputs(without_spark.SPARK, layout, {}, "shop")
         run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {})
         without_spark.create(without_spark.SPARK, layout.model("daily"), columns="`n` INT")
-        with pytest.raises(errors.SettingsError, match="the table that it was before is still there") as refused:
+        with pytest.raises(errors.SettingsError, match="its former table still exists") as refused:
             models._check_no_table(without_spark.SPARK, view, layout.model("daily"))
         run.note_refusal(view, refused.value)
         verdict = run.verdict(view)

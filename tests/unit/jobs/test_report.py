@@ -154,7 +154,7 @@ def test_maintenance_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_newest_of_no_cuts_is_none_yet() -> None:
     """And what makes one."""
-    with pytest.raises(errors.SettingsError, match="there is no cut yet .*medallion gold --as-of now makes one"):
+    with pytest.raises(errors.SettingsError, match="there is no cut yet .*make one with medallion gold --as-of now"):
         cut.named((), None)
 
 

@@ -38,20 +38,20 @@ REFUSED = {
         "m.sql:1: materialized is one of table, view, incremental, found tabel (did you mean table?)"
     ),
     "{{ config(materialized='view') }}\n-- nothing\n": "m.sql: there is no query in it",
-    "{{ config(unique_key='a') }} SELECT 1 AS a": "m.sql: unique_key is for materialized='incremental' (leave it out, or say so in config)",
+    "{{ config(unique_key='a') }} SELECT 1 AS a": "m.sql: unique_key is for materialized='incremental' (remove it, or set materialized='incremental')",
     "{{ config(materialized='incremental') }} SELECT * FROM {{ ref('b.c', key='a') }}": (
         "m.sql: an incremental model needs a unique_key (config(…, unique_key='column'))"
     ),
     "{{ config(materialized='incremental', unique_key='a') }} SELECT * FROM {{ ref('b.c') }}": (
-        "m.sql: an incremental model needs a table whose changes lead to its keys (ref('b.c', key='the column that holds a'))"
+        "m.sql: an incremental model needs a ref with key='…', to find the keys that changed (ref('b.c', key='the column that holds a'))"
     ),
     "{{ config(materialized='incremental', unique_key='a') }} SELECT * FROM {{ ref('b.c', key=['a', 'b']) }}": (
-        "m.sql: ref('b.c') has 2 key columns, unique_key has 1 (they belong together, in their order)"
+        "m.sql: ref('b.c') has 2 key columns, unique_key has 1 (they must match, in the same order)"
     ),
     "SELECT 1 AS a;\n-- and\nSELECT 2 AS a": (
-        "m.sql:1: a semicolon ends the query here, and a model is one query (make two models of it)"
+        "m.sql:1: a semicolon ends the query here, and a model is one query (split it into two models)"
     ),
-    "SELECT (1) AS a -- (\nFROM x) JOIN (SELECT ')' AS b": "m.sql:2: there is a ) without its (",
+    "SELECT (1) AS a -- (\nFROM x) JOIN (SELECT ')' AS b": "m.sql:2: unmatched )",
 }
 
 
@@ -112,10 +112,10 @@ def test_circles_and_references_to_nothing_are_refused_by_name() -> None:
     """All references to nothing at once; a circle in the direction of its references."""
     with pytest.raises(errors.SettingsError) as refused:
         order(*models(a="SELECT * FROM {{ ref('c') }}", b="SELECT * FROM {{ ref('a') }}", c="SELECT * FROM {{ ref('b') }}"))
-    assert str(refused.value) == "a.sql: the models refer to each other in a circle: a → c → b → a"
+    assert str(refused.value) == "a.sql: the models refer to each other in a cycle: a → c → b → a"
     with pytest.raises(errors.SettingsError) as refused:
         order(*models(a="SELECT * FROM {{ ref('a') }}"))
-    assert "in a circle: a → a" in str(refused.value)
+    assert "in a cycle: a → a" in str(refused.value)
     with pytest.raises(errors.SettingsError) as refused:
         order(*models(a="SELECT * FROM {{ ref('shop.ordres') }} JOIN {{ ref('totals') }}"))
     assert str(refused.value).splitlines() == [

@@ -32,7 +32,7 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
         root = f"{scheme}{tmp_path}/{name}{below}"
         placed = dataclasses.replace(chosen, lakehouse=dataclasses.replace(chosen.lakehouse, root=root))
         [found] = check._lakehouse(placed, None)
-        told = (f"{tmp_path}/file is no folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
+        told = (f"{tmp_path}/file is not a folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
         assert (found.verdict, found.found, found.mend) == (verdict, *told)
         application._profile(placed, is_service=False)
 
@@ -43,7 +43,7 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
     quick = {"mongodb.server.selection.timeout.ms": 1}
     found = check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source | quick}))
     warned = [each.found for each in found if each.verdict is check.CheckVerdict.WARNING]
-    assert warned == ["its connection string has options that are unknown or have an unfit value: tls, readPreferense"]
+    assert warned == ["the connection string has options that are unknown or have an invalid value: tls, readPreferense"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:
     row = SimpleNamespace(key="view.catalogAndNamespace.numParts", value="2")
     for answer, says in (
         (AnalysisException("main", errorClass="REQUIRES_SINGLE_PART_NAMESPACE"), "no such catalog"),
-        ([row], "a view"),
+        ([row], "table or view"),
     ):
         spark: Any = Mock(sql=Mock(side_effect=[answer] if isinstance(answer, Exception) else None))
         spark.sql.return_value.collect.return_value = answer
@@ -109,9 +109,9 @@ def test_what_is_set_for_a_collection_that_is_not_captured_does_nothing(tmp_path
     nothing: Any = None
     found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
     assert [each.found for each in found] == [
-        "cases.carts is not captured, and what silver.collections or snapshot.collection.filter.overrides say of it does nothing",
-        "cases.items is not captured, and what silver.collections or snapshot.collection.filter.overrides say of it does nothing",
-        "other.carts is not captured, though an include list names it",
+        "cases.carts is not captured, so its entries in silver.collections or snapshot.collection.filter.overrides have no effect",
+        "cases.items is not captured, so its entries in silver.collections or snapshot.collection.filter.overrides have no effect",
+        "other.carts is not captured, although an include list names it",
         "1 to capture: cases.orders",
     ]
 
@@ -124,5 +124,5 @@ def test_an_entry_that_lets_nothing_into_the_snapshot_is_named(tmp_path: Path) -
     nothing: Any = None
     found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
     assert [each.found for each in found if each.verdict is not FINE] == [
-        "cases.ordrs in source.snapshot.include.collection.list means none of them"
+        "cases.ordrs in source.snapshot.include.collection.list matches no captured collection"
     ]

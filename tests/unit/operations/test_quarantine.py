@@ -37,7 +37,7 @@ def test_a_corrected_document_of_a_chunk_is_no_other_of_its_documents() -> None:
 @pytest.mark.parametrize("text", ['{"_id": 3}', '{"v": 5}'])
 def test_a_correction_of_no_single_document_is_refused(text: str) -> None:
     """It is of none of them, or could be of any."""
-    with pytest.raises(errors.SettingsError, match=f"{CHUNK}.after: the _id of one of the documents"):
+    with pytest.raises(errors.SettingsError, match=f"{CHUNK}.after: expected the _id of one of the quarantined documents"):
         _after({CHUNK: {"after": text}})
 
 

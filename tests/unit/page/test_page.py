@@ -143,7 +143,7 @@ def test_the_port_shows_metrics_and_the_page() -> None:
         pytest.raises(urllib.error.HTTPError) as refused,
     ):
         _asked(port)
-    assert (refused.value.code, refused.value.read()) == (500, b"the page could not be made: ValueError\n")
+    assert (refused.value.code, refused.value.read()) == (500, b"the page could not be created: ValueError\n")
     refused.value.close()
 
 

@@ -214,7 +214,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert command_line.main(["import-debezium", str(connector), "--out", str(out)]) == 0
     assert out.read_text(encoding="utf-8") == expected
     assert command_line.main(["import-debezium", str(connector), "--out", str(out), "--root", "other"]) == 2
-    assert "there is another file already" in capsys.readouterr().err
+    assert "the file already exists" in capsys.readouterr().err
     assert out.read_text(encoding="utf-8") == expected
 
 
@@ -233,10 +233,10 @@ def test_what_is_no_file_of_properties(content: bytes, tmp_path: Path, capsys: p
     path = tmp_path / "connector.properties"
     path.write_bytes(content)
     assert command_line.main(["import-debezium", str(path)]) == 2
-    assert "no Java properties" in capsys.readouterr().err
+    assert "not valid Java properties" in capsys.readouterr().err
     path = path.rename(path.with_suffix(".txt"))
     assert command_line.main(["import-debezium", str(path)]) == 2
-    assert "ends with .properties" in capsys.readouterr().err
+    assert "must have the extension .properties" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_environment_is_read_at_the_last_moment(monkeypatch: pytest.MonkeyPa
 def test_secret_scopes_elsewhere_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside Databricks a secret scope is an error of settings that names the other form."""
     monkeypatch.setitem(__import__("sys").modules, "databricks.sdk.runtime", None)
-    with pytest.raises(errors.SettingsError, match=r"secret scopes are Databricks'.*\$\{env:NAME\}"):
+    with pytest.raises(errors.SettingsError, match=r"secret scopes only exist on Databricks.*\$\{env:NAME\}"):
         secrets.resolve("${secret:shop/uri}")
 
 

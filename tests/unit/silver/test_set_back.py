@@ -69,11 +69,11 @@ def test_silver_goes_back_to_the_last_batch_that_both_have(hop: Hop, caplog: pyt
     hop.silver()
     after = position(hop)
     assert (before.to, after.to) == (4, 2) and after.origin != before.origin
-    assert "all after batch 2 is applied again" in caplog.text
+    assert "applying everything after batch 2 again" in caplog.text
     for key in (13, 14, 15):
         append(hop, key)
     assert keys(hop) == {2, 3, 4, 13, 14, 15}
-    assert position(hop).origin == after.origin and caplog.text.count("brought back") == 1
+    assert position(hop).origin == after.origin and caplog.text.count("was restored") == 1
 
 
 def test_a_collection_that_all_batches_had_nothing_of_is_looked_through_again(hop: Hop) -> None:
@@ -119,7 +119,7 @@ def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
     bring_back(hop, "bronze")
     for key in (13, 14, 15):
         hop.append((key, bson.encode({"_id": key})))
-    with pytest.raises(errors.CommitConflict, match="brought back"):
+    with pytest.raises(errors.CommitConflict, match="was restored"):
         running.run_round()
     running.close()
     hop.silver()
@@ -263,7 +263,7 @@ def test_deletes_that_are_no_longer_remembered_are_remembered_again(
     positions.read()
     after = position(hop)
     assert (after.to, after.origin != before.origin) == (5 if is_there else 0, True)
-    assert "ops/deletes" in caplog.text and caplog.text.count("brought back") == 1
+    assert "ops/deletes" in caplog.text and caplog.text.count("was restored") == 1
     assert not registry.lacks_deletes(hop.layout.deletes(*namespace), after)
 
 

@@ -56,7 +56,7 @@ def test_many_signals_are_waited_for_while_one_after_the_other_is_done(monkeypat
 
 
 def test_a_capture_that_takes_none_up_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.Temporary, match="repair-0, repair-1, repair-2 wait for it"):
+    with pytest.raises(errors.Temporary, match="repair-0, repair-1, repair-2 are still waiting"):
         waited(monkeypatch, Clock(pace=None))
 
 

@@ -126,7 +126,7 @@ def test_a_result_that_cannot_be_written_down_is_told(
     assert [each.different for each in found.collections] == [1, 1]
     report.verified(found)
     assert "shop.a: the result could not be stored: ops/verifications: no space left" in capsys.readouterr().out
-    with pytest.raises(errors.CollectionsFailed, match=r"shop\.a, shop\.b: gold is not") as raised:
+    with pytest.raises(errors.CollectionsFailed, match=r"shop\.a, shop\.b: gold differs") as raised:
         verify.refuse(found)
     assert errors.code(raised.value) == 3
 

@@ -69,5 +69,5 @@ def test_a_time_that_the_user_gave_is_not_replaced(monkeypatch: pytest.MonkeyPat
         raise mongodb_failures.SnapshotExpired
 
     monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
-    with pytest.raises(errors.DecisionNeeded, match="leave --as-of out"):
+    with pytest.raises(errors.DecisionNeeded, match="leave out --as-of"):
         documents.by_keys(UNUSED, reading(is_exact=True), ["1"])
