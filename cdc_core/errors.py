@@ -86,7 +86,7 @@ class PositionLost(DecisionNeeded):
 
 
 class TableNotOurs(DecisionNeeded):
-    """The place of a table holds one that mongo-medallion did not create, or in a format that it does not support."""
+    """Where a table of the pipeline should be, there is one that mongo-medallion did not create, or of an unsupported format."""
 
 
 class FilesMissing(DecisionNeeded):
