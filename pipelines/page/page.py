@@ -261,7 +261,7 @@ def _changed(change: evolution.SchemaLogEntry) -> str:
 def _writer(found: pipeline_status.WriterStatus | None) -> str:
     if found is None:
         return "–"
-    state = "left" if found.has_left else f"lease for {found.lease_seconds} s more" if found.lease_seconds else "lease over"
+    state = "stopped" if found.has_left else f"lease for {found.lease_seconds} s more" if found.lease_seconds else "lease expired"
     return f"process {found.process} on {found.host}, {state}"
 
 
@@ -290,7 +290,7 @@ def _cards(seen: PageContent) -> Sequence[Card]:
             "from bronze's position to the oplog's end",
             "look" if room is not None and room < 3600 else "",
         ),
-        Card("rescued", _number(rescued), "rows with values beside their columns", "look" if rescued else "fine"),
+        Card("rescued", _number(rescued), "rows with rescued values", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
         _audited(seen.audits),
         Card("verified", state, ", ".join(named[:2]), _STYLES.get(state, "")),
@@ -302,7 +302,7 @@ def _audited(found: Sequence[audits.TableAudit]) -> Card:
     unmet = sum(not verdict.is_met for each in found for verdict in each.verdicts)
     value = "none yet" if not found else f"{unmet} not met" if unmet else "all met"
     mood = "wrong" if refused else "look" if unmet else "fine" if found else ""
-    return Card("expectations", value, f"{', '.join(refused[:2])} kept back" if refused else "", mood)
+    return Card("expectations", value, f"{', '.join(refused[:2])} not published" if refused else "", mood)
 
 
 _STYLES = {"differs": "wrong", "not judged": "look", "equal": "fine"}

@@ -60,5 +60,5 @@ def test_it_can_be_read_on_a_screen_and_a_phone(tmp_path: Path, width: int) -> N
     assert (found["plots"], found["small"]) == (4, 0)
     assert found["bars"] > 90
     assert found["strips"] == ["met met wrong", "met met met", "look"]
-    for text in ("shop.<orders>", "12,345", "7 of 900", "kept back, the last good version stays", "total INT → DOUBLE"):
+    for text in ("shop.<orders>", "12,345", "7 of 900", "not published; the last good version stays", "total INT → DOUBLE"):
         assert text in found["text"], text

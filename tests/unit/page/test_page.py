@@ -39,8 +39,8 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
     text = page.rendered(seen())
     assert "<orders>" not in text and "shop.&lt;orders&gt;" in text
     for said in (
-        "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "1.2 MB", "kept back, the last good version stays",
-        "7 of 900", "&lt;k1&gt;; k2", "min_value: 0", "could not be judged: MetricError", "2 not met", "shop.orders kept back",
+        "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "1.2 MB", "not published; the last good version stays",
+        "7 of 900", "&lt;k1&gt;; k2", "min_value: 0", "could not be checked: MetricError", "2 not met", "shop.orders not published",
         "process 42 on host-a", "differs", "25 h",
     ):  # fmt: skip
         assert said in text, said
@@ -95,7 +95,7 @@ def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
 
 def test_the_page_cannot_be_written() -> None:
     """A folder that is not there is told in one line."""
-    with pytest.raises(errors.SettingsError, match=r"--html: .*page.html cannot be written"):
+    with pytest.raises(errors.SettingsError, match=r"--html: cannot write .*page.html"):
         page.write(Path("/nowhere/at/all/page.html"), "")
 
 
