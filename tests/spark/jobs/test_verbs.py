@@ -150,7 +150,7 @@ def test_replay_respects_the_claim_of_the_capture(keeper: Person) -> None:
     assert "on this host writes it" in keeper.says(*arguments, code=3)
     assert table_history.version(hop.spark, hop.bronze.table) == before
     owner.release()
-    assert "1 brought back" in keeper.says(*arguments)
+    assert "1 replayed" in keeper.says(*arguments)
 
 
 def test_status_counts_what_is_held(keeper: Person) -> None:

@@ -245,7 +245,7 @@ def test_a_trimmed_bronze_is_refused(hop: Hop) -> None:
     hop.bronze.append({ORDERS: [document(2, 20, "c")]})
     hop.silver()
     hop.spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch = 1")
-    with pytest.raises(errors.DecisionNeeded, match="holds batches 2 to 2"):
+    with pytest.raises(errors.DecisionNeeded, match="has batches 2 to 2"):
         rebuilt(hop)
     assert len(hop.rows(ORDERS)) == 2
 
