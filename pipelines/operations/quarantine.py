@@ -349,10 +349,10 @@ def _check(
     for row in chosen:
         held.setdefault(row["resume_token"], []).append(row)
     unknown = sorted({*(tokens or ()), *corrections} - held.keys())
-    problems = [errors.Problem(token, "no event with this resume token is held") for token in unknown]
+    problems = [errors.Problem(token, "no event with this resume token is in quarantine") for token in unknown]
     for token, texts in corrections.items():
         if token in held and len({row["key"] for row in held[token] if _is_of(row, texts)}) != 1:
-            problems.append(errors.Problem(f"{token}.after", "the _id of one of the documents that are held is expected"))
+            problems.append(errors.Problem(f"{token}.after", "expected the _id of one of the quarantined documents"))
         for field, text in texts.items():
             if field not in CORRECTABLE:
                 problems.append(errors.Problem(f"{token}.{field}", f"expected one of {', '.join(CORRECTABLE)}"))

@@ -261,7 +261,13 @@ def _changed(change: evolution.SchemaLogEntry) -> str:
 def _writer(found: pipeline_status.WriterStatus | None) -> str:
     if found is None:
         return "–"
-    state = "stopped" if found.has_left else f"lease for {found.lease_seconds} s more" if found.lease_seconds else "lease expired"
+    state = (
+        "stopped"
+        if found.has_left
+        else f"lease for {found.lease_seconds} s more"
+        if found.lease_seconds
+        else "lease expired"
+    )
     return f"process {found.process} on {found.host}, {state}"
 
 
