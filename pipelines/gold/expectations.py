@@ -98,7 +98,7 @@ def check_tables(
     """Raise `SettingsError` for suites of tables that do not exist and never can, and for suites of histories, which
     are not judged."""
     problems = [
-        errors.Problem(each.where, f"{each.table} is a history, which is not judged", "use a model over it")
+        errors.Problem(each.where, f"{each.table} is a history, which expectations do not check", "use a model over it")
         for each in found
         if each.table in histories
     ]

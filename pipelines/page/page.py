@@ -311,7 +311,7 @@ def _audited(found: Sequence[audits.TableAudit]) -> Card:
     return Card("expectations", value, f"{', '.join(refused[:2])} not published" if refused else "", mood)
 
 
-_STYLES = {"differs": "wrong", "not judged": "look", "equal": "fine"}
+_STYLES = {"differs": "wrong", "not checked": "look", "equal": "fine"}
 _STATES = tuple(_STYLES)
 _WRONG = ("missing", "extra", "different", "incomplete", "quarantined")
 
@@ -320,7 +320,7 @@ def _state(found: Mapping[str, Any]) -> str:
     """What a run of verify says of a collection; nothing is equal of which a document could not be judged."""
     if any(found[name] for name in _WRONG):
         return "differs"
-    return "not judged" if found["waiting"] or found["unsettled"] else "equal"
+    return "not checked" if found["waiting"] or found["unsettled"] else "equal"
 
 
 def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -82,8 +82,8 @@ def test_what_could_not_be_judged_is_not_equal() -> None:
     equal = {**content.verifications[0], "is_equal": True, "missing": 0}
     waiting = {**equal, "waiting": 7, "layer": "silver"}
     text = page.rendered(replace(content, verifications=(equal, waiting)))
-    assert '<span class="look">not judged</span>' in text and ">differs<" not in text
-    assert "not judged" not in page.rendered(replace(content, verifications=(equal,)))
+    assert '<span class="look">not checked</span>' in text and ">differs<" not in text
+    assert "not checked" not in page.rendered(replace(content, verifications=(equal,)))
 
 
 def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
