@@ -152,20 +152,24 @@ class _Run:
             self.progress(now)
 
     def _capture(self, stop: threading.Event) -> object:
-        return capture.run(
-            self.sessions(),
-            self.settings,
-            once=self.once,
-            take_over=self.take_over,
-            stop=stop,
-            progress=self._hear,
-            sessions=self.sessions,
-            page=pages.text,
-            asked=self.asked,
-            opened=self._take_bronze,
-        )
+        try:
+            return capture.run(
+                self.sessions(),
+                self.settings,
+                once=self.once,
+                take_over=self.take_over,
+                stop=stop,
+                progress=self._hear,
+                sessions=self.sessions,
+                page=pages.text,
+                asked=self.asked,
+                opened=self._take_bronze,
+            )
+        finally:
+            self.bronze = None
 
     def _take_bronze(self, opened: bronze_log.BronzeLog) -> None:
+        """Remember bronze's writer while the capture runs: with `snapshot.mode: initial_only` it ends before the other layers."""
         self.bronze = opened
 
     def _silver(self, stop: threading.Event) -> silver.SilverResult:

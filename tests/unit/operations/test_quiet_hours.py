@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -72,10 +73,18 @@ def test_what_stays_is_told_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: 
         return maintain.MaintenanceResult("shop", (left,), 0.0)
 
     monkeypatch.setattr(maintain, "run", run)
-    monkeypatch.setattr(pipeline.capture, "run", lambda *_, opened, **__: opened("bronze"))
+
+    def captured(*_: object, opened: Callable[[str], None], **__: object) -> None:
+        opened("bronze")
+        layers._maintain(stop)
+        stop.clear()
+
+    monkeypatch.setattr(pipeline.capture, "run", captured)
     with caplog.at_level(logging.INFO, logger=pipeline.log.name):
         layers = pipeline._Run(settings, lambda: None, False, False, stop, None)  # type: ignore[arg-type, return-value]
         layers._capture(stop)
         layers._maintain(stop)
-    assert [each.getMessage() for each in caplog.records] == ["bronze/shop: events stay"]
-    assert claims == ["bronze"], "what goes from bronze goes under the claim of the capture that holds it"
+    assert [each.getMessage() for each in caplog.records] == ["bronze/shop: events stay"] * 2
+    assert claims == ["bronze", None], (
+        "what goes from bronze goes under the claim of the capture that holds it, while there is one"
+    )
