@@ -194,11 +194,12 @@ class ModelTable:
     def _merged(self, work: ModelWork, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
         """Replace the rows of the keys that may have changed; how many keys, and the version."""
         affected = f"keys_{self.model.name}_{self.inputs.nonce}"
-        keys.createOrReplaceTempView(affected)
-        rows = query_execution.materialized(
-            queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected))
-        )
-        try:
+        with ExitStack() as stack:
+            stack.callback(query_execution.unpersist, keys)
+            keys.createOrReplaceTempView(affected)
+            stack.callback(self.spark.catalog.dropTempView, affected)
+            frame = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected))
+            rows = stack.enter_context(query_execution.held(frame))
             self._check_unique(rows)
             self._check_led(rows, [keys])
             self._check_apart(rows, [keys])
@@ -220,10 +221,6 @@ class ModelTable:
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True)
             version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
             return keys.count(), version
-        finally:
-            query_execution.unpersist(rows)
-            query_execution.unpersist(keys)
-            self.spark.catalog.dropTempView(affected)
 
     def _restricted(self, ref: sql_model.Ref, affected: str) -> str:
         """What a reference reads for the affected keys: their rows where it has a key, otherwise the whole table."""
