@@ -42,7 +42,7 @@ def lake(spark: SparkSession, lakehouse: Path) -> Path:
 
 SHOWN = {
     "analyst_tour.ipynb": (5, ("ask us", "oak lamp", "Lyon", "7.50")),
-    "quality.ipynb": (3, ("shop.orders", "total: another value", "weight", "no expectation was judged yet")),
+    "quality.ipynb": (3, ("shop.orders", "total: another value", "weight", "no expectations were checked yet")),
 }
 """How many tables each notebook shows at least, and what is in them."""
 

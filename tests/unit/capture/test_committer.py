@@ -86,7 +86,7 @@ def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyP
     """Heartbeats of a quiet stream and a snapshot's chunks are files as well, and no commit of the stream need fall on the last of them."""
     compacted: list[object] = []
     monkeypatch.setattr(bronze_log, "COMPACT_EVERY", 4)
-    monkeypatch.setattr(maintenance, "optimize", lambda session, table, *, metadata: compacted.append(session))
+    monkeypatch.setattr(maintenance, "optimize", lambda session, table: compacted.append(session))
     writer: Any = SimpleNamespace(metadata={}, append_arrow=lambda *_, **__: None)
     nothing: Any = Nothing()
     log = bronze_log.BronzeLog(nothing, tables.TableRef.at("/lake/bronze/shop"), writer, None)

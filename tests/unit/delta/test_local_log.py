@@ -132,7 +132,7 @@ def test_a_commit_that_is_cut_off_is_for_a_person(tmp_path: Path) -> None:
     os.truncate(last, 0)
     assert [each.metadata for each in local_log.commits(tmp_path)] == [None, {"writer": "a"}]
     last.write_text('{"commitInfo":{"operation":"WRI')
-    with pytest.raises(errors.DecisionNeeded, match="cut off"):
+    with pytest.raises(errors.DecisionNeeded, match="truncated or damaged"):
         next(local_log.commits(tmp_path))
 
 
