@@ -280,7 +280,7 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
     told = "\n".join(str(problem).removeprefix(f"{made.folder}/") for problem in refused.value.problems)
     for wanted in (
         "typo.sql:1: not a valid query: Syntax error at or near '",
-        "drop.sql:1: it is no query",
+        "drop.sql:1: not a valid query",
         "column.sql:2: ",
         "count.sql: a table cannot have a column with the name count(1) (name it: … AS name",
         "count.sql: a table cannot have a column with the name an id (",
