@@ -101,7 +101,7 @@ def test_a_collection_that_is_not_captured_any_more_is_not_compared(
     database.people.update_one({"_id": 1}, {"$set": {"n": 1}})
     (result,) = verify.run(spark, found, verify.VerifyOptions()).collections
     assert (result.collection, result.is_equal) == (f"{database.name}.orders", True)
-    with pytest.raises(errors.SettingsError, match="no captured collection"):
+    with pytest.raises(errors.SettingsError, match="is not a captured collection"):
         verify.run(spark, found, verify.VerifyOptions(collection=f"{database.name}.people"))
 
 

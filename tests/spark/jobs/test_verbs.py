@@ -171,7 +171,7 @@ def test_rebuild_shows_what_differs_and_swaps(person: Person) -> None:
     hop.run()
     arguments = ("rebuild", "--collection", ORDERS)
     shown = person.says(*arguments, "--dry-run")
-    for told in ("rows 2 2", "rescued values 1 0", "column v retyped: INT → STRING", "nothing was swapped"):
+    for told in ("rows 2 2", "rescued values 1 0", "column v retyped: INT → STRING", "not swapped"):
         assert told in shown
     owner = Writer.claim(hop.spark, hop.silver_table("orders"))
     assert "on this host writes it" in person.says(*arguments, code=3)
