@@ -71,6 +71,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], tuple):
+        assert len(dict(value)) == len(value)
         return plain(dict(value))
     if isinstance(value, list):
         return [plain(item) for item in value]

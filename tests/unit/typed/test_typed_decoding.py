@@ -16,6 +16,7 @@ from cdc_core.schema import names as column_names
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import decoding, document_readers, exact
+from tests.harness import typed_cases
 
 NUMBERS = [
     0, 5, -1, 2**31 - 1, -(2**31), 2**31, -(2**31) - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64, -(2**63) - 1, 10**30,
@@ -177,18 +178,6 @@ def harmed(chance: random.Random, text: str) -> str:
             return text
 
 
-def plain(given: Any) -> Any:
-    """A value out of Arrow, so that equal means equal: NaN as text, maps as dicts, -0.0 apart from 0.0."""
-    if isinstance(given, float):
-        return repr(given)
-    if isinstance(given, dict):
-        return {key: plain(item) for key, item in given.items()}
-    if isinstance(given, list) and given and isinstance(given[0], tuple):
-        assert len(dict(given)) == len(given)
-        return plain(dict(given))
-    return [plain(item) for item in given] if isinstance(given, list) else given
-
-
 def agree(seed: int, count: int) -> int:
     """Types documents of one drawn collection in both ways, and holds them to each other; how many went the fast way."""
     chance = random.Random(seed)
@@ -206,7 +195,7 @@ def agree(seed: int, count: int) -> int:
         typed, expected = decoder.typed(part), exact.rows(part, schema)
         assert typed.rows.type == expected.type
         for number, (left, right) in enumerate(zip(typed.rows.to_pylist(), expected.to_pylist(), strict=True)):
-            assert plain(left) == plain(right), (seed, start + number, texts[start + number])
+            assert typed_cases.plain(left) == typed_cases.plain(right), (seed, start + number, texts[start + number])
         typed.rows.validate(full=True)
         for text, isnt_known in zip(part.to_pylist(), typed.new.to_pylist()):
             shape = Shape()
@@ -265,7 +254,7 @@ def test_what_is_expected_is_fast() -> None:
     typed = decoder.typed(texts)
     assert typed.exact < 100 and typed.new.true_count == 0
     expected = exact.rows(texts, decoder.schema)
-    assert plain(typed.rows.to_pylist()) == plain(expected.to_pylist())
+    assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(expected.to_pylist())
 
 
 def test_what_a_pin_makes_of_plain_values_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +277,13 @@ def test_what_a_pin_makes_of_plain_values_is_fast(monkeypatch: pytest.MonkeyPatc
     expected = exact.rows(texts, decoder.schema)
     for document in [*({"money": value} for value in odd), *({"whole": value} for value in odd)]:
         both = pa.array([texts[0].as_py(), json.dumps(document)])
-        assert plain(decoder.typed(both).rows.to_pylist()) == plain(exact.rows(both, decoder.schema).to_pylist()), document
+        assert typed_cases.plain(decoder.typed(both).rows.to_pylist()) == typed_cases.plain(
+            exact.rows(both, decoder.schema).to_pylist()
+        ), document
     decoder = decoding.Decoder(decoder.schema, pins)
     decoder.typed(texts)
     monkeypatch.setattr(cast, "cast", lambda *_: pytest.fail("a plain value was cast alone"))
-    assert plain(decoder.typed(texts).rows.to_pylist()) == plain(expected.to_pylist())
+    assert typed_cases.plain(decoder.typed(texts).rows.to_pylist()) == typed_cases.plain(expected.to_pylist())
 
 
 @pytest.mark.parametrize("options", [{}, {"flatten.struct": "true"}])
@@ -318,7 +309,7 @@ def test_arrays_as_documents_are_fast(options: dict[str, str]) -> None:
     typed = decoder.typed(texts)
     # Flattened, one that holds nothing is rescued as `[]`, under a path that only the exact way knows.
     assert typed.exact < (300 if options else 50)
-    assert plain(typed.rows.to_pylist()) == plain(exact.rows(texts, decoder.schema).to_pylist())
+    assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(exact.rows(texts, decoder.schema).to_pylist())
     assert dict(typed.rows.to_pylist()[1000]["rescued"])["list.2.a"] == "5"
 
 
@@ -344,7 +335,9 @@ def test_strings_that_look_like_keys_are_fast(text: str) -> None:
     exact.observed(shape, texts[0], "", values=unwrap_options.FieldValues())
     decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
     typed = decoder.typed(pa.array(texts))
-    assert plain(typed.rows.to_pylist()) == plain(exact.rows(pa.array(texts), decoder.schema).to_pylist())
+    assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(
+        exact.rows(pa.array(texts), decoder.schema).to_pylist()
+    )
     assert typed.exact == 1
 
 
@@ -365,6 +358,6 @@ def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
     texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
     typed = decoder.typed(texts)
     assert {place[-1:] for place in decoder.sparse} == {("counts",), (column_types.ELEMENT,)}
-    assert plain(typed.rows.to_pylist()) == plain(exact.rows(texts, decoder.schema).to_pylist())
+    assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(exact.rows(texts, decoder.schema).to_pylist())
     assert [number for number, is_new in enumerate(typed.new.to_pylist()) if is_new] == [500]
     assert typed.exact < 20
