@@ -121,8 +121,7 @@ class HeldEvents:
     def _read(self) -> pa.Table | None:
         """The facts, read anew where the table's files are others; None where they are not to be read from here."""
         try:
-            newest = self.live.newest()
-            if newest is None or not self.live.at(newest) or self.live.row_count() > MANY_FACTS:
+            if not self.live.at_newest() or self.live.row_count() > MANY_FACTS:
                 return None
             files = {table_files.identity(each): each for each in self.live.files()}
             if self._facts is None or files.keys() != self._files:
@@ -160,8 +159,7 @@ _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
 
 def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str]) -> set[str]:
     """Those of the keys of whose documents events are held, by a query."""
-    named = F.broadcast(spark.createDataFrame(pa.table({"key": pa.array(keys, pa.string())})))
-    held = quarantine_rules.held(spark.table(str(table))).join(named, "key", "left_semi")
+    held = quarantine_rules.held(query_execution.with_values(spark.table(str(table)), "key", keys))
     return {row.key for row in held.select("key").distinct().collect()}
 
 

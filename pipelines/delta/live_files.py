@@ -71,10 +71,12 @@ class LiveFiles:
     _is_readable: bool = True
     _commit: tuple[int, int] | None = None
 
-    def newest(self) -> int | None:
-        """The table's newest version; None where there is none. Raises `OSError` where its store cannot be read."""
+    def at_newest(self) -> bool:
+        """Go to the table's newest version; whether there is one, and it can be read here. Raises `OSError` where its store cannot be
+        read."""
         stored_files.follow(self.folder)
-        return local_log.newest_version(self.folder)
+        newest = local_log.newest_version(self.folder)
+        return newest is not None and self.at(newest)
 
     def at(self, version: int) -> bool:
         """Go to a version; whether it can be read here. Where not, the next one is tried anew."""

@@ -63,8 +63,8 @@ table has not to read much that is not."""
 def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False) -> bool:
     """Compact a table, by its clustering where it has one; its commit says nothing, and what the commit before it said still counts.
 
-    With `purges` files whose rows are
-    marked as deleted are written anew without them; False where those of a clustered table could not be.
+    With `purges` files whose rows are marked as deleted are written anew without them; False where those of a clustered table could
+    not be.
     """
     is_purged = True
     confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
@@ -116,8 +116,7 @@ def is_clean(table: tables.TableRef) -> bool:
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
     try:
-        newest = None if live is None else live.newest()
-        if folder is None or live is None or newest is None or not live.at(newest):
+        if folder is None or live is None or not live.at_newest():
             return False
         files = live.files()
         if len(files) > 1 or any(each.get("deletionVector") for each in files):

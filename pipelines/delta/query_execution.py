@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
@@ -122,6 +124,13 @@ def _is_small(folder: Path) -> bool:
     newest = local_log.newest_version(folder)
     live = LiveFiles(folder)
     return newest is None or (live.at(newest) and live.row_count() <= FEW_ROWS)
+
+
+def with_values(df: DataFrame, column: str, values: Iterable[str | None]) -> DataFrame:
+    """The rows that have one of these texts in a column. As a table and not as a condition: a value costs a call of the JVM there, and the
+    plan grows with them."""
+    named = df.sparkSession.createDataFrame(pa.table({column: pa.array(list(values), pa.string())}))
+    return df.join(F.broadcast(named), column, "left_semi")
 
 
 @contextmanager

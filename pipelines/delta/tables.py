@@ -266,9 +266,8 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
         return None
     live = live_files.LiveFiles(folder)
     with table_errors.translating(table):
-        newest = live.newest()
         # As this process reads the log, where it can: of many tables a query each takes minutes.
-        files = live.files() if newest is not None and live.at(newest) else direct.live()
+        files = live.files() if live.at_newest() else direct.live()
     found = []
     for file in files:
         vector = file.get("deletionVector")

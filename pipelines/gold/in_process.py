@@ -181,8 +181,7 @@ def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
     deletes = sources.deletes
     if not delta.exists(table.spark, table.deletes):
         return {}
-    newest = deletes.newest()
-    if newest is None or not deletes.at(newest):
+    if not deletes.at_newest():
         raise NotReadable
     assert table.work.gold.to is not None
     found = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=sources.limit)

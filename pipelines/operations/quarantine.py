@@ -138,10 +138,10 @@ def replay(
         _check([], tokens, texts)
         return ReplayResult(0, None)
     held = quarantine_rules.held(spark.table(str(table))).drop("reason")
-    named = _chosen(_of_tokens(spark, held, {*(tokens or ()), *texts}), tokens)
+    named = _chosen(_of_tokens(held, {*(tokens or ()), *texts}), tokens)
     _check(named, tokens, texts)
     if tokens is not None:
-        held = _of_keys(spark, held, [row["key"] for row in named])
+        held = query_execution.with_values(held, "key", [row["key"] for row in named])
     # One without a key is no document's, and a correction gives it none.
     without = held.where("key IS NULL").count() if tokens is None else sum(row["key"] is None for row in named)
     documents = _held_documents(held)
@@ -155,7 +155,7 @@ def replay(
             rows = stack.enter_context(query_execution.held(rows))
         log: bronze_log.BronzeLog | None = None
         for keys in portions:
-            found = [_corrected(row, texts) for row in _collected(_of_keys(spark, rows, keys))]
+            found = [_corrected(row, texts) for row in _collected(query_execution.with_values(rows, "key", keys))]
             readable = _readable(spark, found)
             waiting = [row for row in readable if not row["is_again"]]
             done = replace(done, held=done.held + len(found) - len(readable))
@@ -272,19 +272,12 @@ PORTION_BYTES = 64 * 2**20
 document's stay together."""
 
 
-def _of_tokens(spark: SparkSession, held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]:
+def _of_tokens(held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]:
     """Token and key of the events of these tokens."""
     if not tokens:
         return []
-    # As a table and not as a condition: a token costs a call of the JVM there, and the plan grows with them.
-    named = spark.createDataFrame(pa.table({"resume_token": pa.array(tokens, pa.string())}))
-    return [row.asDict() for row in held.join(F.broadcast(named), "resume_token").select("resume_token", "key").collect()]
-
-
-def _of_keys(spark: SparkSession, rows: DataFrame, keys: Sequence[str | None]) -> DataFrame:
-    """The events of these documents."""
-    named = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.string())}))
-    return rows.join(F.broadcast(named), "key", "left_semi")
+    found = query_execution.with_values(held, "resume_token", tokens).select("resume_token", "key")
+    return [row.asDict() for row in found.collect()]
 
 
 def _held_documents(held: DataFrame) -> pa.Table:

@@ -185,9 +185,8 @@ class _SilverRun:
         # Every release says it: the next start reads it from whichever table has the newest.
         settled = self.positions.settled_metadata()
         for collection in self.collections.values():
-            with suppress(
-                Exception
-            ):  # where Spark is gone no commit says it, and this process holds the others no longer either
+            # Where Spark is gone no commit says it, and this process holds the others no longer either.
+            with suppress(Exception):
                 collection.writer.release(settled)
         self.collections.clear()
 

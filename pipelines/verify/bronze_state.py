@@ -26,6 +26,7 @@ from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry, survey
+from pipelines.delta import query_execution
 from pipelines.verify.table_rows import HELD, HELD_DDL
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class BronzeState:
         """The documents of these keys."""
         if not keys:
             return {}
-        named = self.spark.createDataFrame(pa.table({"key": pa.array(keys, pa.string())}))
-        found = self._documents(self._events().join(F.broadcast(named), "key", "left_semi"))
+        found = self._documents(query_execution.with_values(self._events(), "key", keys))
         return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in found.collect()}
 
     def compared(self, text: str, held: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:

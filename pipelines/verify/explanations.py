@@ -6,9 +6,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-from pyspark.sql import functions as F
-
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.properties.source import Operation, SnapshotMode
 from cdc_core.settings.parse import OnGone, Settings
@@ -18,6 +15,7 @@ from cdc_core.sql.names import literal
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, survey
+from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
 from pipelines.verify import table_progress
 from pipelines.verify.result import KeyDifference, KeyVerdict
@@ -79,9 +77,8 @@ class Explanations:
         table = self.progress.silver
         if where == "false" or self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
             return set()
-        named = self.progress.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
         marked = self.progress.spark.table(str(table)).where(where).select("__key")
-        return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
+        return {row["__key"] for row in query_execution.with_values(marked, "__key", keys).collect()}
 
     def _quarantined(self, keys: Sequence[str]) -> set[str]:
         """Those of the keys of whose documents quarantine holds events: asked for each some thousand keys, and it may hold a million events."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from bson.timestamp import Timestamp
 from pyspark.sql import functions as F
 
@@ -24,7 +23,7 @@ from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry, survey
-from pipelines.delta import owners, table_history
+from pipelines.delta import owners, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
@@ -232,9 +231,8 @@ class TableProgressReader:
             f"SELECT key, batch, sequence FROM ({self._events(min(first, progress.to))}) "
             f"WHERE batch > {progress.to} OR sequence > {after}"
         )
-        named = self.spark.createDataFrame(pa.table({"key": pa.array(list(keys), pa.string())}))
         found = (
-            events.join(F.broadcast(named), "key", "left_semi")
+            query_execution.with_values(events, "key", keys)
             .groupBy("key")
             .agg(
                 F.bool_or(F.col("batch") > progress.to).alias("unapplied"),

@@ -17,7 +17,7 @@ from cdc_core.sql import names
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
 from pipelines.bronze import registry
-from pipelines.delta import table_history
+from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class TableVersion:
         rows = self.current()
         if rows is None or not keys:
             return {}
-        named = self.spark.createDataFrame(pa.table({"__key": pa.array(keys, pa.string())}))
-        wanted = rows.join(F.broadcast(named), "__key", "left_semi")
+        wanted = query_execution.with_values(rows, "__key", keys)
         found: dict[str, list[equality.TableRow]] = {}
         part = self._part(schema)
         for batch in self._chosen(wanted, schema).toArrow().to_batches():

@@ -144,7 +144,7 @@ def test_a_version_that_is_looked_for_may_be_another_tables(table: Table) -> Non
     table.commit(0, METADATA)
     table.commit(1, table.file("a"))
     live = live_files.LiveFiles(table.copies)
-    assert live.newest() == 1 and live.at(1)
+    assert live.at_newest() and live.version == 1
     shutil.rmtree(table.folder)
     table.commit(0, METADATA)
     for version, key in enumerate("bcd"):
@@ -184,7 +184,7 @@ def test_rows_are_read_from_copies_made_when_they_are_needed(table: Table, monke
     table.commit(0, METADATA)
     table.commit(1, table.file("a", "b"), table.file("c"))
     live = live_files.LiveFiles(table.copies)
-    assert live.newest() == 1 and live.at(1)
+    assert live.at_newest() and live.version == 1
     assert not any(name.endswith(".parquet") for name in table.files.asked)
     assert [numbers for _, numbers in live.places("__key", ["b", "c"])] == [[1], [0]]
     assert live.rows(live.files())["__key"].to_pylist() == ["a", "b", "c"]

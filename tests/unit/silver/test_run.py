@@ -150,7 +150,7 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         layer.close()
         after.close()
         live = live_files.of(SPARK, hop.gold_table)
-        assert live is not None and live.at(live.newest() or 0)
+        assert live is not None and live.at_newest()
         rows = live.rows(live.files()).sort_by("_id").to_pylist()
     fields = ("_id", "a", "B", "b_2")
     assert [[row[name] for name in fields] for row in rows] == [[1, 1, None, None], [2, None, 2, None], [3, None, None, 3]]
@@ -171,7 +171,7 @@ def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_pa
         assert service.run_round().events == 2
         service.close()
         live = live_files.of(SPARK, hop.silver_table)
-        assert live is not None and live.at(live.newest() or 0)
+        assert live is not None and live.at_newest()
         assert sorted(row["_id"] for row in live.rows(live.files()).to_pylist()) == [1, 2]
 
 

@@ -26,8 +26,7 @@ def keys(table: tables.TableRef) -> list[str]:
     folder = local_log.folder(table)
     assert folder is not None
     live = live_files.LiveFiles(folder)
-    newest = live.newest()
-    assert newest is not None and live.at(newest)
+    assert live.at_newest()
     return sorted(live.rows(live.files(), ["__key"])["__key"].to_pylist())
 
 
