@@ -1,1 +1,1 @@
-"""MongoDB's Extended JSON in its dialects: text of a document, and the text that a Debezium connector would write."""
+"""MongoDB Extended JSON in its dialects: the type-exact text of a document, and the texts that Debezium writes."""

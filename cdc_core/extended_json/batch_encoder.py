@@ -1,8 +1,8 @@
-"""Many BSON documents of one collection as type-exact Extended JSON: field by field over all of them, and not document by document.
+"""Many BSON documents of one collection as type-exact Extended JSON, encoded field by field over all of them.
 
-Documents of a collection look alike. Where one is decoded, proven and written with some sixty calls into C, numpy reads one field of a
-thousand documents with one call, and Arrow joins the texts (`batch_walk`). What is odd there (repeated fields, kinds that are
-rare, names that no other document has …) is written alone by `bson_to_json.encode`, which proves what it writes in its own way.
+Documents of one collection are mostly alike. Encoding one takes some sixty calls into C; here one numpy call reads a
+field of a thousand documents, and Arrow joins the texts (`batch_walk`). Odd documents (repeated fields, rare types,
+names that no other document has, …) are encoded one by one with `bson_to_json.encode`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from cdc_core.extended_json.batch_walk import BatchWalk, Path, Unlike
 from cdc_core.extended_json.field_order import FieldOrder
 
 GROUP_BYTES = 4 * 1024 * 1024
-"""Documents of so many bytes are written at once: more take memory, fewer take longer."""
+"""Documents are encoded in groups of this size: larger groups need more memory, smaller ones are slower."""
 
 MIN_DOCUMENTS = 128
-"""Fewer are written one by one, which is quicker."""
+"""A group with fewer documents is encoded one by one, which is faster."""
 
 PAUSE = 16
-"""After a group of documents that do not look alike so many are written one by one before the next is tried."""
+"""The number of groups that are encoded one by one after a group of dissimilar documents."""
 
 
 class DocumentTexts(NamedTuple):
-    """The texts of documents, in their order, and the places of those that had bytes which are not UTF-8."""
+    """The texts of documents in their order, and the places of those that contained invalid UTF-8."""
 
     texts: pa.ChunkedArray
     lossy: Sequence[int]
 
 
 class BatchEncoder:
-    """Writes the documents of one collection; what it has learned of their fields serves for the next ones."""
+    """Encodes documents of one collection, and remembers their field order for the next call."""
 
     def __init__(self) -> None:
         self._orders: dict[Path, FieldOrder] = {}
         self._pause = 0
 
     def encode(self, documents: Sequence[bytes]) -> DocumentTexts:
-        """The texts of the documents, each as `bson_to_json.encode` writes it; ValueError where one is no BSON document."""
+        """The texts of the documents, each as `bson_to_json.encode` writes it; raises `ValueError` if one is not BSON."""
         texts: list[pa.Array] = []
         lossy: list[int] = []
         at = 0

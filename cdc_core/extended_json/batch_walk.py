@@ -1,7 +1,7 @@
-"""One walk over the fields of many BSON documents, which writes them as type-exact Extended JSON.
+"""Encodes many BSON documents as type-exact Extended JSON in one walk over their fields.
 
-A document is written here only if all of its bytes are accounted for: each name where it is expected, each value of a kind that is
-known here, each length and each closing zero as it must be, text that is UTF-8. What is not so makes it an odd one.
+A document is encoded here only if all of its bytes are verified: each name is expected, each type supported, each
+length and each closing zero correct, each text valid UTF-8. Any other document is marked as odd.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from cdc_core.extended_json.text_columns import Part, Places
 from cdc_core.extended_json.wrappers import escape_key
 
 VALUES_PER_STEP = 100
-"""A step, one kind of values in one field, costs as much as so many values that are written document by document."""
+"""The cost of a step (values of one type in one field), in values that are encoded document by document."""
 
 VALUE_BYTES = 16
-"""About what a value takes in BSON with its name."""
+"""The approximate size of a value with its name in BSON."""
 
 PASSES = 3
 SAMPLE = 8
-"""So many documents are learned from at once, and so often."""
+"""The documents whose field order is learned in a pass; at most `PASSES` passes are made."""
 
 MAX_DEPTH = 30
 MAX_NAME = 64
 MAX_ARRAY_BYTES = 16 * 1024
-"""Deeper documents, longer names and larger arrays are odd."""
+"""Documents with deeper nesting, longer names or larger arrays are odd."""
 
 MAX_SCALARS_BYTES = 1024
-"""An array of numbers or texts is odd from here on: a step for each of its places takes longer than to write it alone."""
+"""The same for arrays of scalars: one step for each index is slower than encoding the document alone."""
 
 LONG_BYTES = 80
-"""Strings that are longer on average are cut out one by one: one step takes four nanoseconds a byte for all, or 100 for each."""
+"""Strings with a longer average are copied one by one: a copy takes about 100 ns, numpy four ns a byte."""
 
 _PAD = 256
-"""Zeros behind the last document: nothing is read beyond them, whatever a length says."""
+"""Zeros after the last document, so that reading past a wrong length stays in bounds."""
 
 Path: TypeAlias = tuple[bytes | None, ...]
 """The names that lead to a document; None is any element of an array."""
@@ -57,7 +57,7 @@ class Unlike(Exception):
 
 _FIXED = {0x01: 8, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16}
 _COUNTED = {0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5}
-"""The kinds whose value begins with its length, and what comes to that."""
+"""The types whose value begins with its length, and what is to be added to that length."""
 
 _SIZE = np.full(256, -1, np.int64)
 _SIZE[list(_FIXED)] = list(_FIXED.values())
@@ -71,10 +71,10 @@ _OBJECT_ID_LENGTH = 24
 
 
 class BatchWalk:
-    """One group of documents on the way to their texts.
+    """One group of documents, encoded in the constructor; the result is in `texts` and `is_odd`.
 
-    Each method gets places in the bytes of all documents, `limit`, before which what is read must end, and `row`, the document that it
-    belongs to. `is_odd` says which documents are to be written alone; what stands in the texts of these is of no account.
+    Methods take arrays with one entry per value: `at`, where it begins in the bytes of all documents; `limit` or
+    `last`, where it must end at the latest; `row`, its document. The texts of documents in `is_odd` are undefined.
     """
 
     def __init__(self, documents: Sequence[bytes], orders: dict[Path, FieldOrder]) -> None:
@@ -93,13 +93,13 @@ class BatchWalk:
         self.texts = text_columns.joined(parts, len(documents))
 
     def _view(self, kind: str) -> npt.NDArray[Any]:
-        """The values of a kind that begin at each byte."""
+        """The values of a numpy type that begin at each byte."""
         width = np.dtype(kind).itemsize
         first = self._bytes[:width].view(kind)
         return np.lib.stride_tricks.as_strided(first, shape=(len(self._bytes) - width + 1,), strides=(1,))
 
     def _mark(self, row: Places, is_odd: npt.NDArray[np.bool_]) -> bool:
-        """Whether something is odd; its documents are to be written alone."""
+        """Mark the documents of odd values; returns whether there are any."""
         if not is_odd.any():
             return False
         self.is_odd[row[is_odd]] = True
@@ -116,7 +116,7 @@ class BatchWalk:
         if self._mark(row, is_odd):
             at, end = np.where(is_odd, 0, at), np.where(is_odd, 5, end)
         self._mark(row, self._bytes[end - 1] != 0)
-        # Of one that is odd nothing is read: it ends where it begins.
+        # Nothing is read of an odd document: it ends where it begins.
         parts = self._fields(path, np.where(is_odd, end - 1, at + 4), end - 1, row)
         return parts, np.where(is_odd, limit, end)
 
@@ -130,7 +130,7 @@ class BatchWalk:
         for _ in range(PASSES - 1):
             if not is_stuck.any():
                 break
-            # What the order lacked is learned of them, and they alone are read again.
+            # Their missing names are learned, and only they are read again.
             left = left[is_stuck]
             if not order.learn(self._names(at[left], last[left])):
                 self.is_odd[row[left]] = True
@@ -147,7 +147,7 @@ class BatchWalk:
     def _pass(
         self, order: FieldOrder, path: Path, at: Places, last: Places, row: Places
     ) -> tuple[list[Part], npt.NDArray[np.bool_]]:
-        """The texts by one walk over the order, and which documents it did not come to the end of."""
+        """The texts of one walk over the order, and which documents have fields that it did not reach."""
         if len(path) > MAX_DEPTH:
             raise Unlike
         parts: list[Part] = []
@@ -170,7 +170,7 @@ class BatchWalk:
         return text_columns.closed(parts, is_first_certain, len(at)), at != last
 
     def _has(self, name: bytes, at: Places, last: Places) -> npt.NDArray[np.bool_]:
-        """Whether the name, with its zero, stands behind the byte at each place."""
+        """Whether the name, with its NUL, follows the type byte at each place."""
         has: npt.NDArray[np.bool_] = at < last
         wanted = name + b"\0"
         for begin in range(0, len(wanted), 8):
@@ -180,13 +180,13 @@ class BatchWalk:
         return has
 
     def _names(self, at: Places, last: Places) -> list[list[bytes]]:
-        """The names of some of the documents' fields, as far as they can be read."""
+        """The field names of a sample of the documents, as far as they can be read."""
         places = np.unique(np.linspace(0, len(at) - 1, SAMPLE).astype(np.int64))
         return [self._names_of(int(at[place])) for place in places if at[place] < last[place]]
 
     def _names_of(self, at: int) -> list[bytes]:
         names: list[bytes] = []
-        with contextlib.suppress(ValueError):  # of what is no BSON: it is odd
+        with contextlib.suppress(ValueError):  # not BSON: the walk marks it as odd
             for each in raw_bson.elements(self._raw, at - 4):
                 if len(each.name) > MAX_NAME or not is_text(pa.array([each.name]).view(pa.string())):
                     break
@@ -196,7 +196,7 @@ class BatchWalk:
     def _values(
         self, path: Path, kinds: npt.NDArray[np.uint8], at: Places, limit: Places, row: Places
     ) -> tuple[list[Part], Places]:
-        """The texts of values, and where each ends."""
+        """The texts of the values, and where each value ends."""
         if (kinds == kinds[0]).all():
             return self._values_of(int(kinds[0]), path, at, limit, row)
         texts, places, ends = [], [], np.empty(len(at), np.int64)
@@ -229,7 +229,7 @@ class BatchWalk:
         return self._fixed(kind, at, row), end
 
     def _fixed(self, kind: int, at: Places, row: Places) -> list[Part]:
-        """The texts of values of a kind that all have one size."""
+        """The texts of values of a type with a fixed size."""
         match kind:
             case 0x01:
                 return [_double_texts(self._doubles[at])]
@@ -247,7 +247,7 @@ class BatchWalk:
             case 0x10:
                 return [text_columns.digits(self._int32s[at])]
             case 0x11:
-                # The increment stands in the lower half, the seconds in the upper one.
+                # The lower half is the increment, the upper half the seconds.
                 both = self._uint64s[at]
                 seconds, increment = both >> np.uint64(32), both & np.uint64(0xFFFFFFFF)
                 return ['{"$timestamp":{"t":', text_columns.digits(seconds), ',"i":', text_columns.digits(increment), "}}"]
@@ -259,7 +259,7 @@ class BatchWalk:
     def _decimal_texts(self, at: Places) -> pa.StringArray:
         low, high = self._uint64s[at], self._uint64s[at + 8]
         exponents = (high >> np.uint64(49) & np.uint64(0x3FFF)).astype(np.int64) - 6176
-        # A coefficient of one word, digits behind the point as money has them, and no zero with a sign: Arrow writes those.
+        # Arrow formats these: a coefficient of one word, up to six decimal places, and no zero, which may have a sign.
         is_plain = (high & np.uint64((1 << 49) - 1) == 0) & (low < np.uint64(1 << 63)) & (low > 0)
         is_plain &= (exponents <= 0) & (exponents > -7) & (high >> np.uint64(61) & np.uint64(3) != 3)
         exponents[~is_plain] = 1
@@ -287,7 +287,7 @@ class BatchWalk:
         is_odd = (size < 1) | (end > limit)
         if self._mark(row, is_odd):
             at, size, end = np.where(is_odd, 0, at), np.where(is_odd, 1, size), np.where(is_odd, limit, end)
-        # With the byte before the text and the zero behind it, which quotes take the places of.
+        # Includes the byte before the text and the NUL after it, which are replaced by quotes.
         text, offsets = self._cut(at + 3, size + 1)
         first, last = offsets[:-1], offsets[1:] - 1
         self._mark(row, text[last] != 0)
@@ -309,7 +309,7 @@ class BatchWalk:
     def _binaries(self, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
         size = self._int32s[at].astype(np.int64)
         end = at + 5 + size
-        # Subtype 2 holds its length once more.
+        # Subtype 2 repeats its length inside.
         is_odd = (size < 0) | (end > limit) | (self._bytes[at + 4] == 2)
         if self._mark(row, is_odd):
             at, size, end = np.where(is_odd, 0, at), np.where(is_odd, 0, size), np.where(is_odd, limit, end)
@@ -321,7 +321,7 @@ class BatchWalk:
         return ['{"$binary":{"base64":"', pa.array(texts, pa.string()), '"}}'], end
 
     def _cut(self, begin: Places, size: Places) -> tuple[npt.NDArray[np.uint8], Places]:
-        """Stretches of the bytes, one behind the other, and their offsets in these."""
+        """The bytes of the given ranges, concatenated, and their offsets."""
         offsets = np.zeros(len(begin) + 1, np.int64)
         np.cumsum(size, out=offsets[1:])
         if offsets[-1] > LONG_BYTES * len(begin):
@@ -351,7 +351,7 @@ class BatchWalk:
         return ["[", pc.binary_join(lists, ","), "]"], end
 
     def _items(self, at: Places, last: Places, row: Places) -> _Items:
-        """The elements of arrays, those of one array behind each other."""
+        """The elements of arrays, grouped by array."""
         found: list[_Items] = []
         owner = np.flatnonzero(at < last)
         at, last = at[owner], last[owner]
@@ -380,7 +380,7 @@ class BatchWalk:
 
 
 class _Items(NamedTuple):
-    """Elements of arrays: the array each belongs to, its kind, and from where to where its value goes."""
+    """Elements of arrays: the index of their array, their type, and the bounds of their value."""
 
     owner: Places
     kinds: npt.NDArray[np.uint8]
@@ -394,7 +394,7 @@ def _double_texts(values: npt.NDArray[np.float64]) -> pa.StringArray:
         wrapped = [f'{{"$numberDouble":"{bson_to_json.special_double(each)}"}}' for each in values[is_special].tolist()]
         texts = _double_texts(np.where(is_special, 0.0, values))
         return pc.replace_with_mask(texts, pa.array(is_special), pa.array(wrapped, pa.string()))
-    # As orjson writes a float of Python: the shortest text that is this double, with a point or an exponent.
+    # orjson writes an array as it writes a Python float: the shortest exact text, with a point or an exponent.
     text = np.frombuffer(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)[1:-1]
     is_comma = text == _COMMA
     ends = np.append(np.flatnonzero(is_comma), len(text))
@@ -402,7 +402,7 @@ def _double_texts(values: npt.NDArray[np.float64]) -> pa.StringArray:
 
 
 def is_text(texts: pa.StringArray) -> bool:
-    """Whether all of them are UTF-8."""
+    """Whether all strings are valid UTF-8."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

@@ -1,15 +1,13 @@
-"""Type-exact Extended JSON v2: BSON as JSON text and back, with the same bytes.
+"""Type-exact Extended JSON v2: BSON as JSON text that can be converted back to the same bytes.
 
-int32, finite doubles (always with a point or an exponent), strings, booleans and null are plain JSON;
-everything else stands in its canonical wrapper of "MongoDB Extended JSON (v2)". A user's key that looks like
-a wrapper's gets one more `$`, at every depth, and readers strip one, so that any Extended JSON parser takes
-the text and no document of a user is taken for a typed value.
+int32, finite doubles (always with a point or an exponent), strings, booleans and null are plain JSON. Everything else
+has its canonical wrapper of "MongoDB Extended JSON (v2)". Users' keys that look like a wrapper's are escaped
+(`wrappers`), so any Extended JSON parser reads the text, and no user's document is read as a typed value.
 
-The way of a document is decode, encode again and compare: equal bytes prove that the decoded values are the
-document. What fails the proof (repeated fields, symbol, undefined, dbPointer, odd regex options, text that is
-not UTF-8) is read element by element instead. What JSON cannot say does not survive: the sign and payload of
-a NaN, a decimal's spelling that IEEE 754 calls non-canonical, the keys of an array's elements, bytes that are
-not UTF-8 (these alone are flagged).
+A document is decoded, encoded again and compared: equal bytes prove that decoding was exact. Otherwise (repeated
+fields, symbol, undefined, dbPointer, unusual regex options, invalid UTF-8) it is read element by element. Not
+preserved, because JSON cannot express it: the sign and payload of a NaN, non-canonical encodings of a decimal, the keys
+of array elements, and invalid UTF-8 (only the last is flagged).
 """
 
 from __future__ import annotations
@@ -52,18 +50,18 @@ from cdc_core.extended_json.raw_bson import (
 from cdc_core.extended_json.wrappers import escape_key, may_hold_reserved
 
 MAX_DEPTH = 250
-"""Levels of nesting that are written; a MongoDB server holds no more than that."""
+"""The deepest nesting that is encoded, as in a MongoDB server."""
 
 
 class DocumentText(NamedTuple):
-    """A document's text, and whether bytes that were not UTF-8 had to be replaced in it."""
+    """A document's text, and whether invalid UTF-8 was replaced in it."""
 
     text: bytes
     lossy: bool
 
 
 def encode(raw: bytes) -> DocumentText:
-    """The text of one BSON document, proven to be exact; ValueError if the bytes are no BSON document."""
+    """The exact text of a BSON document; raises `ValueError` if the bytes are not one."""
     try:
         document = bson.decode(raw, CODEC_OPTIONS)
     except _UNREADABLE:
@@ -72,15 +70,15 @@ def encode(raw: bytes) -> DocumentText:
 
 
 def encode_decoded(document: Mapping[str, Any], raw: bytes) -> DocumentText:
-    """The same for a document that was decoded from `raw` with `CODEC_OPTIONS` already."""
-    # Encoding once more costs less than reading element by element, and nearly every document passes.
+    """The same for a document that is already decoded from `raw` with `CODEC_OPTIONS`."""
+    # Encoding again is cheaper than reading element by element, and nearly every document passes.
     if is_exact(document, raw):
         return DocumentText(dumps_value(document, proven=raw), False)
     return _encode_elements(raw)
 
 
 def is_exact(document: Mapping[str, Any], raw: bytes) -> bool:
-    """Whether a document decoded with `CODEC_OPTIONS` is all of `raw`: encoded again it is the same bytes."""
+    """Whether a document decoded with `CODEC_OPTIONS` encodes to the same bytes."""
     try:
         # Inside another document, because bson moves the `_id` of the outermost one to the front.
         return bson.encode({"": document}, False, CODEC_OPTIONS)[6:-1] == raw
@@ -103,16 +101,15 @@ def _encode_elements(raw: bytes) -> DocumentText:
 
 
 def dumps(raw: bytes) -> bytes:
-    """The text of one BSON document, UTF-8; bytes in it that were not UTF-8 come out as U+FFFD."""
+    """The text of a BSON document in UTF-8; invalid UTF-8 in it becomes U+FFFD."""
     return encode(raw).text
 
 
 def dumps_value(value: object, *, proven: bytes | None = None) -> bytes:
-    """The text of one Python or bson value.
+    """The text of one Python or bson value; raises `ValueError` for a value that has no BSON type.
 
-    Give as `proven` the raw BSON that the value was decoded from, once `is_exact` holds of all that was decoded;
-    it may hold more than the value. The value is then known to be clean and takes the fast way.
-    Raises ValueError for what BSON cannot hold.
+    `proven` enables the fast path. It is raw BSON that holds the value, and that was decoded with `is_exact` true; it
+    may hold more than the value.
     """
     # A search for one byte is many times faster than the pattern, and most documents hold no `$`.
     if proven is not None and not (b"$" in proven and may_hold_reserved(proven)):
@@ -120,13 +117,13 @@ def dumps_value(value: object, *, proven: bytes | None = None) -> bytes:
             text = orjson.dumps(value, _wrapped, _OPTIONS)
         except TypeError:
             return _dumps_spelled(value)
-        # orjson writes NaN and infinities as null: only a text with a null can hide one.
+        # orjson writes NaN and infinities as null, so a text without null has none.
         if b"null" not in text or not _may_hold_special_double(proven):
             return text
     return _dumps_spelled(value)
 
 
-# Int64 and Code are subclasses of int and str: orjson would write them as those, without their wrapper.
+# Int64 and Code are subclasses of int and str, which orjson would write without a wrapper.
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -142,9 +139,9 @@ _ends_ff = re.compile(rb"\xff(?<=\0.{6}[\xf0-\xff]\xff)", re.DOTALL).finditer
 
 
 def _may_hold_special_double(raw: bytes) -> bool:
-    """Whether something in `raw` looks like an infinity or a NaN, which orjson writes as null.
+    """Whether `raw` may hold an infinity or a NaN; there may be false positives, but no false negatives.
 
-    Every such double is found: type byte 1, a name, a NUL, and eight bytes that end in an exponent of ones.
+    Such a double is type byte 1, a name, a NUL, and eight bytes that end with an exponent of all ones.
     """
     return (b"\x7f" in raw and any(_follows_name(raw, end.start() - 7) for end in _ends_7f(raw))) or (
         b"\xff" in raw and any(_follows_name(raw, end.start() - 7) for end in _ends_ff(raw))
@@ -156,9 +153,9 @@ def _follows_name(raw: bytes, at: int) -> bool:
 
 
 def _wrapped(value: Any) -> object:
-    """orjson's `default`: the wrapper of a value that JSON has no plain form for."""
+    """The `default` of orjson: the wrapper of a value that has no plain JSON form."""
     kind = type(value)
-    # The three types that documents hold most often need no look-up in the table.
+    # The most frequent types need no look-up in the table.
     if kind is ObjectId:
         return {"$oid": value.binary.hex()}
     if kind is Int64:
@@ -194,7 +191,7 @@ def _date(value: datetime.datetime) -> dict[str, object]:
 
 
 def decimal_text(value: Decimal128) -> str:
-    """A decimal as Extended JSON spells it, with every digit and its exponent."""
+    """A decimal as Extended JSON spells it, with all digits and its exponent."""
     bits = int.from_bytes(value.bid, "little")
     sign = "-" if bits >> 127 else ""
     if bits >> 122 & 0x1F == 0x1F:
@@ -202,7 +199,7 @@ def decimal_text(value: Decimal128) -> str:
     if bits >> 122 & 0x1F == 0x1E:
         return sign + "Infinity"
     if bits >> 125 & 3 == 3:
-        # This form starts at 2**113, more than 34 digits: IEEE 754 reads such a coefficient as zero.
+        # Coefficients of this form have more than 34 digits, which IEEE 754 defines as zero.
         coefficient, exponent = 0, bits >> 111 & 0x3FFF
     else:
         coefficient, exponent = bits & (1 << 113) - 1, bits >> 113 & 0x3FFF
@@ -210,7 +207,7 @@ def decimal_text(value: Decimal128) -> str:
 
 
 def _decimal_digits(coefficient: int, exponent: int) -> str:
-    """IEEE 754's to-scientific-string, as "BSON Decimal128 Type Handling in Drivers" asks for."""
+    """The to-scientific-string conversion of IEEE 754, as in "BSON Decimal128 Type Handling in Drivers"."""
     digits = str(coefficient)
     adjusted = exponent + len(digits) - 1
     if exponent > 0 or adjusted < -6:
@@ -240,7 +237,7 @@ _WRAP: dict[type, Any] = {
 
 
 def _spelled(value: Any) -> object:
-    """A value without what orjson would write wrongly: reserved keys, infinities, large plain ints."""
+    """A value in which everything is replaced that orjson would write wrongly: reserved keys, infinities, large plain ints."""
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return value
@@ -257,12 +254,12 @@ def _spelled(value: Any) -> object:
     return _spelled_rare(value)
 
 
-# Not Code: its scope is a document, which may hold reserved keys.
+# Not Code: its scope is a document, which may have reserved keys.
 _PLAIN = frozenset({ObjectId, Int64, DatetimeMS, *_WRAP} - {Code})
 
 
 def special_double(value: float) -> str:
-    """What a NaN or an infinity is called."""
+    """The Extended JSON name of a NaN or an infinity."""
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 

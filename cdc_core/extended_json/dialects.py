@@ -1,13 +1,12 @@
-"""Debezium's JSON dialects on one side, parsed type-exact Extended JSON on the other.
+"""Debezium's JSON dialects, converted from and to parsed type-exact Extended JSON.
 
-A Debezium event mixes dialects: `before` and `after` are STRICT, `updatedFields` and the key RELAXED (the default,
-`legacy`), or all of them are STRICT, RELAXED or EXTENDED. `parse` reads any of them, mixed in one text or not, as the
-SMT does (`BsonDocument.parse`): an integer without a wrapper is an int32 where it fits, else an int64; a number with a
-point or an exponent is a double; bare `NaN` and `Infinity` are doubles; of a repeated field the last one counts.
+A Debezium event mixes dialects. By default (`legacy`) `before` and `after` are STRICT, `updatedFields` and the key
+RELAXED; other modes use one dialect for all. `parse` reads any of them, also mixed in one text, as the SMT does
+(`BsonDocument.parse`): an integer without a wrapper is an int32 if it fits, else an int64; a number with a point or an
+exponent is a double; bare `NaN` and `Infinity` are doubles; the last of repeated fields counts.
 
-What the dialects cannot tell apart stays undecided: a sub-document `{"$numberLong": "5"}` that a user stored prints
-exactly as the int64 5 does, and reads as one. What no dialect prints (`{"$oid": "x"}`, `{"$date": "soon"}`) is a
-document of the user, and comes out with its key escaped, as type-exact JSON demands.
+The dialects are ambiguous: a stored sub-document `{"$numberLong": "5"}` prints exactly like the int64 5, and is read as
+one. What no dialect prints (`{"$oid": "x"}`, `{"$date": "soon"}`) is a user's document, and its key is escaped.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _NOT_FINITE = {"NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity", "
 
 
 class Dialect(enum.Enum):
-    """Debezium's `json.serialization.mode`, but for `legacy`, which mixes STRICT and RELAXED."""
+    """Debezium's `json.serialization.mode`, without `legacy`, which mixes STRICT and RELAXED."""
 
     STRICT = "strict"
     RELAXED = "relaxed"
@@ -51,16 +50,16 @@ class Dialect(enum.Enum):
 
 
 def parse(text: str) -> Parsed:
-    """The value that a text in any of the dialects holds, as parsed type-exact JSON.
+    """The value of a text in any of the dialects, as parsed type-exact JSON.
 
-    Raises `ValueError` where the text is not JSON at all, or an integer is beyond int64. Lone surrogates become U+FFFD.
+    Raises `ValueError` if the text is not JSON or an integer is beyond int64. Lone surrogates become U+FFFD.
     """
     value = _DECODER.decode(text)
     return _without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
 
 
 def is_document(value: object) -> TypeGuard[dict[str, Parsed]]:
-    """Whether a parsed value is a document of the user, and not a wrapper of a scalar."""
+    """Whether a parsed value is a user's document and not the wrapper of a scalar."""
     if not isinstance(value, dict):
         return False
     first = next(iter(value), "")
@@ -117,7 +116,7 @@ _NO_WRAPPER: Final = _No.WRAPPER
 
 
 def _wrapper(pairs: Pairs) -> Parsed | _No:
-    """What the pairs wrap, or `_NO_WRAPPER`: a user's document that only begins like a wrapper."""
+    """The wrapped value, or `_NO_WRAPPER` for a user's document that only begins like a wrapper."""
     if len(pairs) == 1:
         return _single(*pairs[0])
     if len(pairs) == 2:
@@ -200,7 +199,7 @@ def _wrapped_date(value: Parsed) -> Parsed | _No:
 
 
 def _milliseconds(text: str) -> int | None:
-    """Milliseconds since 1970 of an ISO 8601 date; fractions of a millisecond are cut, as the driver does."""
+    """Milliseconds since 1970 of an ISO 8601 date, None for other text; fractions are truncated, as in the driver."""
     found = _ISO_DATE.fullmatch(text)
     if not found:
         return None
@@ -278,10 +277,10 @@ _DECODER = json.JSONDecoder(
 
 
 def render(value: Parsed, dialect: Dialect, *, comma: str = ",") -> str:
-    """The text that Debezium 3.3 writes for a parsed value, byte for byte but for its JDK's longer doubles.
+    """The text that Debezium 3.3 writes for a parsed value, byte for byte except for doubles that older JDKs print longer.
 
-    A colon is followed by a space and a comma by nothing (`legacy` writes `updatedFields` with `comma=", "`). Small
-    int64 lose their type in RELAXED, and a user's document that looks like a wrapper in all of them, as in Debezium.
+    A space follows each colon but not each comma (`legacy` writes `updatedFields` with `comma=", "`). As in Debezium,
+    RELAXED loses the type of a small int64, and a user's document that looks like a wrapper is not escaped.
     """
     match value:
         case None | bool():
@@ -332,7 +331,7 @@ def _rendered_wrapper(value: dict[str, Parsed], dialect: Dialect, comma: str) ->
 
 
 def _as_written(value: Parsed, comma: str) -> str:
-    """The inside of a wrapper, in which numbers are plain in every dialect."""
+    """The content of a wrapper, in which numbers are plain in every dialect."""
     if isinstance(value, dict):
         return "{" + comma.join(f"{_quoted(name)}: {_as_written(item, comma)}" for name, item in value.items()) + "}"
     return _quoted(value) if isinstance(value, str) else json.dumps(value)
@@ -345,7 +344,7 @@ def _iso_date(milliseconds: int) -> str:
 
 
 def _java_double(number: float) -> str:
-    """`Double.toString`: plain from 10⁻³ up to 10⁷, else one digit before the point and an exponent."""
+    """Java's `Double.toString`: plain from 10⁻³ to 10⁷, else one digit before the point and an exponent."""
     sign, digits, exponent = _decimal_parts(number)
     if not digits.strip("0"):
         return sign + "0.0"
@@ -363,7 +362,7 @@ def _plain(digits: str, point: int) -> str:
 
 
 def _decimal_parts(number: float) -> tuple[str, str, int]:
-    """Sign, shortest digits without zeros around them, and the power of ten of the last digit."""
+    """Sign, shortest digits without surrounding zeros, and the power of ten of the last digit."""
     mantissa, _, power = repr(abs(number)).partition("e")
     whole, _, fraction = mantissa.partition(".")
     exponent = int(power or "0") - len(fraction)

@@ -1,4 +1,4 @@
-"""The fields that documents of a collection have, in the order in which they have them."""
+"""The field names of a collection's documents, in the order in which they appear."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 MAX_FIELDS = 1000
-"""Names that are data, as in a map, are no fields: beyond so many nothing is learned."""
+"""Nothing is learned beyond this many names: such documents are maps, whose keys are data."""
 
 
 @dataclass
 class FieldOrder:
-    """The names of a document's fields, in an order that every document that was learned from keeps."""
+    """Field names in an order that agrees with every document that was learned from."""
 
     names: tuple[bytes, ...] = ()
     _before: dict[bytes, frozenset[bytes]] = field(default_factory=dict)
 
     def learn(self, documents: Iterable[Sequence[bytes]]) -> bool:
-        """Whether something was learned: no order has names that stand twice, or once before and once behind another."""
+        """Add documents' field names; returns whether anything was added.
+
+        A document is ignored if it repeats a name or contradicts the order.
+        """
         has_learned = False
         for names in documents:
             before = dict(self._before)

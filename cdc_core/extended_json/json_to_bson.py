@@ -1,4 +1,4 @@
-"""Type-exact Extended JSON v2 (`bson_to_json` says what that is) as BSON; the Extended JSON of others is read, too."""
+"""Type-exact Extended JSON v2 (see `bson_to_json`) as BSON; canonical and relaxed Extended JSON of other writers is read too."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from cdc_core.extended_json.wrappers import WRAPPERS, unescape_key
 
 
 def loads(text: bytes | str) -> bytes:
-    """The BSON document of a text: the inverse of `dumps`, byte for byte; ValueError if it is none."""
+    """The BSON document of a text, the exact inverse of `bson_to_json.dumps`; raises `ValueError` if the text is not a document."""
     document = loads_value(text)
     if not isinstance(document, (dict, RepeatedFields)):
         raise ValueError("no document: the text is one value")
     try:
         # Inside another document, because bson moves the `_id` of the outermost one to the front.
         return bson.encode({"": document}, False, CODEC_OPTIONS)[6:-1]
-    # `bson` has no classes for the rare types: only their documents take the slow writer.
+    # `bson` has no classes for the rare types, so their documents take the slow writer.
     except (BSONError, OverflowError):
         return write_document(document)
 
@@ -50,11 +50,11 @@ def loads(text: bytes | str) -> bytes:
 def loads_value(text: bytes | str) -> object:
     """The Python, bson or own value of a text (Int64, Decimal128, DatetimeMS, Symbol, RepeatedFields, …).
 
-    Extended JSON of others is read too, canonical or relaxed. ValueError if a wrapper holds what it cannot.
+    Raises `ValueError` if the text is not JSON or a wrapper has invalid content.
     """
     decoded = text if isinstance(text, str) else bytes(text).decode()
     try:
-        # Not orjson: only pairs show that a field name is repeated.
+        # Not orjson, which drops repeated field names.
         return json.loads(decoded, object_pairs_hook=_assembled, parse_constant=_refused_constant)
     except RecursionError as error:
         raise ValueError("the text is nested too deeply") from error
@@ -65,8 +65,8 @@ def _refused_constant(name: str) -> object:
 
 
 def _assembled(pairs: list[tuple[str, Any]]) -> object:
-    """What a JSON object stands for, its values being assembled already."""
-    # The first key decides, for a user's key of that name is escaped in our text.
+    """The value of a JSON object whose own values are assembled already."""
+    # The first key decides: a user's key of that name would be escaped.
     if pairs and pairs[0][0] in WRAPPERS:
         try:
             return _typed(pairs)

@@ -1,14 +1,16 @@
-"""The `key` of a document: one text for all the values of `_id` that MongoDB's unique index holds equal.
+"""The `key` of a document: one text for all values of `_id` that MongoDB's unique index treats as equal.
 
-Extended JSON with the numbers made alike at every depth: int32 5, int64 5, double 5.0 and decimal 5.00 are
-all `5`. Zero of any kind is `0`; every NaN is one value, and so is each infinity. Other numbers stand for
-their exact value: an integer of 64 bits in plain digits, the rest as
-`{"$numberDecimal":"<digits>E<exponent>"}` without trailing zeros; a double whose exact value has more than 34
-digits equals no decimal and stays `{"$numberDouble":"<shortest>"}`, so that double 0.1 and decimal 0.1 are
-two keys, as they are two documents. A value whose text is not UTF-8 is
-its bytes, `{"$bytes":{"base64":…,"type":…}}`, for repaired it could be another's. A symbol is a string; documents keep
-the order of their fields; booleans are no numbers, subtypes of binaries differ, and text is neither folded nor
-normalised.
+It is Extended JSON in which equal numbers have equal text, at every depth:
+
+* An integer of 64 bits is its plain digits: int32 5, int64 5, double 5.0 and decimal 5.00 are `5`. Zero is `0`.
+* Another number is its exact value, `{"$numberDecimal":"<digits>E<exponent>"}` without trailing zeros.
+* A double whose exact value has more than 34 digits equals no decimal: `{"$numberDouble":"<shortest>"}`. So double 0.1 and
+  decimal 0.1 have two keys, as MongoDB has two documents.
+* All NaNs are one value, and each infinity is one.
+
+A symbol equals a string. Field order counts. Booleans are not numbers, binary subtypes differ, and strings are neither
+case-folded nor normalised. A value with invalid UTF-8 is given by its bytes, `{"$bytes":{"base64":…,"type":…}}`,
+because its repaired text could equal another value.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from bson.objectid import ObjectId
 
 from cdc_core.extended_json import bson_to_json, raw_bson, wrappers
 
-# What a Decimal128 holds: a double of more digits can be equal to none.
+# The precision of a Decimal128: a double with more digits equals none.
 _DECIMAL_DIGITS = 34
 _INT64 = range(-(1 << 63), 1 << 63)
 _int32 = struct.Struct("<i").unpack
@@ -35,13 +37,13 @@ _int64 = struct.Struct("<q").unpack
 
 
 _OBJECT_ID_FIRST = b"\x07_id\0"
-"""How a document's bytes go on after its length where it begins with an ObjectId, as nearly all do."""
+"""The bytes that follow the length of a document that begins with an ObjectId `_id`, as nearly all do."""
 
 
 def canonical(value: object) -> str:
-    """The key of a Python or bson value of `_id`; ValueError for what has no BSON type."""
+    """The key of a Python or bson value of `_id`; raises `ValueError` if the value has no BSON type."""
     kind = type(value)
-    # The types of nearly every `_id` first, by identity: subclasses (`Code` is a `str`) and booleans go the long way.
+    # The common types first, by identity: subclasses (`Code` is a `str`) and booleans take the slow path.
     if kind is ObjectId:
         return f'{{"$oid":"{value}"}}'
     if kind is str:
@@ -52,12 +54,11 @@ def canonical(value: object) -> str:
 
 
 def canonical_raw(raw_document: bytes) -> str:
-    """The key of a raw BSON document's `_id`, exact where decoding is not (undefined, repeated fields).
+    """The key of a raw BSON document's `_id`, exact also where decoding is not (undefined, repeated fields).
 
-    KeyError where the document has no such field, ValueError where the bytes are no BSON.
+    Raises `KeyError` if the document has no `_id`, `ValueError` if the bytes are not BSON.
     """
-    # Twelve bytes out of a slice instead of a walk over the document: the snapshot does this for each row that it
-    # reads.
+    # A slice instead of a walk over the document: the snapshot calls this for each row.
     if raw_document[4:9] == _OBJECT_ID_FIRST and len(raw_document) > 21:
         return f'{{"$oid":"{raw_document[9:21].hex()}"}}'
     element = raw_bson.find(raw_document, b"_id")
@@ -78,7 +79,7 @@ def _canonical_bytes(kind: int, raw: bytes) -> str:
 
 
 def _text(value: object) -> str:
-    # Before the integers: for Python a boolean is one, for MongoDB's index it is equal to none.
+    # Before the integers: a Python boolean is an integer, a BSON boolean equals none.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -119,8 +120,7 @@ def _double(value: float) -> str:
     # MongoDB compares numbers by their exact value, whatever their type: 5.0 is the document 5.
     if value.is_integer() and int(value) in _INT64:
         return str(int(value))
-    # Exactly, and not as it prints: double 0.1 is 0.1000000000000000055…, which the index does not hold equal to
-    # decimal 0.1.
+    # The exact value and not its shortest text: double 0.1 is 0.1000000000000000055…, which differs from decimal 0.1.
     sign, digits, exponent = Decimal(value).as_tuple()
     stripped = _stripped(digits)
     if len(stripped) > _DECIMAL_DIGITS:
@@ -131,7 +131,7 @@ def _double(value: float) -> str:
 def _decimal(value: Decimal128) -> str:
     number = value.to_decimal()
     if not number.is_finite():
-        # Decimal128 has NaNs of either sign and with payloads; the index takes all of them for one.
+        # Decimal128 has NaNs with signs and payloads; the index treats all of them as one.
         return _special(float("nan") if number.is_nan() else float(number))
     sign, digits, exponent = number.as_tuple()
     stripped = _stripped(digits)
@@ -152,7 +152,7 @@ def _number(sign: int, digits: str, exponent: int) -> str:
     if not digits:
         return "0"
     minus = "-" if sign else ""
-    # No integer of 64 bits has more than 19 digits: a larger exponent would only cost a power of ten.
+    # An integer of 64 bits has at most 19 digits; the bound avoids computing huge powers of ten.
     if 0 <= exponent < 20 and int(minus + digits) * 10**exponent in _INT64:
         return f"{minus}{digits}{'0' * exponent}"
     return f'{{"$numberDecimal":"{minus}{digits}E{exponent}"}}'

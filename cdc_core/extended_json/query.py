@@ -1,4 +1,4 @@
-"""What a user gives the server to evaluate, as Extended JSON: a find filter, the stages of an aggregation."""
+"""Extended JSON that users write for the server to evaluate: find filters and aggregation stages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from bson import json_util
 from bson.errors import BSONError
 
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, BSONError)
-"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many
-levels."""
+"""The exceptions that parsers raise for invalid text: wrong content in a wrapper, a number too large, too deep nesting."""
 
 
 def checked(text: str) -> Any:
-    """What `loads` gives; raises `ValueError` for a text that is none, or that no server could be sent."""
+    """The value of `loads`; raises `ValueError` if the text is invalid or its value does not fit into BSON."""
     try:
         parsed = loads(text)
     except UNREADABLE as error:
         raise ValueError(f"no Extended JSON: {error}") from error
-    # JSON has texts and numbers that BSON has not: half a surrogate, or an integer of more than 64 bits.
+    # JSON can hold what BSON cannot: a lone surrogate, an integer of more than 64 bits.
     try:
         bson.encode({"given": parsed})
     except UNREADABLE as error:
@@ -30,11 +29,11 @@ def checked(text: str) -> Any:
 
 
 def loads(text: str) -> Any:
-    """A filter or stages from their JSON; raises what `json_util.loads` raises for a text that is none."""
+    """A filter or stages from JSON text; raises what `json_util.loads` raises if the text is invalid."""
     return json.loads(text, object_hook=_value)
 
 
 def _value(fields: Mapping[str, Any]) -> Any:
-    # Of a `$regex` the driver makes the value that it is alone; the operators beside it would be gone.
+    # The driver turns any document with `$regex` into a regular expression and drops the operators beside it.
     is_one_of_several = "$regex" in fields and not fields.keys() <= {"$regex", "$options"}
     return fields if is_one_of_several else json_util.object_hook(fields)

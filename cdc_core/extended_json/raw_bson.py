@@ -1,7 +1,7 @@
-"""BSON element by element, read and written, with classes for what `bson` has none for.
+"""BSON read and written element by element, with classes for types that `bson` lacks.
 
-`bson` drops or changes some documents without a word: repeated fields, symbol, undefined, dbPointer, odd regex options, text
-that is not UTF-8. This is the way for those, many times slower than `bson`, and only they take it.
+`bson` silently drops or changes some values: repeated fields, symbol, undefined, dbPointer, unusual regex options,
+invalid UTF-8. This module keeps them, but is many times slower, so it only handles documents that have such values.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from bson.regex import Regex
 from bson.timestamp import Timestamp
 
 CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
-"""What a document must be decoded with before the functions here see it: dates of any year stay numbers."""
+"""The options with which documents are decoded before they are given to this package: dates of any year stay numbers."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """BSON's deprecated symbol, which is a string to every index."""
+    """BSON's deprecated symbol; indexes treat it as a string."""
 
     text: str
 
@@ -52,7 +52,7 @@ class DBPointer:
 
 @dataclass(frozen=True)
 class RegularExpression:
-    """A regular expression whose options `bson.Regex` would not keep as they are."""
+    """A regular expression with options that `bson.Regex` would change."""
 
     pattern: str
     options: str
@@ -60,7 +60,7 @@ class RegularExpression:
 
 @dataclass(frozen=True)
 class ScopedCode:
-    """Code whose scope is a document with repeated fields."""
+    """Code whose scope has repeated fields."""
 
     code: str
     scope: RepeatedFields
@@ -68,7 +68,7 @@ class ScopedCode:
 
 @dataclass(frozen=True)
 class RepeatedFields:
-    """A document in which a field name stands more than once, which no dict can hold."""
+    """A document with repeated field names, which a dict cannot hold."""
 
     items: tuple[tuple[str, object], ...]
 
@@ -86,7 +86,7 @@ _SIZES = {
 
 
 class Element(NamedTuple):
-    """One element of a BSON document: its type byte, its name, and where its value lies in the raw bytes."""
+    """An element of a BSON document: its type byte, its name, and the bounds of its value in the raw bytes."""
 
     kind: int
     name: bytes
@@ -95,7 +95,7 @@ class Element(NamedTuple):
 
 
 def elements(raw: bytes, at: int = 0) -> Iterator[Element]:
-    """The elements, in order, of the document or array that begins at `at`; ValueError if it is no BSON."""
+    """The elements, in order, of the document or array that begins at `at`; raises `ValueError` if it is not BSON."""
     try:
         last = at + _int32(raw, at)[0] - 1
         if not at + 4 <= last < len(raw) or raw[last]:
@@ -114,7 +114,7 @@ def elements(raw: bytes, at: int = 0) -> Iterator[Element]:
 
 
 def find(raw: bytes, name: bytes, at: int = 0) -> Element:
-    """The first element of this name in the document that begins at `at`; KeyError where it has none."""
+    """The first element with this name in the document that begins at `at`; raises `KeyError` if there is none."""
     for each in elements(raw, at):
         if each.name == name:
             return each
@@ -142,7 +142,7 @@ def _end(raw: bytes, kind: int, start: int) -> int:
 
 
 def fields(raw: bytes) -> dict[str, tuple[int, bytes]]:
-    """The top-level elements of a document by name, as type byte and raw value, without looking into them."""
+    """The top-level elements of a document by name, as type byte and raw value."""
     return {
         element.name.decode("utf-8", "replace"): (element.kind, raw[element.start : element.end])
         for element in elements(raw)
@@ -150,15 +150,15 @@ def fields(raw: bytes) -> dict[str, tuple[int, bytes]]:
 
 
 def decoded(kind: int, raw: bytes) -> object:
-    """The Python, bson or own value of one element, from its type byte and raw value.
+    """The Python, bson or own value of an element, from its type byte and raw value.
 
-    Text that is not UTF-8 is repaired; ValueError where the bytes are no BSON.
+    Invalid UTF-8 is repaired; raises `ValueError` if the bytes are not BSON.
     """
     return repaired(kind, raw)[0]
 
 
 def repaired(kind: int, raw: bytes) -> tuple[object, bool]:
-    """The same, and whether something had to be repaired: other bytes may then give the same value."""
+    """The same, and whether text was repaired; then other bytes may give the same value."""
     repairs: list[bytes] = []
     try:
         return _value(raw, kind, 0, len(raw), repairs), bool(repairs)
@@ -171,7 +171,7 @@ def _text(raw: bytes, start: int, end: int, repairs: list[bytes]) -> str:
     try:
         return part.decode()
     except UnicodeDecodeError:
-        # A server stores text that is not UTF-8 as it gets it: it is repaired and reported, never a reason to stop.
+        # Servers store invalid UTF-8 as they receive it, so it must not raise here.
         repairs.append(part)
         return part.decode("utf-8", "replace")
 
@@ -187,7 +187,7 @@ def read_document(raw: bytes, start: int, end: int, repairs: list[bytes]) -> dic
         for element in elements(raw, start)
     )
     document = dict(items)
-    # A dict drops repeated names: fewer entries than elements show that there were some.
+    # Fewer entries than elements: a name is repeated.
     return document if len(document) == len(items) else RepeatedFields(items)
 
 
@@ -228,7 +228,7 @@ def _value(raw: bytes, kind: int, start: int, end: int, repairs: list[bytes]) ->
         case 0x10:
             return _int32(raw, start)[0]
         case 0x11:
-            # The increment stands in the lower half, the seconds in the upper one.
+            # The lower half is the increment, the upper half the seconds.
             return Timestamp(_uint64(raw, start)[0] >> 32, _uint64(raw, start)[0] & 0xFFFFFFFF)
         case 0x12:
             return Int64(_int64(raw, start)[0])
@@ -248,7 +248,7 @@ def _binary_value(subtype: int, payload: bytes, repairs: list[bytes]) -> bytes |
     binary: Binary
     if subtype != 2:
         binary = Binary(payload, subtype)
-    # Subtype 2 repeats its length inside. `bson` writes that length anew, so a wrong one is lost and has to be flagged.
+    # Subtype 2 repeats its length inside. `bson` recomputes it when it writes, so a wrong one is lost and is flagged.
     elif len(payload) >= 4 and _int32(payload, 0)[0] == len(payload) - 4:
         binary = Binary(payload[4:], 2)
     else:
@@ -257,7 +257,7 @@ def _binary_value(subtype: int, payload: bytes, repairs: list[bytes]) -> bytes |
     return binary
 
 
-# `bson.Regex` keeps flags and not the text: options that are unknown, repeated or in another order would come out changed.
+# `bson.Regex` keeps flags instead of the text: it would change options that are unknown, repeated or in another order.
 _ordinary_options = re.compile("i?l?m?s?u?x?").fullmatch
 
 
@@ -270,7 +270,7 @@ def scoped_code(code: str, scope: dict[str, object] | RepeatedFields) -> Code | 
 
 
 def write_document(value: dict[str, object] | RepeatedFields | list[object]) -> bytes:
-    """A document or array as BSON, with what `bson` has no types for."""
+    """A document or array as BSON, with the types that `bson` lacks."""
     if isinstance(value, list):
         items: Iterable[tuple[str, object]] = ((str(index), item) for index, item in enumerate(value))
     else:
