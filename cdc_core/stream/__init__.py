@@ -1,1 +1,1 @@
-"""The change stream without a server: which events are captured (`filters`), what stays of them (`fields`), what their tokens say."""
+"""Change stream rules without a server: captured events (`filters`), their fields (`fields`), their resume tokens."""

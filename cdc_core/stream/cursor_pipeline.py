@@ -1,14 +1,16 @@
-"""The stages of `cursor.pipeline`, so guarded that they decide about documents' events and about nothing else.
+"""The stages of `cursor.pipeline`, with guards so that they affect only events of documents.
 
-A drop, a rename, `$out` and an invalidate change what a table must hold, whatever a user's stages say of documents: they
-pass every stage as they are, and no expression is evaluated over them. A `$match` lets them pass beside its own
-condition. Stages that transform get a copy of the event (`GUARD`) set beside its fields, which takes the event's place
-behind them. For documents' events that copy holds the fields without which an event has no place in a table, to be
-compared: `changed` names one that a stage took away or changed, `problems` what can be seen of that in the stages alone. It
-also says which documents the server gave: a stage that sets a field of `fullDocument` makes one where there is none
-(`made_up`). What a stage gives a type that no server writes there is named, too (`retyped`).
+A drop, a rename, `$out` and an invalidate change what a table must contain, whatever a user's stages say about
+documents. They pass every stage unchanged, and no expression is evaluated over them. A `$match` lets them pass beside
+its own condition. Before the first stage that transforms events, a copy of the event is added to it as the field
+`GUARD`, and after the last stage other events are replaced by that copy.
 
-Source: MongoDB manual, "Modify Change Stream Output" (the stages that a change stream takes).
+For events of documents the copy holds the fields that are needed to store the event. After the stages `changed` returns
+those that a stage removed or changed; `problems` finds such stages before the stream opens, as far as their text shows
+it. The copy also holds the types of the event's documents: a stage that sets a field of a missing `fullDocument`
+creates one (`made_up`). `retyped` returns fields with a type that no server writes there.
+
+Source: MongoDB manual, "Modify Change Stream Output" (the stages that a change stream accepts).
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ from bson.decimal128 import Decimal128
 Stage = Mapping[str, Any]
 
 GUARD = "medallionEvent"
-"""The field that carries what the user's stages must leave alone."""
+"""The field that holds the copy of the event."""
 
 PROTECTED = ("_id", "operationType", "clusterTime", "ns", "documentKey")
-"""What a change of a document needs to find its row and its place."""
+"""The fields that a change of a document needs for its row and its order."""
 
 GIVEN = ("fullDocument", "fullDocumentBeforeChange", "updateDescription")
-"""What a change of a document may have of its content."""
+"""The content that a change of a document may have."""
 
 DOCUMENTS = ("delete", "insert", "replace", "update")
-"""The operation types of documents."""
+"""The operation types of events about documents."""
 
 _OF_EVENTS: Mapping[str, Any] = {
     **dict.fromkeys((*GIVEN, "lsid"), Mapping | None),
     "wallTime": datetime.datetime | DatetimeMS | None,
     "txnNumber": int | None,
 }
-"""The types of what else is read of a documents' event, where it is there."""
+"""The types of the other fields that are read from an event of a document, where present."""
 
 _TRANSFORMING = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith", "$redact"})
 _SPLIT = "$changeStreamSplitLargeEvent"
@@ -49,13 +51,12 @@ _TYPES = "types"
 
 
 def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    """The stages with their guards; as many as were given where all of them only match."""
+    """The stages with guards; `$match` stages alone need no additional stage."""
     found: list[dict[str, Any]] = []
     is_copied = False
     for stage in stages:
         name, given = next(iter(stage.items()))
-        # Only before the first stage that changes events: a `$match` alone needs no copy, and costs no second document an
-        # event.
+        # Only if a stage changes events: the copy doubles the size of each event.
         if name in _TRANSFORMING and not is_copied:
             found.append(_copied())
             is_copied = True
@@ -64,23 +65,23 @@ def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
 
 
 def changed(event: Mapping[str, Any]) -> list[str]:
-    """The protected fields of a documents' event that are not as the server gave them; nothing without a copy."""
+    """The protected fields of a document's event that differ from what the server sent; empty without a copy."""
     copy = event.get(GUARD)
     return [] if copy is None else [name for name in PROTECTED if name not in event or event[name] != copy.get(name)]
 
 
 def made_up(event: Mapping[str, Any]) -> list[str]:
-    """The documents of a documents' event that a stage made where the server gave none; nothing without a copy.
+    """The documents that a stage created in a document's event; empty without a copy.
 
-    An update without a look-up has no document, nor has a delete: what `{"$set": {"fullDocument.a": 1}}` makes there would
-    be taken for the whole of it.
+    A delete has no document, nor has an update without a look-up. `{"$set": {"fullDocument.a": 1}}` creates one there,
+    which would be taken for the whole document.
     """
     types = event.get(GUARD, {}).get(_TYPES, {})
     return [name for name in GIVEN if name in event and types.get(name, "object") != "object"]
 
 
 def retyped(event: Mapping[str, Any]) -> list[str]:
-    """The fields of a documents' event that a stage gave a value of a type that no server writes there; nothing without a copy."""
+    """The fields of a document's event to which a stage gave a type that no server writes there; empty without a copy."""
     if GUARD not in event:
         return []
     wrong = [name for name, types in _OF_EVENTS.items() if not isinstance(event.get(name), types)]
@@ -105,7 +106,7 @@ def _is_description(given: Mapping[str, Any]) -> bool:
 
 
 def leaves_out_fields(stage: Stage) -> bool:
-    """Whether a stage is seen to take something out of documents; what it sets in them is in none that a snapshot reads again."""
+    """Whether a stage visibly removes fields of documents, which a snapshot would then read again."""
     name, given = next(iter(stage.items()))
     if name in ("$addFields", "$set"):
         return isinstance(given, Mapping) and any(
@@ -115,7 +116,7 @@ def leaves_out_fields(stage: Stage) -> bool:
 
 
 def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> list[str]:
-    """What is wrong with the stages, as far as they show it themselves; `needs_description` protects `updateDescription`."""
+    """What is wrong with the stages, as far as their text shows it; `needs_description` protects `updateDescription` too."""
     protected = (*PROTECTED, "updateDescription") if needs_description else PROTECTED
     return [problem for stage in stages for problem in _problems(stage, protected)]
 
@@ -132,7 +133,7 @@ def _problems(stage: Stage, protected: Sequence[str]) -> Iterator[str]:
 
 
 def _takes(name: str, given: Any, field: str) -> bool:
-    """Whether a stage is seen to remove or to change a field."""
+    """Whether a stage visibly removes or changes a field."""
     match name:
         case "$unset":
             return any(_covers(path, field) for path in ([given] if isinstance(given, str) else given))
@@ -176,7 +177,7 @@ def _covers(path: str, field: str) -> bool:
 
 
 def _leaves(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted paths of a projection with what stands there: a flag, a literal or an expression."""
+    """The dotted paths of a projection, each with its value: a flag, a literal or an expression."""
     for name, value in given.items():
         if isinstance(value, Mapping) and value and not _is_expression(value):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -197,7 +198,7 @@ def _is_set(value: Any) -> bool:
 
 
 def _is_inclusion(given: Mapping[str, Any]) -> bool:
-    """Whether a projection names what stays, and not what goes."""
+    """Whether a projection names the fields to keep, and not those to remove."""
     others = [value for path, value in _leaves(given) if path != "_id"]
     return any(not _is_flag(value) or _is_set(value) for value in others or given.values())
 
@@ -215,7 +216,7 @@ _IS_DOCUMENTS = {"$in": [f"$$ROOT.{GUARD}.operationType", list(DOCUMENTS)]}
 
 
 def _restored() -> dict[str, Any]:
-    # The token goes back into its place: the server ends a stream whose pipeline changed an event's `_id`.
+    # The token is restored, because the server ends a stream whose pipeline changes an event's `_id`.
     own = {"$mergeObjects": ["$$ROOT", {"_id": f"${GUARD}._id"}]}
     return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, own, f"${GUARD}"]}}
 
@@ -246,7 +247,7 @@ def _replaced(given: Any) -> dict[str, Any]:
 
 
 def _condition(given: Any, field: str) -> Any:
-    """A condition whose expressions are evaluated over documents' events alone."""
+    """A condition whose expressions are only evaluated over events of documents."""
     if not isinstance(given, Mapping):
         return given
     found: dict[str, Any] = {}
@@ -261,7 +262,7 @@ def _condition(given: Any, field: str) -> Any:
 
 
 def _computed(given: Any) -> Any:
-    """A projection whose expressions are evaluated over documents' events alone."""
+    """A projection whose expressions are only evaluated over events of documents."""
     if not isinstance(given, Mapping):
         return given
     if given and _is_expression(given):

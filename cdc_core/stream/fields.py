@@ -1,16 +1,15 @@
-"""Fields that are taken out of events (`field.exclude.list`) or get another name in them (`field.renames`).
+"""Fields that are removed from events (`field.exclude.list`) or renamed in them (`field.renames`).
 
-An entry is `database.collection.path`, or `database.collection.path:name`. `*` stands for any characters in
-the database's and the collection's name, and for any one field as a step of the path; case counts in fields
-alone. A dot that belongs to a name is written with a backslash before it. Paths lead through arrays, also
-through arrays in arrays, without an index. Exclusions come first, then the renames one after the other, each
-on the result of the one before.
+An entry is `database.collection.path`, or `database.collection.path:name`. `*` stands for any characters in the names
+of the database and the collection, and for any one field as a step of the path. Only field names are case-sensitive. A
+dot that is part of a name is written with a backslash before it. Paths lead through arrays, also nested ones, without
+an index. Exclusions come first, then the renames one after the other, each applied to the result of the one before.
 
-Documents are parsed type-exact Extended JSON, whose wrappers are values and no documents, and whose escaped names are meant
-by what they stand for; update descriptions have the names themselves. Neither is changed in place. Keys of events are left
-alone. What differs from Debezium on purpose: a truncated array below or above an excluded field is
-no error; `$unset` of a document is kept where only a field of it is excluded; a rename onto a name that is
-taken leaves the field as it was, and says so, instead of ending the capture.
+Documents are parsed type-exact Extended JSON: typed values are not documents, and escaped names match unescaped. Update
+descriptions have the plain names. Neither is modified in place. Keys of events are not changed. Intended differences
+from Debezium: a truncated array above or below an excluded field is no error; `$unset` of a document is kept if only a
+field of it is excluded; a rename onto an existing name keeps the field as it is and reports it, instead of ending the
+capture.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ANY = "*"
 
 @dataclass(frozen=True)
 class Rename:
-    """The field at `path` is called `name`."""
+    """The field at `path` gets the name `name`."""
 
     path: Path
     name: str
@@ -41,7 +40,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class FieldRules:
-    """What happens to the fields of one collection."""
+    """The exclusions and renames of one collection."""
 
     excluded: tuple[Path, ...] = ()
     renamed: tuple[Rename, ...] = ()
@@ -51,8 +50,8 @@ class FieldRules:
 class UpdateDescription:
     """A change event's `updateDescription`.
 
-    `truncated` are (path, new size) pairs; `disambiguated` tells steps that are indexes (numbers) from names
-    (texts), and is None where the server sent none.
+    `truncated` are (path, new size) pairs. `disambiguated` has, by path, its steps: array indexes as numbers, names as
+    strings; None if the server sent none.
     """
 
     updated: Document = field(default_factory=dict)
@@ -75,7 +74,7 @@ class FieldFilter:
     entries: tuple[_FieldRule, ...] = ()
 
     def of(self, db: str, collection: str) -> FieldRules | None:
-        """What happens to the fields of one collection; None for nothing."""
+        """The rules of one collection; None if there are none."""
         mine = [entry for entry in self.entries if entry.namespace.fullmatch(f"{db}.{collection}")]
         if not mine:
             return None
@@ -86,12 +85,12 @@ class FieldFilter:
 
 
 def read(exclude: Sequence[str], renames: Sequence[str]) -> FieldFilter:
-    """`field.exclude.list` and `field.renames` as entries; raises `values.InvalidValue` for one that is none."""
+    """The entries of `field.exclude.list` and `field.renames`; raises `values.InvalidValue` if one is malformed."""
     return FieldFilter((*map(_exclusion, exclude), *map(_rename, renames)))
 
 
 def document(before: Document, *, fields: FieldRules) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The document, fields excluded and renamed, and the names onto which no field could be renamed."""
+    """The document with fields excluded and renamed, and the new names that were already taken."""
     kept = _excluded(before, fields.excluded)
     taken: list[str] = []
     for rename in fields.renamed:
@@ -100,9 +99,9 @@ def document(before: Document, *, fields: FieldRules) -> tuple[dict[str, Any], t
 
 
 def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDescription, tuple[str, ...]]:
-    """The same for an update description: in its keys, its values, and its removed and truncated paths.
+    """The same for an update description: in its keys and values, and its removed and truncated paths.
 
-    An update in which nothing is left is still an update.
+    An update in which nothing remains is still an update.
     """
     after = _excluded_update(before, fields.excluded)
     taken: list[str] = []
@@ -127,13 +126,13 @@ def _entry(entry: str, expected: str) -> _FieldRule:
     steps = [_ESCAPED_DOT.sub(".", step) for step in _DOT.split(entry.strip())]
     if len(steps) < 3 or not all(steps):
         raise values.InvalidValue(f"{expected} is expected, found {entry}")
-    # Debezium takes `*` in these two names for any signs; in a field's path it stands for one whole field.
+    # In these two names `*` stands for any characters, in a field's path for one whole field, as in Debezium.
     namespace = r"\.".join(".*".join(map(re.escape, step.split("*"))) for step in steps[:2])
     return _FieldRule(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
 
 
 def _is_meant(step: str, key: str) -> bool:
-    """Whether a step of a path means the field with this key."""
+    """Whether a step of a path matches the field with this key."""
     return step in (ANY, wrappers.unescape_key(key))
 
 
@@ -153,7 +152,7 @@ def _excluded(node: Any, paths: Sequence[Path]) -> Any:
     for path in paths:
         meant.setdefault(path[0], []).append(path[1:])
     for name, value in node.items():
-        # As a plain text: one that stands there twice is found by no hash.
+        # `str`, because a repeated name is of a class with a hash of its own.
         rests = [*meant.get(ANY, ()), *meant.get(str(wrappers.unescape_key(name)), ())]
         if not rests:
             kept[name] = value
@@ -167,7 +166,7 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
         return [_renamed(element, path, name, taken) for element in node]
     if not _is_document(node):
         return node
-    # Nearly every rename is of other fields; a name is escaped by one more sign.
+    # A fast exit, as most renames concern other fields. An escaped name has one more `$`.
     if path[0] != ANY and path[0] not in node and f"${path[0]}" not in node:
         return node
     if len(path) > 1:
@@ -175,12 +174,12 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
             each: _renamed(value, path[1:], name, taken) if _is_meant(path[0], each) else value
             for each, value in node.items()
         }
-    # Of several fields that `*` means none can have the new name alone.
+    # `*` may match several fields, which cannot share the new name.
     new = wrappers.escape_key(name)
     old = [each for each in node if _is_meant(path[0], each) and each != new]
     if not old:
         return dict(node)
-    # Overwriting would lose one of two values, and which one would be left to chance.
+    # Overwriting would lose one of two values.
     if new in node or len(old) > 1:
         taken.append(name)
         return dict(node)
@@ -223,7 +222,7 @@ def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str])
 
 
 def _may_mean(step: str, update: UpdateDescription) -> bool:
-    """Whether a path that begins with this step may mean a key, or what is in one."""
+    """Whether a path that begins with this step may match a key, or something in its value."""
     said = update.disambiguated or {}
     return step == ANY or any(key in said or key.partition(".")[0] == step for key in _keys(update))
 
@@ -231,7 +230,7 @@ def _may_mean(step: str, update: UpdateDescription) -> bool:
 def _disambiguated(
     before: UpdateDescription, keys: Mapping[str, tuple[str, Sequence[str | int] | None]]
 ) -> Mapping[str, Sequence[str | int]] | None:
-    """The steps of the keys that are left, under their new names."""
+    """The steps of the remaining keys, under their new names."""
     if before.disambiguated is None:
         return None
     left = ((keys[key], steps) for key, steps in before.disambiguated.items() if key in keys)
@@ -251,14 +250,18 @@ def _keys(before: UpdateDescription) -> dict[str, None]:
 
 
 class _NameOrIndex(str):
-    """A step of which the server does not say what it is."""
+    """A step that may be a name or an index: the server does not say which."""
 
 
 def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
-    """How a key divides, as the server says it where names hold dots or are numbers; elsewhere dots divide, and numbers are indexes."""
+    """The steps of a key.
+
+    They are as the server states them if names contain dots or are numeric. Otherwise dots divide, and numbers are
+    indexes.
+    """
     said = before.disambiguated
     steps = None if said is None else said.get(key)
-    if steps and isinstance(steps, list | tuple):  # a stage of cursor.pipeline may say anything
+    if steps and isinstance(steps, list | tuple):  # a stage of cursor.pipeline may have replaced it
         return steps
     number: Callable[[str], str | int] = _NameOrIndex if said is None else int
     first, *others = key.split(".")
@@ -266,17 +269,18 @@ def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
 
 
 def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
-    """What is left of each path below a dotted key; ``()`` where the key is what the path means, or in it."""
-    # A key begins with a name, of which nearly every path means another.
+    """The rest of each path below a dotted key; ``()`` if the path matches the key or a part of it."""
+    # A fast filter: a key begins with a name, and most paths begin with another one.
     meant = [path for path in paths if type(steps[0]) is not str or path[0] in (ANY, steps[0])]
     return [rest for path in meant for rest, _ in _walks(path, steps)]
 
 
 def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]:
-    """Every way along the key, as (rest of the path, where its last step met it): an index may be passed
-    over.
+    """Every match of the path along the key, as (rest of the path, index of the key's last matched step).
+
+    An index may be skipped.
     """
-    # How many steps of the path and of the key are behind a way. A name may have thousands of parts, and ways meet again and again.
+    # (steps of the path, steps of the key) matched so far. `seen` keeps this polynomial: a name may have thousands of parts.
     waiting, seen = [(0, 0)], set[tuple[int, int]]()
     while waiting:
         taken, at = place = waiting.pop()
@@ -287,7 +291,7 @@ def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]
             yield path[taken:], at - 1
             continue
         step = steps[at]
-        # A path names fields and no places in arrays: it goes on through every element.
+        # A path does not name indexes: it continues in every element.
         if isinstance(step, int | _NameOrIndex):
             waiting.append((taken, at + 1))
         if isinstance(step, str) and path[taken] in (ANY, step):
@@ -295,7 +299,7 @@ def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]
 
 
 def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int] | None:
-    """The key with its step renamed; None where the path does not end in it."""
+    """The steps of the key with the renamed step; None if the path does not end in the key."""
     for rest, met in _walks(rename.path, steps):
         if not rest:
             return [*steps[:met], rename.name, *steps[met + 1 :]]
@@ -303,6 +307,6 @@ def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int
 
 
 _INDEX = re.compile("0|[1-9][0-9]{0,9}")
-"""What may be a place in an array: of more digits none is, and of thousands Python makes no number."""
+"""An array index. More digits cannot be one, and Python refuses to parse thousands."""
 _DOT = re.compile(r"(?<!\\)\.")
 _ESCAPED_DOT = re.compile(r"\\\.")

@@ -1,12 +1,12 @@
-"""Which namespaces a pipeline captures: as a predicate, as stages for the server, and how wide a stream.
+"""The namespaces that a pipeline captures: as a predicate, as stages for the server, and as the scope of the stream.
 
-Debezium's rules: an entry matches the whole `db` or `db.coll`, in any case; an include list wins over an
-exclude list; databases and collections must both be let in; `admin`, `config`, `local` and `system.*`
-collections never are, for no change stream has them.
+Debezium's rules: an entry matches the whole `db` or `db.coll` and ignores case; an include list wins over an exclude
+list; databases and collections must both be included. `admin`, `config`, `local` and `system.*` collections never are,
+because change streams do not have them.
 
-The stages let through at least what the predicate does, and the events without which a stream would go wrong:
-`invalidate`, `dropDatabase`, a rename onto a captured collection (`$out` and `dropTarget` replace its whole
-content with no other event), every change of a captured collection that is not a document's.
+The stages let through at least what the predicate does, and also the events that a stream needs: `invalidate`,
+`dropDatabase`, a rename onto a captured collection (`$out` and `dropTarget` replace its whole content without another
+event), and every other event of a captured collection that is not about a document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BUILT_IN = frozenset({"admin", "config", "local"})
 """Databases that are never captured."""
 
 OPERATIONS = frozenset(cursor_pipeline.DOCUMENTS)
-"""The operation types of documents."""
+"""The operation types of events about documents."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class NameFilter:
     exclude: tuple[Pattern, ...] = ()
 
     def includes(self, name: str) -> bool:
-        """Whether the lists let the name in; without lists everything is."""
+        """Whether the lists include the name; without lists every name is included."""
         return self._is_meant(name) if self.include else not self._is_meant(name)
 
     @functools.cached_property
@@ -60,8 +60,7 @@ class NameFilter:
 class Filter:
     """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not.
 
-    `target` is the database, or the database and the collection, of a narrower `capture.scope`: no event comes from
-    elsewhere.
+    `target` is the database, or the database and the collection, of a narrower `capture.scope`.
     """
 
     databases: NameFilter = NameFilter()
@@ -72,7 +71,7 @@ class Filter:
 
     @property
     def is_one_entry(self) -> bool:
-        """Whether the lists name one thing of the whole deployment: that is found in the oplog in half of the time that it takes in events."""
+        """Whether the lists have one entry and the stream is of the deployment: then the server's search in the oplog is twice as fast."""
         lists = (self.databases, self.collections)
         return not self.target and sum(len(each.include) + len(each.exclude) for each in lists) == 1
 
@@ -83,27 +82,25 @@ class Filter:
         return self.databases.includes(db) and self.collections.includes(f"{db}.{collection}")
 
     def includes_database(self, db: str) -> bool:
-        """Whether any collection of this database may be captured."""
+        """Whether a collection of this database may be captured."""
         if db in BUILT_IN or not self._is_in_scope(db) or not self.databases.includes(db):
             return False
         return self._named_databases is None or patterns.folded(db) in self._named_databases
 
     @functools.cached_property
     def _named_databases(self) -> frozenset[str] | None:
-        """The databases that the include list of collections names; None where it leaves them open."""
+        """The databases that the include list of collections names; None if it does not determine them."""
         pairs = [pattern.by_database() for pattern in self.collections.include]
         named = frozenset(patterns.folded(name) for pair in pairs for name, _ in pair or ())
         return None if not pairs or None in pairs else named
 
     def _is_in_scope(self, *names: str) -> bool:
-        """Whether the stream carries events of a database, or of a collection in it."""
+        """Whether the stream has events of a database, or of a collection in it."""
         at = min(len(names), len(self.target))
         return names[:at] == self.target[:at]
 
     def is_snapshotted(self, db: str, collection: str) -> bool:
-        """Whether a snapshot reads this collection: captured, and let in by
-        `snapshot.include.collection.list`.
-        """
+        """Whether a snapshot reads this collection: captured, and included by `snapshot.include.collection.list`."""
         return self.includes(db, collection) and self.snapshots.includes(f"{db}.{collection}")
 
     def is_signals(self, db: str, collection: str) -> bool:
@@ -111,12 +108,12 @@ class Filter:
         return self.signals == f"{db}.{collection}"
 
     def named(self) -> tuple[tuple[str, str], ...]:
-        """The collections that the include list names outright, as it writes them: they ought to exist."""
+        """The collections that the include list names literally, as written; they are expected to exist."""
         pairs = itertools.chain.from_iterable(pattern.by_database() or () for pattern in self.collections.include)
         return tuple((db, collection.literal) for db, collection in pairs if collection.literal is not None)
 
     def left_to_client(self) -> tuple[str, ...]:
-        """Entries that cannot be written for the server: it sends more events, which are dropped here."""
+        """The entries that cannot be sent to the server: it sends more events, which are dropped here."""
         lists = (
             self.databases.include,
             self.databases.exclude,
@@ -128,9 +125,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a change stream is opened on: a deployment, the database `db`, or the collection
-    `db`.`collection`.
-    """
+    """What a change stream is opened on: a deployment, the database `db`, or the collection `db`.`collection`."""
 
     kind: CaptureScope
     db: str | None = None
@@ -141,7 +136,7 @@ class Scope:
 
 
 def of(source: Source) -> Filter:
-    """The filter of the settings; they were validated, so every entry is readable."""
+    """The filter of validated settings."""
     read = patterns.regex if source.filters_match_mode is MatchMode.REGEX else patterns.literal
 
     def names(include: Iterable[str], exclude: Iterable[str] = ()) -> NameFilter:
@@ -169,7 +164,7 @@ def _target(source: Source) -> tuple[str, ...]:
 
 
 def operations(source: Source) -> frozenset[str]:
-    """The operation types of documents that are captured: all but `skipped.operations`."""
+    """The captured operation types of documents: all except `skipped.operations`."""
     skipped: set[str] = set()
     for operation in source.skipped_operations:
         match operation:
@@ -187,28 +182,25 @@ def operations(source: Source) -> frozenset[str]:
 def server_stages(
     filter_: Filter, *, operations: Collection[str] = OPERATIONS, besides: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The `$match` that the server evaluates, for what the lists let in and what else is let in `besides`; no stage where everything is
-    captured."""
+    """The `$match` that the server evaluates: what the lists include, or `besides`; no stage if everything is captured."""
     conditions: list[dict[str, Any]] = []
     skipped = sorted(OPERATIONS - set(operations))
     if skipped:
         taken: dict[str, Any] = {"operationType": {"$nin": skipped}}
-        # A signal is an insert, and is to come whatever is skipped.
+        # A signal is an insert, and must pass whatever is skipped.
         conditions.append(taken if filter_.signals is None else {"$or": [taken, _namespace(filter_.signals, "ns")]})
     captured = _captured(filter_, "ns")
     if captured is not None:
-        # A rename onto a captured collection replaces all of its documents, and is an event of the other namespace
-        # alone.
+        # A rename onto a captured collection replaces all of its documents, but its event is in the other namespace.
         renamed = _captured(filter_, "to") or {}
-        # A `$match` that swallows these ends the stream without a word: the cursor dies, with neither an event nor an
-        # error.
+        # Without these events the cursor would die silently, with neither an event nor an error.
         always = {"operationType": {"$in": ["invalidate", "dropDatabase"]}}
         conditions.append({"$or": [always, captured, {"operationType": "rename", **renamed}, *besides]})
     return [{"$match": _all(conditions)}] if conditions else []
 
 
 def pipeline(source: Source) -> list[dict[str, Any]]:
-    """Every stage of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
+    """All stages of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
     filter_ = of(source)
     besides = [] if filter_.is_one_entry else [_OF_EVENTS_ALONE]
     return _ordered(source, _as_sent(server_stages(filter_, operations=operations(source), besides=besides)))
@@ -217,7 +209,7 @@ def pipeline(source: Source) -> list[dict[str, Any]]:
 def _ordered(source: Source, internal: list[dict[str, Any]]) -> list[dict[str, Any]]:
     user = cursor_pipeline.guarded(user_stages(source))
     split: list[dict[str, Any]] = (
-        # Last, because the server allows it nowhere else: it divides what the other stages have left.
+        # The server only accepts it as the last stage.
         [{"$changeStreamSplitLargeEvent": {}}] if source.cursor_oversize_handling_mode is OversizeMode.SPLIT else []
     )
     match source.cursor_pipeline_order:
@@ -230,7 +222,7 @@ def _ordered(source: Source, internal: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def user_stages(source: Source) -> list[dict[str, Any]]:
-    """The stages of `cursor.pipeline` as the settings have them."""
+    """The stages of `cursor.pipeline`."""
     if source.cursor_pipeline is None:
         return []
     found: list[dict[str, Any]] = query.loads(source.cursor_pipeline)
@@ -238,7 +230,7 @@ def user_stages(source: Source) -> list[dict[str, Any]]:
 
 
 def full_document(source: Source) -> str | None:
-    """The stream's `fullDocument`; post-images `whenAvailable`, because a missing one must not end a stream."""
+    """The stream's `fullDocument`; post-images are `whenAvailable`, because a missing one must not end the stream."""
     if not source.capture_mode.has_full_updates:
         return None
     match source.capture_mode_full_update_type:
@@ -254,11 +246,10 @@ def full_document_before_change(source: Source) -> str | None:
 
 
 def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
-    """What to open the stream on: `capture.scope`, or without it one database where the include lists leave
-    one.
+    """What to open the stream on: `capture.scope`, by default one database if the include lists allow only one.
 
-    A database stream needs no more than `read` on it. `databases` are the names that the server knows: lists
-    are blind to case and streams are not, so a name of theirs is preferred to the list's spelling.
+    A database stream only needs the `read` role on it. `databases` are the names on the server: lists ignore case and
+    streams do not, so the server's spelling is preferred.
     """
     match source.capture_scope:
         case CaptureScope.DEPLOYMENT:
@@ -273,20 +264,20 @@ def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
 
 
 def fingerprint(source: Source) -> str:
-    """32 hex digits that change with everything that decides which events a stream carries, and with nothing
-    else; and behind them what the stream leaves out: operations, and what stages of `cursor.pipeline` do (`left_out`).
+    """Identifies the stream: 32 hex digits, and what the stream leaves out (`left_out`).
 
-    A position belongs to a stream; after a change it is resumed by time and not by its token. The spelling of
-    lists, their order, connections, bounds and what is done with an event afterwards do not count.
+    The digits change with every setting that decides which events the stream carries. A position belongs to a stream:
+    after a change it is resumed by time and not by its token. Spelling and order of lists, connections, bounds, and
+    what is done with events afterwards do not count. Behind the digits are the skipped operations and the stages of
+    `cursor.pipeline`, joined by `-`.
     """
     stream = {
         "scope": str(stream_scope(source)),
-        # As the lists have it: what a server is to be told of letters is another thing in each version.
+        # Not as sent (`patterns.as_sent`), which depends on the version of Unicode.
         "pipeline": _ordered(source, server_stages(of(source), operations=operations(source))),
         "fullDocument": full_document(source),
         "fullDocumentBeforeChange": full_document_before_change(source),
-        # With it the server sends `disambiguatedPaths` (from 6.1 on), and a token is refused by a stream without it:
-        # error 280.
+        # The server sends `disambiguatedPaths` (from 6.1), and refuses the token in a stream without it (error 280).
         "showExpandedEvents": True,
         "skip": _skip_threshold(source),
         **_lists_of_the_client(source),
@@ -301,7 +292,7 @@ CHANGING = frozenset({"$addFields", "$project", "$replaceRoot", "$replaceWith", 
 
 
 def _leaving_out(stages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Each stage that may leave events out, behind those that change what it sees of them, and each that leaves out a part of documents."""
+    """Each stage that may leave events out, after those that change what it matches, and each that removes fields of documents."""
     changing: list[dict[str, Any]] = []
     for each in stages:
         if CHANGING.issuperset(each):
@@ -317,49 +308,49 @@ def _named(stages: list[dict[str, Any]]) -> str:
 
 
 def is_same_stream(fingerprint: str, other: str) -> bool:
-    """Whether both are of one stream. What it leaves out is in its digest, too; earlier versions did not name it."""
+    """Whether both are of one stream: the digits alone decide."""
     return fingerprint.split("-")[0] == other.split("-")[0]
 
 
 def left_out(fingerprint: str) -> frozenset[str]:
-    """What a stream of this fingerprint leaves out: operation types by `skipped.operations`, and what each stage of
-    `cursor.pipeline` may, `stage_…`."""
+    """What a stream leaves out: operation types of `skipped.operations`, and stages of `cursor.pipeline` as `stage_<digest>`."""
     return frozenset(fingerprint.split("-")[1:])
 
 
 def no_longer_left_out(before: str, source: Source) -> frozenset[str]:
-    """What a stream of the fingerprint `before` leaves out, and that of the settings does not."""
+    """What a stream of the fingerprint `before` leaves out and that of the settings does not."""
     gone = left_out(before) - left_out(fingerprint(source))
     stages = user_stages(source)
-    # An earlier version named each stage by itself, also those that leave nothing out: what is still set is not gone.
+    # Fingerprints of earlier versions name each stage by itself, also those that leave nothing out.
     if any(CHANGING.issuperset(each) and _named([each]) in left_out(before) for each in stages):
         gone -= {_named([each]) for each in stages}
     return gone
 
 
 def digest(value: Any) -> str:
-    """64 hex digits for a part of the settings, in whatever order its fields are."""
+    """64 hex digits of a part of the settings, independent of the order of fields."""
     return hashlib.sha256(json_util.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 _OF_EVENTS_ALONE = {"medallionNoEvent": True}
-"""Met by no event. The oplog has no such field: beside it the server looks for the lists in events, and not in the oplog as well, where MongoDB
-6.0 compiles each regular expression anew for each entry (with 2,000 names it read 400 entries a second, and 40,000 so; with one, 50,000 and 25,000)."""
+"""Matches no event. The oplog lacks this field, so the server evaluates the lists only over events, and not over the oplog too.
+
+There MongoDB 6.0 compiles each regular expression for every entry: with 2,000 names it reads 400 entries a second
+instead of 40,000 (with one name 50,000 instead of 25,000).
+"""
 
 _REGEX_LIMIT = 16_000  # the server refuses regular expressions above 32764 bytes
 
 
 def _captured(filter_: Filter, field: str) -> dict[str, Any] | None:
-    """The condition on the namespace in `field` (`ns`, or the `to` of a rename); None where all namespaces
-    pass.
-    """
+    """The condition on the namespace in `field` (`ns`, or the `to` of a rename); None if all namespaces pass."""
     conditions = [
         *_database_conditions(filter_.databases, field),
         *_collection_conditions(filter_.collections, field),
     ]
     if not conditions:
         return None
-    # The collection of signals has to come through whether it is captured or not.
+    # The collection of signals must pass, captured or not.
     if filter_.signals is None:
         return _all(conditions)
     return {"$or": [_all(conditions), _namespace(filter_.signals, field)]}
@@ -391,7 +382,7 @@ def _collection_conditions(names: NameFilter, field: str) -> list[dict[str, Any]
 
 
 def _namespace_clauses(entries: Sequence[Pattern], field: str) -> list[dict[str, Any]]:
-    """One clause a database whose name is plain, which is compared first; one over all the others."""
+    """One clause for each plain database name, which is compared first, and one for all other entries."""
     by_database: dict[str, list[str]] = {}
     others: list[str] = []
     for entry in entries:
@@ -415,25 +406,23 @@ def _matching(field: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _anchored(texts: Iterable[str]) -> list[str]:
-    """As few regular expressions as the server's limit allows, each over the whole name; sorted, so that
-    order is none.
-    """
+    """Sorted regular expressions over the whole name, as few as the server's limit of their size allows."""
     groups: list[list[str]] = []
     size = _REGEX_LIMIT
     for text in sorted(set(texts)):
-        # In bytes, as the server counts them.
+        # The server limits bytes, not characters.
         length = len(patterns.as_sent(text).encode())
         size += length + 1
         if size > _REGEX_LIMIT:
             groups.append([])
             size = length
         groups[-1].append(text)
-    # `\z` and not `$`, which also matches before a line's end that a name closes with.
+    # `\z` and not `$`, which also matches before a final newline.
     return [rf"^(?:{'|'.join(group)})\z" for group in groups]
 
 
 def _as_sent(stages: Any) -> Any:
-    """The stages as they are sent."""
+    """The stages as they are sent to the server."""
     if isinstance(stages, list):
         return [_as_sent(each) for each in stages]
     if not isinstance(stages, dict):
@@ -444,9 +433,7 @@ def _as_sent(stages: Any) -> Any:
 
 
 def _server_texts(entries: Iterable[Pattern]) -> list[str] | None:
-    """The entries in the server's dialect; None where one of them is not certain, for then the list says
-    nothing.
-    """
+    """The entries in the server's dialect; None if one of them is uncertain, because then the list cannot be evaluated there."""
     texts = [entry.server_text for entry in entries]
     return None if None in texts else [text for text in texts if text is not None]
 
@@ -463,7 +450,7 @@ def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
     written = _pinned_databases(filter_)
     if filter_.signals is not None:
         written = [*written, filter_.signals.partition(".")[0]] if written else []
-    # A stream is on one database or on all of them.
+    # A stream can be on one database or on all of them.
     if len({patterns.folded(name) for name in written}) != 1:
         return Scope(CaptureScope.DEPLOYMENT)
     known = [name for name in databases if patterns.folded(name) == patterns.folded(written[0])]
@@ -471,7 +458,7 @@ def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
 
 
 def _pinned_databases(filter_: Filter) -> list[str]:
-    """The databases to which the include lists confine a pipeline; empty where they leave them open."""
+    """The databases to which the include lists are limited; empty if they do not determine them."""
     names = [pattern.literal for pattern in filter_.databases.include]
     if names and None not in names:
         return [name for name in names if name is not None]
@@ -482,7 +469,7 @@ def _pinned_databases(filter_: Filter) -> list[str]:
 
 
 def _lists_of_the_client(source: Source) -> dict[str, Any]:
-    """The lists as far as they are applied here and not by the server, whose stages then say nothing of them."""
+    """The lists that are applied here and not by the server, whose stages then do not show them."""
     chosen = of(source)
     if source.cursor_pipeline_order is not PipelineOrder.USER_ONLY and not chosen.left_to_client():
         return {}

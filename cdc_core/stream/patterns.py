@@ -1,13 +1,13 @@
 """One entry of an include or exclude list: what it matches here, and its form for the server's filter.
 
-Debezium's rules: an entry is a regular expression that matches the whole name, upper and lower case alike; in
-literal mode it is the name. Three dialects meet: Java's, in which lists are written, Python's, which decides
-here, and PCRE, in which the server filters. ``\\Q…\\E`` and ``\\uXXXX`` of Java are translated; what else
-Python cannot read is refused when settings are. What Python and PCRE might read differently is never sent to
-the server, which then lets everything pass, and the predicate here decides alone.
+Debezium's rules: an entry is a regular expression that matches the whole name and ignores case; in literal mode it is
+the name. Three dialects are involved: lists are written in Java's, this module matches with Python's, and the server
+filters with PCRE. ``\\Q…\\E`` and ``\\uXXXX`` of Java are translated; anything else that Python cannot parse is refused
+when settings are read. An entry that Python and PCRE might interpret differently is never sent to the server. The
+server then lets everything pass, and only the predicate here filters.
 
-Case is folded for all letters in entries that are names, for ASCII letters in the other ones; ``\\w``,
-``\\d``, ``\\s`` and ``\\b`` mean ASCII, as in Java and PCRE.
+In entries that are names the case of all letters is ignored, in other entries that of ASCII letters. ``\\w``, ``\\d``,
+``\\s`` and ``\\b`` mean ASCII, as in Java and PCRE.
 """
 
 from __future__ import annotations
@@ -28,28 +28,26 @@ class Pattern:
     text: str
 
     def matches(self, name: str) -> bool:
-        """Whether the whole name is meant."""
+        """Whether the entry matches the whole name."""
         return self._regex.fullmatch(name.translate(_ALONE) if self._is_name else name) is not None
 
     @functools.cached_property
     def literal(self) -> str | None:
-        """The one name that is meant, in whatever case; None for a real regular expression."""
+        """The single name that the entry matches, in any case; None for a real regular expression."""
         return _ESCAPED.sub(r"\1", self.text) if _PLAIN.fullmatch(self.text) else None
 
     @property
     def server_text(self) -> str | None:
-        """The same in PCRE, with the option ``i``, neither anchored nor grouped; None where that is not
-        certain.
-        """
-        # Too many events from the server are dropped here; one too few would be lost without a trace.
+        """The same in PCRE, for the option ``i``, without anchors and groups; None if that is not certain."""
+        # An event too many from the server is dropped here; one that it does not send is lost.
         return self.text if self._is_name or _PORTABLE.fullmatch(self.text) else None
 
     def by_database(self) -> tuple[tuple[str, Pattern], ...] | None:
-        """An entry over ``database.collection`` as databases, each with the collections in it.
+        """An entry over ``database.collection`` as pairs of a database and a pattern of its collections.
 
-        None where an entry leaves the database open, as ``shop.*`` does: it matches ``shopping.orders``.
+        None if an entry does not determine the database, as ``shop.*``, which matches ``shopping.orders``.
         """
-        # What the two dialects may read differently is not cut apart either: its parts would go to the server.
+        # The parts go to the server, so they must be portable too.
         if self.server_text is None:
             return None
         pairs = [_pinned(alternative) for alternative in values.split_top_level(self.text, "|")]
@@ -58,24 +56,22 @@ class Pattern:
 
     @functools.cached_property
     def _is_name(self) -> bool:
-        """Whether it is a name in which a dot may stand for any sign."""
+        """Whether it is a name, in which a dot may stand for any character."""
         return _NAME.fullmatch(self.text) is not None
 
     @functools.cached_property
     def _regex(self) -> re.Pattern[str]:
-        # In a real expression `\w` and its like mean ASCII, as in Java; a name has none of them, and all of its letters
-        # are folded.
+        # In a real expression `\w` etc. mean ASCII, as in Java. A name has none of them, and ignores the case of all letters.
         if self._is_name:
             return re.compile(self.text.translate(_ALONE), re.IGNORECASE)
         return re.compile(self.text, re.IGNORECASE | re.ASCII)
 
 
 def regex(entry: str) -> Pattern:
-    """An entry of Debezium's lists in regex mode; raises `values.InvalidValue` where Python cannot read it."""
+    """An entry of a list in regex mode; raises `values.InvalidValue` if Python cannot parse it."""
     pattern = Pattern(_JAVA.sub(_translated, entry))
     with warnings.catch_warnings():
-        # Python only warns of what a later version will read differently: here that is a list which may one day match
-        # other collections.
+        # Python warns about syntax that a later version reads differently: the list could then match other collections.
         warnings.simplefilter("error")
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
@@ -85,12 +81,12 @@ def regex(entry: str) -> Pattern:
 
 
 def literal(entry: str) -> Pattern:
-    """The entry of a list in literal mode."""
+    """An entry of a list in literal mode."""
     return Pattern(_escaped(entry))
 
 
 def any_of(entries: Sequence[Pattern]) -> Callable[[str], bool]:
-    """Whether a name is meant by one of the entries; those that are names are looked for at once, for they may be thousands."""
+    """A predicate: whether one of the entries matches a name. Names, of which there may be thousands, are one expression."""
     texts = [each.text for each in entries if each._is_name]
     others = [each for each in entries if not each._is_name]
     names = re.compile("|".join(texts).translate(_ALONE), re.IGNORECASE) if texts else None
@@ -103,18 +99,19 @@ def any_of(entries: Sequence[Pattern]) -> Callable[[str], bool]:
 
 
 def folded(name: str) -> str:
-    """The name in lower case, letter by letter: what is one name to the server is one text.
+    """The name in lower case, character by character; two names that the server treats as one give the same text.
 
-    `str.lower` makes two signs of one letter (İ), which the server would look for, and `casefold` one name of two (straße, strasse).
+    `str.lower` turns one letter into two characters (İ), and `casefold` makes two names equal (straße, strasse).
     """
     return "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in name)
 
 
 def as_sent(text: str) -> str:
-    """A server's text as it is sent: each letter beyond ASCII as a class of those that are one with it here.
+    """A server's text as it is sent: each letter beyond ASCII as a class of the letters that are equal to it here.
 
-    Servers know other versions of Unicode: to MongoDB 6.0 the capitals of Georgian and Cherokee are letters of their own. An
-    apostrophe or a control character, which it cannot take into its own search of the oplog (error 9), is a code.
+    Servers have other versions of Unicode: MongoDB 6.0 does not know the capitals of Georgian and Cherokee. An
+    apostrophe or a control character is written as a code, because the server cannot use it in its own search of the
+    oplog (error 9).
     """
     return text if text.isascii() and text.isprintable() and "'" not in text else _SIGN.sub(_sent, text)
 
@@ -150,14 +147,14 @@ def _pinned(alternative: str) -> tuple[str, Pattern] | None:
     if not match:
         return None
     db, dot, rest = match.groups()
-    # A bare dot stands for any sign: `shop.orders` is a database and a collection only where the rest is plain.
+    # A bare dot matches any character: `shop.orders` is a database and a collection only if the rest is plain.
     if dot == "." and not _PLAIN_WITHOUT_DOTS.fullmatch(rest):
         return None
     return _ESCAPED.sub(r"\1", db), Pattern(rest)
 
 
 _ALONE = str.maketrans("İı", "\ue000\ue001")
-"""Letters that Python takes for i, and no server does, as signs without case."""
+"""Letters that only Python treats as i are mapped to characters without case."""
 _META = frozenset("\\^$.|?*+()[]{}")
 _JAVA = re.compile(r"\\Q(.*?)(?:\\E|\Z)|\\u([0-9a-fA-F]{4})|\{,([0-9]+)\}|(\\.|.)", re.DOTALL)
 _SIGN = re.compile(r"\\?(.)", re.DOTALL)

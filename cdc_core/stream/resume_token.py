@@ -1,9 +1,8 @@
-"""Where a change event stands: what a resume token says about order.
+"""The order of change events, from their resume tokens.
 
-A token's `_data` is the hex of a KeyString, MongoDB's memcmp-able encoding: cluster time, version of the
-format, type of the token (from version 1 on), index of the operation inside the cluster time, and what
-identifies the event. Only MongoDB promises that; a token of another server that cannot be read so raises
-ValueError.
+A token's `_data` is the hex of a KeyString, MongoDB's encoding that sorts bytewise: cluster time, version of the
+format, type of the token (from version 1), index of the operation inside the cluster time, and the event's identifier.
+Only MongoDB promises that. A token of another server that cannot be read raises `ValueError`.
 
 Sources: MongoDB's `resume_token.h` (order of the fields) and `key_string.h` (encoding of numbers).
 """
@@ -15,7 +14,7 @@ import re
 from typing import NamedTuple
 
 SNAPSHOT_INDEX = "ffffffff"
-"""The index of a snapshot row: after every change up to its cluster time, before every later one."""
+"""The index of snapshot rows: after every change up to their cluster time, before every later one."""
 
 _token = re.compile(r"82([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})([0-9A-Fa-f]{2,})").fullmatch
 # KeyString integers: version 1 or 2, type 128 (an event), index 0.
@@ -34,15 +33,15 @@ _fragment = re.compile(r"(?:29|2B(?!00)[0-9A-F][02468ACE])04").fullmatch
 
 
 class TokenPosition(NamedTuple):
-    """An event's cluster time, and its place among the events of that time."""
+    """An event's cluster time, and its index among the events of that time."""
 
     seconds: int
     increment: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, of which a position has no use
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
 
 
 def position(data: str) -> TokenPosition:
-    """The position in a token's `_data`; ValueError if it is no token of MongoDB."""
+    """The position of a token's `_data`; raises `ValueError` if it is not a token of MongoDB."""
     found = _token(data)
     if found is None:
         raise _unreadable(data, "it does not begin with a cluster time")
@@ -52,35 +51,35 @@ def position(data: str) -> TokenPosition:
 
 
 def sequence(position: TokenPosition) -> str:
-    """A position as 24 hex digits that sort as the events must apply to a key."""
+    """A position as 24 hex digits that sort in the order in which events apply to a key."""
     return f"{position.seconds:08x}{position.increment:08x}{position.index:08x}"
 
 
 def sequence_of(data: str) -> str:
-    """The sequence of a token's `_data`: the same as `sequence(position(data))`, and quicker."""
-    # Nearly every event is the first of its cluster time: twelve digits are compared instead of three numbers read.
+    """The sequence of a token's `_data`; equals `sequence(position(data))`, but is faster."""
+    # Nearly every event is the first of its cluster time, which one comparison of twelve digits shows.
     if data[18:30] in _FIRST_OF_ITS_TIME and _token(data):
         return f"{data[2:18].lower()}00000000"
     return sequence(position(data))
 
 
 def snapshot_sequence(seconds: int, increment: int) -> str:
-    """The sequence of the rows that a snapshot read at a cluster time."""
+    """The sequence of the rows that a snapshot reads at a cluster time."""
     return f"{seconds:08x}{increment:08x}{SNAPSHOT_INDEX}"
 
 
 def neighbour(sequence: str, step: int) -> str:
-    """The sequence so many places behind another one, or before it."""
+    """The sequence `step` places after another one; before it if negative."""
     return f"{int(sequence, 16) + step:024x}"
 
 
 def resumes_alone(data: str) -> bool:
-    """Whether the server can resume behind this token with its `_data` alone.
+    """Whether the server can resume after this token with its `_data` alone.
 
-    It cannot behind an event of a document, not always: the types of the numbers in its key are in the token's
-    `_typeBits`, and without them the server does not find the event for an `_id` of int64 2**40, double 0.5 or decimal
-    1.5 (errors 280, 50810, 50825 …). It can behind a high-water mark, which names no event, and behind an invalidate, which
-    names no document.
+    It cannot always do so after an event of a document: the types of the numbers in its key are in the token's
+    `_typeBits`, and without them the server does not find an event whose `_id` is int64 2**40, double 0.5 or decimal
+    1.5 (errors 280, 50810, 50825 …). It can do so after a high-water mark, which has no event, and after an invalidate,
+    which has no document.
     """
     try:
         version, at = _number(data, 18)
@@ -94,10 +93,10 @@ def resumes_alone(data: str) -> bool:
 
 
 def behind(data: str) -> str:
-    """The beginning of a token at the instant after an event's cluster time; a high-water mark as it is.
+    """The beginning of a token just after an event's cluster time; a high-water mark is returned as it is.
 
-    Where a stream says that nothing follows an event, all events of its cluster time were there: those of a transaction
-    become visible at once. A high-water mark may come before the events of its own time.
+    When a stream reports that nothing follows an event, all events of its cluster time have been sent: those of a
+    transaction become visible at once. A high-water mark may precede events of its own time.
     """
     try:
         is_event, at = _has_identifier(data), position(data)
@@ -105,13 +104,13 @@ def behind(data: str) -> str:
         return data
     if not is_event:
         return data
-    # Only the beginning of a token: it sorts before every token of that instant, and is never sent to a server.
-    # No carry: a second never has 2**32 operations.
+    # The beginning of a token sorts before every token of that time. It is never sent to a server.
+    # No carry is needed: a second never has 2**32 operations.
     return f"82{at.seconds:08X}{at.increment + 1:08X}"
 
 
 def is_invalidate(data: str) -> bool:
-    """Whether this is the token of an invalidate."""
+    """Whether this is the token of an invalidate event."""
     try:
         version, at = _number(data, 18)
         _number_, at = _index(data)
@@ -121,10 +120,10 @@ def is_invalidate(data: str) -> bool:
 
 
 def without_fragment(data: str) -> str:
-    """A token without the number of its fragment: what all fragments of one split event have in common.
+    """A token without the number of its fragment, which all fragments of a split event have in common.
 
-    The number follows the event's identifier, a document, whose last byte is zero; fragments are near 16 MB each,
-    so that their numbers take one byte at most. A high-water mark, or what is no token, comes back as it is.
+    The number follows the event's identifier, a document, which ends with a zero byte. Fragments are about 16 MB each,
+    so the number takes at most one byte. A high-water mark, or text that is not a token, is returned as it is.
     """
     try:
         if not _has_identifier(data):
@@ -138,13 +137,13 @@ def without_fragment(data: str) -> str:
 
 
 def compare(this: str, other: str) -> int:
-    """-1, 0 or 1: whether one token's place is before, at or after another's. Fragments of one event stand at one place.
+    """-1, 0 or 1 if one token is before, at or after the other. Fragments of one event are equal.
 
-    Tokens of one format sort as texts. A server writes another format after an upgrade, and MongoDB 6.0 also where
-    large events are split: such two are compared by their cluster time, and by the operation inside it.
+    Tokens of one format sort as text. A server writes another format after an upgrade, and MongoDB 6.0 also if large
+    events are split. Tokens of different formats are compared by cluster time and by the operation inside it.
     """
     one, two = without_fragment(this), without_fragment(other)
-    # Within one format the texts sort by themselves, and at different cluster times in any two: both begin with it.
+    # Text order is right within one format, and between two formats at different cluster times, with which both begin.
     if one[: _VERSION.start] == two[: _VERSION.start] and one[_VERSION] != two[_VERSION]:
         with contextlib.suppress(ValueError):
             place, place_of_other = _place(one), _place(two)
@@ -153,12 +152,12 @@ def compare(this: str, other: str) -> int:
 
 
 def later(this: str, other: str) -> str:
-    """The one whose place is not before the other's; `this` where they stand at one place."""
+    """The later of two tokens; `this` if they are equal."""
     return this if compare(this, other) >= 0 else other
 
 
 def _place(data: str) -> tuple[bool, int]:
-    """A token's place inside its cluster time: a high-water mark is before every event."""
+    """A token's place inside its cluster time; a high-water mark is before every event."""
     index, _at = _index(data)
     return _has_identifier(data), index
 

@@ -1,7 +1,7 @@
-"""Events above 16 MB that the server sent in fragments (`$changeStreamSplitLargeEvent`), put together again.
+"""Events above 16 MB that the server sent in fragments (`$changeStreamSplitLargeEvent`), joined again.
 
-Each fragment holds some of the event's top-level fields whole, its own resume token, and `splitEvent` with its number
-and how many there are. The token of the last fragment is the event's.
+Each fragment holds some of the event's top-level fields, its own resume token, and `splitEvent` with its number and
+their count. The token of the last fragment is the event's.
 
 Source: MongoDB manual, "Large Change Stream Events"; Debezium `cursor.oversize.handling.mode=split`.
 """
@@ -17,11 +17,11 @@ _NAME = b"splitEvent"
 
 
 class MissingFragment(ValueError):
-    """Fragments did not come in order: the stream must be opened again behind the last whole event."""
+    """Fragments came out of order; the stream must be reopened after the last whole event."""
 
 
 class Fragments:
-    """The fragments of the one event that is being received."""
+    """Collects the fragments of one event."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -31,10 +31,10 @@ class Fragments:
         return bool(self._parts)
 
     def whole(self, raw: bytes) -> bytes | None:
-        """The event, when `raw` is one or completes one; None while fragments are missing.
+        """The event if `raw` is one or completes one; None while fragments are missing.
 
-        An event whose fragments came may come again in one piece: its document is looked up anew where a stream is opened
-        again, and may be smaller by then. Raises `MissingFragment` where a fragment was left out.
+        After a stream is reopened, an event that came in fragments may come in one piece: its document is looked up
+        again and may be smaller. Raises `MissingFragment` if a fragment is missing.
         """
         split = _split(raw)
         if split is None:
@@ -44,7 +44,7 @@ class Fragments:
             return raw
         number, count = split
         if number == 1:
-            self._parts = []  # a stream that was opened again gives the event from its beginning
+            self._parts = []  # a reopened stream sends the event from its beginning
         if number != len(self._parts) + 1:
             raise MissingFragment(f"fragment {number} of {count} came after {len(self._parts)}")
         self._parts.append(raw)
@@ -55,13 +55,13 @@ class Fragments:
 
 
 def is_unfinished(raw: bytes) -> bool:
-    """Whether an event is a fragment that others follow: its token is no place to go on from."""
+    """Whether an event is a fragment that others follow; a stream cannot resume from its token."""
     split = _split(raw)
     return split is not None and split[0] < split[1]
 
 
 def _split(raw: bytes) -> tuple[int, int] | None:
-    # A search in the bytes, for nearly all events the only one; a document may hold the word, so that the element decides.
+    # A search in the bytes is enough for nearly all events. The word may also be in a document, so the element decides.
     if _NAME not in raw:
         return None
     for element in raw_bson.elements(raw):
@@ -78,13 +78,13 @@ def _event(raw: bytes) -> str:
 
 
 def _joined(parts: list[bytes]) -> bytes:
-    """One document of all fields: the first that has a field gives it, but the token is the last one's."""
+    """One document with all fields of the fragments and the last one's token; the first fragment with a field wins."""
     found: dict[bytes, bytes] = {}
     for raw in parts:
         for element in raw_bson.elements(raw):
             if element.name in (_NAME, b"_id"):
                 continue
-            # Copied as bytes: the joined event is as exact as its fragments.
+            # Bytes are copied, so the joined event is as exact as its fragments.
             found.setdefault(element.name, _element(raw, element))
     token = raw_bson.find(parts[-1], b"_id")
     body = _element(parts[-1], token) + b"".join(found.values())

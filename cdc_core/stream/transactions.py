@@ -1,11 +1,8 @@
-"""Transaction metadata: which transaction an event belongs to, its place in it, and where transactions begin and end.
+"""Transaction metadata (Debezium's `provide.transaction.metadata`), and the order of events that move a document to another shard.
 
-Follows Debezium's `provide.transaction.metadata`: the identifier is ``<lsid as strict JSON>:<txnNumber>``, `total_order`
-counts the captured events of the transaction from 1, `data_collection_order` those of the event's collection. An END is
-given once, with the first event that is not the transaction's or as soon as the stream is past its cluster time; where
-a restart falls into a transaction the counting goes on.
-
-And the order of the two events by which a transaction moves a document to another shard.
+The identifier is ``<lsid as strict JSON>:<txnNumber>``, `total_order` counts the captured events of the transaction
+from 1, `data_collection_order` those of the event's collection. END is written once, with the first event after the
+transaction or as soon as the stream is past its cluster time. After a restart inside a transaction the counts continue.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ END = "END"
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """The transaction whose events are being read: how many there were of each collection."""
+    """The transaction that is being read, with its number of events by collection."""
 
     id: str
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -41,8 +38,11 @@ class OpenTransaction:
 
 @dataclass(frozen=True)
 class TransactionStep:
-    """What one event means for transactions: the one that `ended` before it, the id of the one that `began` with it, and the event's
-    place inside its own (`block`)."""
+    """What one event means for transactions.
+
+    `ended` is the transaction that ended before it, `began` the id of the one that begins with it, `block` its place in
+    its own.
+    """
 
     ended: OpenTransaction | None = None
     began: str | None = None
@@ -53,17 +53,17 @@ NOTHING = TransactionStep()
 
 
 class TransactionTracker:
-    """The transaction that is open as events come; `token` is that of the last event."""
+    """The open transaction while events are read; `token` is that of the last event."""
 
     def __init__(self, found: OpenTransaction | None = None, *, token: str = "") -> None:
         self.current = found
         self.token = token
 
     def see(self, id_: str | None, namespace: str) -> TransactionStep:
-        """Count one captured event of the transaction `id_`, or outside of any."""
+        """Count one captured event of the transaction `id_`, or of none."""
         before = self.current
         if id_ is None:
-            # Debezium ends a transaction with the first event that is none of it.
+            # As in Debezium, the first event outside of it ends a transaction.
             self.current = None
             return NOTHING if before is None else TransactionStep(ended=before)
         is_new = before is None or before.id != id_
@@ -72,7 +72,7 @@ class TransactionTracker:
         return TransactionStep(before if is_new else None, id_ if is_new else None, current.block(namespace))
 
     def end(self) -> OpenTransaction | None:
-        """The transaction that is over because the stream is past it."""
+        """Close the open transaction, because the stream is past it, and return it."""
         ended, self.current = self.current, None
         return ended
 
@@ -90,7 +90,7 @@ def begin_payload(id_: str, *, ts_ms: int) -> dict[str, Any]:
 
 
 def end_payload(transaction: OpenTransaction, *, ts_ms: int) -> dict[str, Any]:
-    """Debezium's END record, with the counts of each collection."""
+    """Debezium's END record, with the number of events by collection."""
     return {
         "status": END,
         "id": transaction.id,
@@ -103,7 +103,7 @@ def end_payload(transaction: OpenTransaction, *, ts_ms: int) -> dict[str, Any]:
 
 
 class ShardWrite(NamedTuple):
-    """An event of a transaction: of which document, by the key that its shard knows it by, its `op`, and its sequence."""
+    """An event of a transaction: its document, the document key on its shard, its `op` and its sequence."""
 
     transaction: str
     document: str
@@ -113,13 +113,13 @@ class ShardWrite(NamedTuple):
 
 
 def document(namespace: Mapping[str, str], key: str) -> str:
-    """A document's name among those of all collections."""
-    # One text, and not a tuple of them: it is held for each document that a transaction writes.
+    """A document's name, unique across collections."""
+    # One string, which is smaller than a tuple: it is kept for each document that a transaction writes.
     return f"{namespace['db']}.{namespace['coll']}\0{key}"
 
 
 class _Place(NamedTuple):
-    """What a transaction did with a document on one shard: where its insert stands, if it is there, and the last event."""
+    """What a transaction did with a document on one shard: the sequences of its insert, if any, and of its last event."""
 
     document_key: bytes
     inserted: str | None
@@ -127,14 +127,15 @@ class _Place(NamedTuple):
 
 
 class ShardMoves:
-    """Puts the delete of a document before its insert where one transaction does both, on two shards.
+    """Orders the delete of a document before its insert, if one transaction does both on two shards.
 
-    That is how a new value of the shard key becomes two events. Each has a time of its own shard: the delete may come last, or
-    at the same time, and it would take away the document that is there now. Debezium hands on what comes.
+    A new value of the shard key becomes such a pair. Each event has its own shard's cluster time, so the delete may
+    come last, or at the same time, and would remove the document that exists now. Debezium passes the events on as they
+    come.
 
-    A delete stands just before the insert of another shard that holds the document by then. Every other event comes behind
-    what the transaction did with the document before. Transactions are remembered for `seconds` of cluster time: the
-    two events are milliseconds apart, but for an election in between. Each of the `held` documents takes about 500 bytes.
+    A delete goes just before the insert on the other shard. Every other event goes after the document's earlier events
+    in the transaction. Transactions are kept for `seconds` of cluster time: the two events are milliseconds apart,
+    unless there is an election in between. Each of at most `held` documents takes about 500 bytes.
     """
 
     def __init__(self, *, seconds: int = 600, held: int = 100_000) -> None:
@@ -148,21 +149,21 @@ class ShardMoves:
         return self._count
 
     def sequence(self, write: ShardWrite) -> str:
-        """The sequence of an event, which is its own but where the document was written on another shard, too."""
+        """The sequence of an event: its own, unless the transaction also wrote the document on another shard."""
         places = self._places(write)
         elsewhere = [each.inserted for each in places if each.inserted and each.document_key != write.document_key]
         newest = max((each.newest for each in places), default="")
         sequence = write.sequence
         if write.op == "d" and elsewhere:
             sequence = resume_token.neighbour(min(elsewhere), -1)
-        # An update of a key that was not inserted may be one of the document before it moved.
+        # An update whose key has no insert may belong to the document before its move.
         elif sequence <= newest and (write.op != "u" or _is_inserted(places, write.document_key)):
             sequence = resume_token.neighbour(newest, 1)
         self.remember(write._replace(sequence=sequence))
         return sequence
 
     def remember(self, write: ShardWrite) -> None:
-        """Take an event into account that has its sequence."""
+        """Register an event that already has its final sequence."""
         places = self._places(write)
         if write.op == "u" and not _is_inserted(places, write.document_key):
             return
@@ -178,7 +179,7 @@ class ShardMoves:
         return self._transactions.get(write.transaction, {}).get(write.document, ())
 
     def _make_room(self, write: ShardWrite) -> None:
-        """Forget the transactions that began long before this event, and the oldest where there are too many documents."""
+        """Forget transactions that are too old for this event, and the oldest one if there are too many documents."""
         time = int(write.sequence[:8], 16)
         while self._began and time - next(iter(self._began.values())) > self._seconds:
             self._forget_oldest()
