@@ -1,1 +1,1 @@
-"""`ExtractNewDocumentState` for records: start at `new_document_state`. Its options are `cdc_core.properties.unwrap`."""
+"""`ExtractNewDocumentState` for records. Start at `new_document_state`; the options are `cdc_core.properties.unwrap`."""

@@ -33,7 +33,7 @@ _INT64_FIELDS = frozenset("ts_ms ts_us ts_ns txnNumber wallTime total_order data
 
 
 def added_headers(change: ChangeEvent, options: UnwrapOptions) -> tuple[tuple[str, Json], ...]:
-    """The headers that the options ask for and the event has; one that is null in the event is there with null."""
+    """The configured headers that the event has; a field that is null in the event is included."""
     found = ((added.name, _looked_up(change, added)) for added in options.add_headers)
     return tuple((name, value) for name, value in found if value is not _MISSING)
 
@@ -51,7 +51,7 @@ def added_field(
 
 
 def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:
-    """The field in its struct, else in the envelope; null where the struct could have it; else `_MISSING`."""
+    """The field in its struct, else in the envelope; null if one of them may have it; else `_MISSING`."""
     envelope = change.envelope or {}
     part = change.part(added.struct) if added.struct else envelope
     if added.field in part:
@@ -63,7 +63,7 @@ def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:
 
 
 def _without_default(added: AddedField, value: Json) -> Json:
-    """`source.snapshot` is null in a streamed event; JSON prints the default of its schema, the string `false`."""
+    """`source.snapshot` as null in a streamed event, whose JSON has the schema's default, the string `false`."""
     if added.field == "source" and isinstance(value, dict) and value.get("snapshot") == "false":
         return {**value, "snapshot": None}
     return None if (added.struct, added.field, value) == ("source", "snapshot", "false") else value

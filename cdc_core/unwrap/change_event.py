@@ -1,14 +1,14 @@
-"""A Debezium change event, in each of the forms in which people have it, as one value.
+"""A Debezium change event, in any of its usual forms.
 
     {"key": {"id": "1"}, "value": {"op": "c", "after": "…", "source": {…}}}     a record, schemas disabled
     {"key": {"schema": …, "payload": …}, "value": {"schema": …, "payload": …}}  a record, schemas enabled
     {"schema": …, "payload": {"op": …}}                                         a value, schemas enabled
     {"op": "c", "after": "…", "source": {…}}                                    a value
-    {"key": "<JSON text>", "value": "<JSON text>"}                              a record as Kafka's bytes hold it
+    {"key": "<JSON text>", "value": "<JSON text>"}                              a record with Kafka's bytes as text
 
-With a schema its name decides, as in the SMT (`….Key`, `….Envelope`); without one the shape does: a value is an
-envelope when it has an `op` and something that an event is about. Everything else (heartbeats, transaction metadata,
-notifications, other people's messages) is no change event, and `read` answers None.
+A schema's name decides what a value is, as in the SMT (`….Key`, `….Envelope`). Without a schema a value is an envelope if
+it has an `op` and one of the fields of a change. Everything else (heartbeats, transaction metadata, notifications, other
+messages) is not a change event, and `read` returns None.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _RECORD_FIELDS = frozenset({"key", "value"})
 
 @dataclass(frozen=True)
 class ChangeEvent:
-    """The key (`None` where the event came without one) and the envelope; a tombstone has none."""
+    """The key (`None` if the event came without one) and the envelope, which a tombstone does not have."""
 
     key: Json
     envelope: Mapping[str, Json] | None
 
     @property
     def collection(self) -> str:
-        """`db.collection` as `source` names it; empty where it does not."""
+        """`db.collection` of `source`; empty if missing."""
         source = self.part("source")
         names = (source.get("db"), source.get("collection"))
         return ".".join(name for name in names if isinstance(name, str))
 
     def part(self, name: str) -> Mapping[str, Json]:
-        """A struct of the envelope; empty where it is null or absent."""
+        """A struct of the envelope; empty if it is null or absent."""
         value = (self.envelope or {}).get(name)
         return value if isinstance(value, dict) else {}
 
 
 def read(event: Json) -> ChangeEvent | None:
-    """The change event that a decoded JSON value is, or None where it is something else."""
+    """The change event in a decoded JSON value; None if it is something else."""
     key, value = _key_and_value(event)
     key_name, key = _without_schema(key)
     value_name, value = _without_schema(value)
@@ -65,7 +65,7 @@ def _key_and_value(event: Json) -> tuple[Json, Json]:
 
 
 def _without_schema(part: Json) -> tuple[str | None, Json]:
-    """The name of the schema (empty where it has none, None without a schema), and the payload."""
+    """The name of the schema ("" if it has none, None without a schema), and the payload."""
     decoded = _decoded(part)
     if isinstance(decoded, dict) and set(decoded) == {"schema", "payload"}:
         schema = decoded["schema"]

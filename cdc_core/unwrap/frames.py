@@ -1,11 +1,10 @@
-"""The unwrap over Spark DataFrames: for those who have Debezium's events in Kafka or in files, and want no more.
+"""The unwrap over Spark DataFrames with Debezium's events, for example from Kafka or from files.
 
     events = spark.read.format("kafka")…            # columns key and value, text or bytes
     rows = frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
-One DataFrame is one table: events of several collections are filtered apart before. The rows come from
-`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a
-second and core).
+All rows get one schema, so events of several collections should be separated before. The rows are computed by
+`cdc_core.unwrap.new_document_state`, record by record in Arrow batches (about ten thousand events per second and core).
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
 
 
 def unwrapped(df: DataFrame, *, options: UnwrapOptions, schema: DocumentSchema | None = None) -> DataFrame:
-    """The events as rows, dropped ones left out; order and partitions stay.
+    """The events as rows, without dropped ones; order and partitions are kept.
 
-    In: `value` (text or bytes), and `key` where there is one. Out:
+    In: `value` (text or bytes), and `key` if there is one. Out:
 
         key         STRING, the key's JSON with its `id` typed
         value       STRUCT of the document's columns and `__rescued` MAP<STRING, STRING>; null for a delete
         deleted     BOOLEAN, whether the event is a delete or a tombstone
-        headers     ARRAY<STRUCT<name, value>>, values that are no text as JSON
+        headers     ARRAY<STRUCT<name, value>>, other values than text as JSON
         collection  STRING, `db.collection`
-        passed      STRING, the value of a record that is no change event, as it came; the columns above are null
-        error       STRING, why an event could not be read; `passed` holds its value then
+        passed      STRING, the unchanged value of a record that is not a change event; the columns above are null
+        error       STRING, why an event could not be read; `passed` has its value
 
-    Without a `schema` the events are read once to find it (`schema_of`), as a Spark job, at the call; after that
-    everything is lazy. Values that do not fit a given schema are rescued.
+    Without a `schema` this call runs a Spark job over the events to find it (`schema_of`). The result is lazy. Values
+    that do not fit a given schema are rescued.
     """
     table = schema_of(df, options=options) if schema is None else schema
 
@@ -65,7 +64,7 @@ def unwrapped(df: DataFrame, *, options: UnwrapOptions, schema: DocumentSchema |
 
 
 def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
-    """The schema that the documents of the events make: the first type seen of a column counts, by partition."""
+    """The schema of the events' documents; the first type of a field counts, by partition."""
 
     def shapes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -73,8 +72,7 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         shape = Shape()
-        # Marks sort by partition and row, so that which type of a field came first does not depend on which task ended
-        # first.
+        # Marks sort by partition and row, so the first type of a field does not depend on which task ends first.
         for number, document in enumerate(_documents(batches, options)):
             shape.see(document, f"{partition:06d}.{number:012d}")
         yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
@@ -87,7 +85,7 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
 
 
 def _texts(df: DataFrame) -> DataFrame:
-    """Keys and values as bytes: what a topic holds need not be UTF-8, and of a STRING that is none Arrow makes nothing."""
+    """Keys and values as bytes: a topic may hold invalid UTF-8, which Arrow refuses in a STRING."""
     key = "key" if "key" in df.columns else "NULL"
     return df.selectExpr(*(f"CAST(CAST({each} AS STRING) AS BINARY)" for each in (key, "value")))
 
@@ -100,7 +98,7 @@ def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Ite
 
 
 def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[object, str | None]]:
-    """What becomes of each event, or the `ValueError` of one that cannot be read; and its value as it came."""
+    """The result of each event, or the `ValueError` of one that cannot be read, with its original value."""
     for key, value in zip(_decoded(batch.column(0)), _decoded(batch.column(1))):
         try:
             yield new_document_state.extracted(_event(key, value), options=options), value
@@ -111,13 +109,13 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
 
 
 def _decoded(column: pa.Array) -> Iterator[str | None]:
-    """Texts, with U+FFFD for what is not UTF-8, as wherever documents are read."""
+    """Texts, with U+FFFD for invalid UTF-8."""
     return (None if each is None else each.decode("utf-8", "replace") for each in column.to_pylist())
 
 
 def _event(key: str | None, value: str | None) -> Json:
     decoded = None if value is None else orjson.loads(value)
-    # A value alone may be a record with its key inside; without any value it can only be a tombstone of a key.
+    # A value alone may be a record that contains its key; a key alone is a tombstone.
     return {"key": key, "value": decoded} if key is not None or value is None else decoded
 
 
@@ -157,7 +155,7 @@ def _header(value: object) -> str | None:
 
 
 def _for_arrow(value: Any, type_: ColumnType) -> Any:
-    """Maps as lists of pairs, at every depth."""
+    """The value with maps as lists of pairs, at every depth."""
     match type_:
         case _ if value is None:
             return None
@@ -165,7 +163,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
             return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
         case column_types.Array(element):
             return [_for_arrow(item, element) for item in value]
-        # Arrow has no other form of a map in rows of Python.
+        # Arrow reads maps in Python rows only in this form.
         case column_types.Map(item_type):
             return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
         case _:

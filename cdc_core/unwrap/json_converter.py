@@ -1,7 +1,7 @@
 """Documents as Kafka's JsonConverter prints them, typed by the schema of their table.
 
-Dates and timestamps are milliseconds since 1970, binary is base64, `NaN` and the infinities are strings, and fields
-that are null are left out. A BSON timestamp has signed 32-bit seconds here, as in the SMT (its increment is lost).
+Dates and timestamps are milliseconds since 1970, binary is base64, `NaN` and infinities are strings, and null fields
+are left out. A BSON timestamp has signed 32-bit seconds and loses its increment, as in the SMT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_core.unwrap.change_event import Json
 
 
 def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str], *, path: str = "") -> dict[str, Json]:
-    """The fields of a document that are not null. What its type cannot hold goes to `rescued`, by dotted path."""
+    """The fields of a document that are not null; values that do not fit their type go to `rescued`, by dotted path."""
     types = {field.name: field.type for field in type_.fields}
     printed: dict[str, Json] = {}
     for stored_name, item in value.items():
@@ -32,7 +32,7 @@ def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str]
 
 
 def untyped(value: Parsed) -> Json:
-    """A value by its own type alone."""
+    """A value by its own type, without a schema."""
     if isinstance(value, list):
         return [untyped(item) for item in value]
     if debezium_json.is_document(value):
@@ -68,7 +68,7 @@ def _printed(value: Parsed, type_: ColumnType | None, path: str, rescued: dict[s
 
 
 def _ordered(printed: Json, type_: ColumnType) -> Json:
-    """A document of an array in the order of the array's type, which its elements share."""
+    """A document of an array, with its fields in the order of the array's element type."""
     if not isinstance(printed, dict) or not isinstance(type_, Struct):
         return printed
     known = [field.name for field in type_.fields if field.name in printed]
@@ -76,7 +76,7 @@ def _ordered(printed: Json, type_: ColumnType) -> Json:
 
 
 def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
-    """A value for which the table has no type: empty arrays and documents, and documents of them, as they are."""
+    """A value for which the table has no type: empty arrays and documents, also nested, as they are; others are rescued."""
     if _is_without_value(value):
         return untyped(value)
     cast.rescue(rescued, path, cast.ejson(value))

@@ -1,7 +1,6 @@
-"""The `patch` of Debezium 1.x's events, which it read from the oplog, as fields of a record; and its check.
+"""The `patch` of Debezium 1.x's events, which it read from the oplog, as fields of a record.
 
-What `updateDescription` says, `$unset` included, becomes fields of a record in `new_document_state`, and of a table's row in
-`cdc_core.silver.fold`.
+`updateDescription` becomes fields of a record in `new_document_state`, and of a table's row in `cdc_core.silver.fold`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cdc_core.unwrap import record_fields
 
 
 class NoId(enum.Enum):
-    """That an event says no `_id`."""
+    """An event without an `_id`."""
 
     NO_ID = enum.auto()
 
@@ -28,7 +27,7 @@ def identified(document: record_fields.Document, identity: Parsed | NoId) -> rec
 
 
 def patched(patch: record_fields.Document, identity: Parsed | NoId) -> record_fields.Document:
-    """The document of a legacy event: the fields that `$set` names, `$unset` as nulls, or a replacement as it is."""
+    """The document of a legacy event: the fields of `$set`, those of `$unset` as nulls, or a replacement as it is."""
     operators = {name: value for name, value in patch.items() if name in _PATCH_OPERATORS}
     fields = {name: value for name, value in patch.items() if name not in _PATCH_OPERATORS and name != "$v"}
     unknown = [name for name in fields if name.startswith("$") and not name.startswith("$$")]
@@ -48,9 +47,9 @@ def _patch_fields(operator: str, fields: Parsed) -> Iterator[tuple[str, Parsed]]
 
 
 def _diff_fields(diff: Parsed, prefix: str) -> Iterator[tuple[str, Parsed]]:
-    """The fields of an oplog entry of version 2: `u`, `i` and `d` name fields, `s<name>` goes on below a field.
+    """The fields of an oplog entry of version 2: `u`, `i` and `d` contain fields, `s<name>` a diff of a field.
 
-    In the diff of an array (`"a": true`) `u<index>` and `s<index>` name elements.
+    In the diff of an array (`"a": true`) `u<index>` and `s<index>` stand for elements.
     """
     if not isinstance(diff, dict):
         return

@@ -1,19 +1,18 @@
-"""`ExtractNewDocumentState`: change events in, records out. What a `$unset` and a missing field become in a record is here.
+"""`ExtractNewDocumentState`: change events in, records out.
 
     for row in printed_records.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
 
-An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two
-steps, each usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as
-type-exact JSON; `cdc_core.unwrap.printed_records.RecordTables` gives the documents of each collection one schema, and `row` prints
-them by it as Kafka's JsonConverter does. `cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with
-typed columns.
+An event has any form that `change_event` reads. It becomes a `JsonRow`, an `UnchangedRecord` or `DROPPED`, in two steps that can
+also be used alone. `extracted` applies all options to one event and returns a key, a document and headers as type-exact JSON.
+`cdc_core.unwrap.printed_records.RecordTables` derives one schema for the documents of each collection, and prints them with
+it as Kafka's JsonConverter does. `cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with typed columns.
 
-What the SMT does is in Debezium's documentation; the differences that are meant are in `docs/unwrap.md`:
-arrays of any mixture work, `$unset` is a null, a name that two fields meet in keeps both values, dots of flattened
-names are treated alike in whole and partial documents, and the options of older versions count.
+Debezium's documentation describes the SMT, and `docs/unwrap.md` the intended differences: arrays may mix types, `$unset` becomes
+null, two fields that get one name both keep their values, dots in flattened names are treated alike in whole and partial
+documents, and the options of older versions work.
 
-Records only: silver makes the rows of its tables of `after` itself (`cdc_core.schema.cast`).
+This is for records only: silver builds the rows of its tables from `after` (`cdc_core.schema.cast`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ExtractedRecord:
     """A change event after the SMT, not yet part of a table.
 
     `key` and `document` are parsed type-exact JSON; a null document is a delete. `displaced` holds, by path, the
-    type-exact JSON of values whose name another field took (the last one in the document has it).
+    type-exact JSON of values whose name another field took (the last one in the document keeps it).
     """
 
     collection: str
@@ -51,13 +50,13 @@ class ExtractedRecord:
 
 @dataclass(frozen=True)
 class UnchangedRecord:
-    """Something that is no change event: it passes as it came."""
+    """Something that is not a change event: it passes unchanged."""
 
     event: Json
 
 
 class DroppedRecord:
-    """An event that the delete mode takes out of the stream."""
+    """An event that the delete mode removes from the stream."""
 
     def __repr__(self) -> str:
         return "DROPPED"
@@ -67,9 +66,9 @@ DROPPED = DroppedRecord()
 
 
 def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | UnchangedRecord | DroppedRecord:
-    """One event under the options.
+    """The result of one event.
 
-    Raises `ValueError` where one of the JSON texts inside the event (`after`, `updatedFields`, …) cannot be read.
+    Raises `ValueError` if a JSON text inside the event (`after`, `updatedFields`, …) cannot be read.
     """
     change = change_event.read(event)
     if change is None:
@@ -78,7 +77,7 @@ def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | Uncha
         return _tombstone(change, options)
     identity = _identity(change)
     state = _state(change, identity)
-    # Asked before the fields are made: a delete that is dropped needs none of them, and its pre-image may be large.
+    # Before the fields are built: a dropped delete needs none, and its pre-image may be large.
     if state is None and options.delete_tombstone_handling_mode.drops_delete:
         return DROPPED
     displaced: dict[str, str] = {}
@@ -97,8 +96,7 @@ def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord |
 
 
 def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
-    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `legacy_patches.NO_ID` where neither is
-    there."""
+    """The `_id` of a legacy event's `filter`, else that of the key; `legacy_patches.NO_ID` if neither has one."""
     criteria = (change.envelope or {}).get("filter")
     # Debezium 1.x puts an update's `_id` into `filter`; a `patch` of operators does not hold it.
     if criteria is not None:
@@ -111,8 +109,7 @@ def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
 def _key_id(key: Json) -> Parsed | legacy_patches.NoId:
     if not (isinstance(key, dict) and "id" in key):
         return legacy_patches.NO_ID
-    # The connector writes the key's `id` as JSON text; a plain string that is no JSON, as other sources write it,
-    # stands for itself.
+    # The connector writes the key's `id` as JSON text. Other sources write plain strings, which are used as they are.
     try:
         return _parsed(key["id"])
     except ValueError:
@@ -120,7 +117,7 @@ def _key_id(key: Json) -> Parsed | legacy_patches.NoId:
 
 
 def _key(change: ChangeEvent, identity: Parsed | legacy_patches.NoId, options: UnwrapOptions) -> Parsed:
-    """The key with its `id` typed; one of another shape as it is; none for a value that came alone."""
+    """The key with its `id` typed; one of another shape as it is; None if the value came without a key."""
     own = _key_id(change.key)
     if own is legacy_patches.NO_ID and change.key is not None:
         return _parsed(json.dumps(change.key))
@@ -129,7 +126,7 @@ def _key(change: ChangeEvent, identity: Parsed | legacy_patches.NoId, options: U
 
 
 def _parsed(value: Json) -> Parsed:
-    """A JSON text of Debezium's; or the JSON itself, where something has expanded it already."""
+    """The value of a JSON text of Debezium, or of JSON that is already expanded."""
     return debezium_json.parse(value if isinstance(value, str) else json.dumps(value))
 
 
@@ -141,11 +138,11 @@ def _parsed_document(value: Json) -> record_fields.Document:
 
 
 def _state(change: ChangeEvent, identity: Parsed | legacy_patches.NoId) -> record_fields.Document | None:
-    """What the event says of the document, whole or partial; None for a delete."""
+    """The document of the event, whole or partial; None for a delete."""
     envelope = change.envelope or {}
     if envelope.get("after") is not None:
-        # With both, `after` is the look-up, which lacks what the update removed. A record without the field would not empty
-        # its reader's column. So `$unset` becomes a null.
+        # With both, `after` is the looked-up document without the removed fields. They become null, because a record
+        # without a field would not clear its column at the reader.
         return _with_nulls(_parsed_document(envelope["after"]), _removed(change))
     if envelope.get("updateDescription") is not None:
         updated = change.part("updateDescription").get("updatedFields")
@@ -163,7 +160,7 @@ def _removed(change: ChangeEvent) -> list[str]:
 def _partial(
     updated: record_fields.Document, removed: Iterable[str], identity: Parsed | legacy_patches.NoId
 ) -> record_fields.Document:
-    """The fields that an update names, under their dotted paths, removed ones null; `_id` last."""
+    """The fields of an update under their dotted paths, removed ones as null, with `_id` last."""
     nulls = {wrappers.escape_key(path): None for path in removed}
     return legacy_patches.identified({**updated, **_without(nulls, updated)}, identity)
 
@@ -173,7 +170,7 @@ def _without(fields: Mapping[str, Parsed], others: Mapping[str, Parsed]) -> reco
 
 
 def _with_nulls(document: record_fields.Document, removed: Iterable[str]) -> record_fields.Document:
-    """The whole document, in which a removed field is null, unless a newer look-up brought it back."""
+    """The whole document with removed fields as null, unless it has them because it is newer than the update."""
     return functools.reduce(lambda whole, path: _with_null(whole, path.split(".")), removed, document)
 
 
@@ -181,7 +178,7 @@ def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_
     name = wrappers.escape_key(path[0])
     if len(path) == 1:
         return {**document, name: document.get(name)}
-    # A path that leads through something else than a document says nothing here: the look-up is newer than the update.
+    # A path through something other than a document is ignored: the looked-up document is newer than the update.
     inner = document.get(name)
     return {**document, name: _with_null(inner, path[1:])} if debezium_json.is_document(inner) else document
 
@@ -193,17 +190,16 @@ def _fields(
     options: UnwrapOptions,
     displaced: dict[str, str],
 ) -> Iterator[record_fields.RecordField]:
-    """The fields of the document, then `__deleted`, then `_id`, then `add.fields`; none for a delete without value."""
+    """The fields of the document, then `__deleted`, `_id` and `add.fields`; none for a delete that is not rewritten."""
     mode = options.delete_tombstone_handling_mode
-    # Nothing is added to a record without a field of the document: a delete's key and null, or an update whose fields
-    # were all left out.
+    # Nothing is added to a record without document fields: a delete, or an update whose fields are all excluded.
     if not state and not mode.rewrites_delete:
         return
     document = _before(change) if state is None else state
     yield from record_fields.document_fields(document, options, displaced, flat=options.flatten_struct)
     if mode.adds_deleted:
         yield record_fields.engine_field(DELETED, state is None, options)
-        # Only a delete without a pre-image lacks its `_id`: the connector's event of it holds nothing but the key.
+        # A delete without a pre-image lacks its `_id`: the connector's event only has the key.
         if options.rewrite_with_id and "_id" not in document and identity is not legacy_patches.NO_ID:
             yield from record_fields.document_fields({"_id": identity}, options, displaced, flat=options.flatten_struct)
     for added in options.add_fields:

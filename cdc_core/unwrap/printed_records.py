@@ -1,4 +1,4 @@
-"""Records as `medallion unwrap` prints them: those of one collection with one schema, as of a table."""
+"""Records as `medallion unwrap` prints them; those of one collection share a schema, as in a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESCUED = "__rescued"
 
 @dataclass(frozen=True)
 class JsonRow:
-    """A record of the output, as Kafka's JsonConverter prints it: plain JSON, null fields left out."""
+    """A record as Kafka's JsonConverter prints it: plain JSON without null fields."""
 
     key: Json
     value: dict[str, Json] | None
@@ -35,7 +35,7 @@ class JsonRow:
 def records(
     events: Iterable[Json], *, options: UnwrapOptions
 ) -> Iterator[JsonRow | new_document_state.UnchangedRecord | new_document_state.DroppedRecord]:
-    """What each event becomes, in order; the events of one collection are one table. Holds all of them in memory.
+    """The result of each event, in order; events of one collection share a schema. Holds all of them in memory.
 
     Raises `ValueError` as `extracted` does, before the first row.
     """
@@ -48,14 +48,14 @@ def records(
 
 
 def passed(event: Json) -> Json:
-    """Something that is no change event, as a record of the output: unchanged, in the same form as the others."""
+    """Something that is not a change event, unchanged, as a record of the output."""
     if isinstance(event, dict) and ("key" in event or "value" in event):
         return {"key": event.get("key"), "value": event.get("value"), "headers": event.get("headers") or []}
     return {"key": None, "value": event, "headers": []}
 
 
 class RecordTables:
-    """The schemas of the collections: first `see` every event, in order, then ask for rows."""
+    """The schemas of the collections; every event is given to `see`, in order, before the first `row`."""
 
     def __init__(self) -> None:
         self._shapes: dict[str, Shape] = {}
@@ -66,7 +66,7 @@ class RecordTables:
         self,
         result: new_document_state.ExtractedRecord | new_document_state.UnchangedRecord | new_document_state.DroppedRecord,
     ) -> None:
-        """Takes the document's fields and types into its collection's schema."""
+        """Add the document's fields and types to its collection's schema."""
         if isinstance(result, new_document_state.ExtractedRecord) and result.document:
             self._seen += 1
             shape = self._shapes.setdefault(result.collection, Shape())
@@ -74,20 +74,20 @@ class RecordTables:
             self._schemas.pop(result.collection, None)
 
     def schema(self, collection: str) -> DocumentSchema:
-        """The schema of a collection, `db.collection`; empty where none of its documents was seen."""
+        """The schema of `collection` (`db.collection`); empty if none of its documents was seen."""
         if collection not in self._schemas:
             shape = self._shapes.get(collection, Shape())
             self._schemas[collection], _ = evolution.join(document_schema.EMPTY, shape, naming=_NAMING)
         return self._schemas[collection]
 
     def row(self, result: new_document_state.ExtractedRecord) -> JsonRow:
-        """The record, its document typed by the collection's schema; what does not fit is under `__rescued`."""
+        """The record, typed by its collection's schema; values that do not fit are in `__rescued`."""
         key = None if result.key is None else printed_key(result.key)
         if result.document is None:
             return JsonRow(key, None, result.headers)
         rescued = dict(result.displaced)
         value = connect_json.document(result.document, self.schema(result.collection).struct, rescued)
-        if rescued and RESCUED in value:  # a field of the document has the name
+        if rescued and RESCUED in value:  # the document has a field with this name
             cast.rescue(rescued, RESCUED, cast.ejson(result.document[RESCUED]))
         return JsonRow(key, {**value, RESCUED: {**rescued}} if rescued else value, result.headers)
 
@@ -96,7 +96,7 @@ _NAMING = column_names.ColumnNaming(reserved=frozenset({RESCUED}))
 
 
 def printed_key(key: Parsed) -> Json:
-    """A key of `ExtractedRecord` as it is printed, typed by itself: no two keys share a schema."""
+    """A printed key of an `ExtractedRecord`, typed by itself: keys do not share a schema."""
     if not debezium_json.is_document(key):
         return connect_json.untyped(key)
     tables = RecordTables()

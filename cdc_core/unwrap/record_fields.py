@@ -1,4 +1,4 @@
-"""The fields of a document as the fields of a record: flattened, named, arrays encoded."""
+"""The fields of a document as the fields of a record: flattened, renamed, arrays encoded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Document = dict[str, Parsed]
 
 @dataclass(frozen=True)
 class RecordField:
-    """A field of the output: its name (escaped, as in type-exact JSON), its value, and where it stood."""
+    """A field of the output: its name (escaped, as in type-exact JSON), its value, and its path in the event."""
 
     name: str
     value: Parsed
@@ -30,7 +30,7 @@ def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> RecordFiel
 
 
 def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document:
-    """One document of the fields. Of two that meet in a name the last has it; the other goes to `displaced`."""
+    """One document of the fields. The last of several fields with one name keeps it; other values go to `displaced`."""
     taken: dict[str, RecordField] = {}
     for each in fields:
         other = taken.get(each.name)
@@ -43,7 +43,7 @@ def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document
 
 
 def _free(path: str, displaced: Mapping[str, str]) -> str:
-    """The path, with a mark where another value is rescued under it already."""
+    """The path, with a mark appended while another value is stored under it."""
     return _free(path + "'", displaced) if path in displaced else path
 
 
@@ -60,7 +60,7 @@ def document_fields(
     prefix: str = "",
     path: tuple[str, ...] = (),
 ) -> Iterator[RecordField]:
-    """The fields of a document under their new names; flat ones of its sub-documents among them."""
+    """The fields of a document under their new names; with `flat`, fields of sub-documents are flattened."""
     for stored_name, value in document.items():
         if _is_undefined(value):
             continue
@@ -86,12 +86,12 @@ def _is_undefined(value: Parsed) -> bool:
 
 
 def _is_left_out(value: Parsed, options: UnwrapOptions) -> bool:
-    """Empty arrays are null in the modes for Avro, as in the SMT."""
+    """Empty arrays are null in the Avro modes, as in the SMT."""
     return value == [] and options.field_names.adjustment is not FieldNameAdjustment.NONE
 
 
 def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
-    """The value as a document, where its column is a struct."""
+    """The value as a document, if its column is a struct."""
     match value:
         case {"$regularExpression": {"pattern": pattern, "options": flags}}:
             return {"regex": pattern, "options": flags}
@@ -105,7 +105,7 @@ def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
 
 
 def record_value(value: Parsed, path: tuple[str, ...], options: UnwrapOptions, displaced: dict[str, str]) -> Parsed:
-    """A value as the output has it, with the names of what it holds, in parsed type-exact JSON."""
+    """A value as parsed type-exact JSON, with the names and values inside it adjusted."""
     if _is_undefined(value):
         return None
     own: Parsed = options.field_values.of(value)
