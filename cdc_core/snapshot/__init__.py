@@ -1,1 +1,1 @@
-"""Snapshots without a server: when a start takes one (`mode`), and how far it is (`state`)."""
+"""Snapshots without a server: when a start takes one (`mode`), and its progress (`state`)."""

@@ -1,7 +1,7 @@
-"""A repair: a snapshot of single documents by their keys, in which a key that the source does not hold is a delete.
+"""A repair: a snapshot of single documents by their keys; a key without a document in the source is a delete.
 
-It travels as an additional condition, `{"$comment": "medallion repair [<keys>]"}`, because that is what a signal, a plan in
-bronze and a snapshot that goes on after a kill all keep. The keys are those of `__key`: canonical JSON of `_id`.
+It is stored as an additional condition, `{"$comment": "medallion repair [<keys>]"}`, which signals, plans in bronze and
+resumed snapshots all keep. The keys are those of `__key`: canonical JSON of `_id`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _NAME = "medallion repair "
 
 
 def filter_of(keys: Sequence[str]) -> str:
-    """The condition of a signal that asks for these keys."""
+    """The condition of a signal that requests these keys."""
     return json.dumps({"$comment": _NAME + json.dumps(list(keys))})
 
 
 def keys_of(filter_: str | None) -> tuple[str, ...] | None:
-    """The keys that a condition asks for; None for one that is no repair."""
+    """The keys of a condition; None if it is not a repair."""
     if filter_ is None or _NAME not in filter_:
         return None
     try:
@@ -33,16 +33,16 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
         keys = json.loads(said.removeprefix(_NAME)) if said.startswith(_NAME) else None
     except (ValueError, AttributeError, RecursionError):
         return None
-    # A person's own comment may begin so: taken for keys it would end the capture, and each start.
+    # A user's own comment may begin like this. Taken for keys it would stop the capture at every start.
     return tuple(keys) if isinstance(keys, list) and all(isinstance(each, str) for each in keys) else None
 
 
 PORTION_BYTES = 2 * 1024 * 1024
-"""So much text of keys is asked for at once: as BSON it may be five times as long, and a command has 16 MB."""
+"""Keys are requested in portions of this much text: as BSON it may be five times as long, and a command is limited to 16 MB."""
 
 
 def portions(keys: Iterable[str], *, most: int) -> Iterator[list[str]]:
-    """The keys in portions that one command has room for, of `most` keys at most."""
+    """The keys in portions that fit into one command, of at most `most` keys."""
     portion: list[str] = []
     size = 0
     for key in keys:
@@ -56,25 +56,24 @@ def portions(keys: Iterable[str], *, most: int) -> Iterator[list[str]]:
 
 
 def condition(keys: Iterable[str]) -> dict[str, Any]:
-    """The find filter that the documents of these keys match: MongoDB holds equal whatever has one key.
+    """The find filter that matches the documents of these keys.
 
-    Keys that no filter can name are left out (`can_ask`).
+    Keys that a filter cannot express are left out (`can_ask`).
     """
-    # Canonical keys and the unique index agree on what is equal: 5, 5.0 and NumberLong(5) are found by any one of them. As bytes: what
-    # Python would make of a value may be another one (a repeated field, an undefined, a DBPointer), which finds nothing.
+    # Any value with the key finds the document, because the unique index treats 5, 5.0 and NumberLong(5) as equal. The filter is
+    # built from bytes: Python would change some values (a repeated field, an undefined, a DBPointer), which then find nothing.
     found = filter(None, map(_value, keys))
     array = b"".join(bytes((kind,)) + str(at).encode() + b"\0" + raw for at, (kind, raw) in enumerate(found))
     return {"_id": RawBSONDocument(_document(b"\x04$in\0" + _document(array)))}
 
 
 def can_ask(key: str) -> bool:
-    """Whether a filter can name the key: where not, nothing is known of its document, and least of all that there is
-    none."""
+    """Whether a filter can express the key; if not, its document may exist although no filter finds it."""
     return _value(key) is not None
 
 
 def is_key(text: str) -> bool:
-    """Whether a document can have this key: a row that another hand wrote may have any text, or none, in its place."""
+    """Whether a document can have this key; a row that was written by something else may have any text or null."""
     try:
         return canonical_keys.canonical_raw(_with_id(text)) == text
     except (ValueError, KeyError):
@@ -85,14 +84,14 @@ _UNDEFINED, _DOCUMENT = 0x06, 0x03
 
 
 def _value(key: str) -> tuple[int, bytes] | None:
-    """The BSON type and the bytes of an `_id` that has the key; None where there is none, or none that a filter may hold."""
+    """The BSON type and bytes of an `_id` with this key; None if there is none, or if a filter must not contain it."""
     try:
         raw = _with_id(key)
         element = raw_bson.find(raw, b"_id")
         value = raw[element.start : element.end]
         if canonical_keys.canonical_raw(raw) != key or element.kind == _UNDEFINED:
             return None
-        # The server would take it for an operator.
+        # For a document whose first field starts with `$`: the server would take it for an operator.
         first = next(raw_bson.elements(value), None) if element.kind == _DOCUMENT else None
     except (ValueError, KeyError):
         return None
@@ -101,7 +100,7 @@ def _value(key: str) -> tuple[int, bytes] | None:
 
 
 def _with_id(key: str) -> bytes:
-    """A document whose `_id` has the key; ValueError where there is none."""
+    """A document whose `_id` has the key; raises `ValueError` if there is none."""
     if key.startswith(_BYTES):
         said = json.loads(key)["$bytes"]
         value = base64.b64decode(said["base64"], validate=True)
@@ -110,7 +109,7 @@ def _with_id(key: str) -> bytes:
 
 
 _BYTES = '{"$bytes":{'
-"""How a key of bytes begins that no text says: a document's field may not be called so."""
+"""The beginning of a key that is given by its bytes. Other keys never begin so: the server refuses such a name in an `_id`."""
 
 
 def _document(elements: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """When a start takes a snapshot, and whether a stream follows: Debezium's `snapshot.mode`.
 
-Source: Debezium "MongoDB connector", property `snapshot.mode` and `snapshot.mode.configuration.based.*`.
+Source: Debezium "MongoDB connector", properties `snapshot.mode` and `snapshot.mode.configuration.based.*`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cdc_core.properties.source import SnapshotMode, Source
 
 
 class Snapshotter(Protocol):
-    """What a class that `snapshot.mode.custom.name` names has to answer; it is made without arguments."""
+    """The interface of the class that `snapshot.mode.custom.name` names; it is created without arguments."""
 
     def should_snapshot_data(self, has_position: bool, is_snapshot_unfinished: bool) -> bool:
         """Whether this start takes a snapshot."""
@@ -21,12 +21,12 @@ class Snapshotter(Protocol):
         """Whether a stream follows."""
 
     def should_snapshot_on_data_error(self) -> bool:
-        """Whether a position that the oplog no longer holds leads to a new snapshot."""
+        """Whether to take a new snapshot if the oplog no longer has the position."""
 
 
 @dataclass(frozen=True)
 class SnapshotDecision:
-    """What a start does: take a new snapshot, go on with an unfinished one, stream afterwards."""
+    """What a start does: take a new snapshot, resume an unfinished one, stream afterwards."""
 
     takes: bool
     resumes: bool
@@ -40,9 +40,9 @@ def decided(
     is_unfinished: bool,
     custom: Snapshotter | None = None,
 ) -> SnapshotDecision:
-    """The decision for a start whose position, if it has one, can be gone on from."""
+    """The decision for a start whose position, if there is one, can be resumed."""
     match source.snapshot_mode:
-        # They differ only where the position is lost (`replaces_lost_position`), which is no start with a position.
+        # They differ only if the position is lost (`replaces_lost_position`).
         case SnapshotMode.INITIAL | SnapshotMode.WHEN_NEEDED:
             return SnapshotDecision(not has_position, is_unfinished, True)
         case SnapshotMode.ALWAYS:
@@ -62,7 +62,7 @@ def decided(
 
 
 def replaces_lost_position(source: Source, *, custom: Snapshotter | None = None) -> bool:
-    """Whether a position that the oplog no longer holds leads to a new snapshot, and not to a person."""
+    """Whether a position that the oplog no longer has leads to a new snapshot instead of an error."""
     match source.snapshot_mode:
         case SnapshotMode.WHEN_NEEDED:
             return True

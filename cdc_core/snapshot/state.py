@@ -1,8 +1,8 @@
-"""How far snapshots are, as heartbeats in bronze say: what a capture goes on with after it was killed.
+"""The progress of snapshots, as recorded by heartbeats in bronze, from which a capture resumes after a kill.
 
-A snapshot begins with a heartbeat that plans it; each chunk's commit ends with one that says how far its collection is;
-a pause, a resume or a stop is one more. Together they are the state, and there is no other: a chunk that was read and not
-committed, because the process was killed in between, is in no row, and `pipelines.snapshot.snapshot` reads it again.
+A snapshot begins with a heartbeat that plans it. The commit of each chunk ends with one that has the progress of its
+collection. A pause, a resume or a stop is another one. Together they are the whole state: a chunk that was read but not
+committed is in no row, and `pipelines.snapshot.snapshot` reads it again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class SnapshotKind(str, Enum):
     """Why a snapshot is taken."""
 
     INITIAL = "initial"
-    """`snapshot.mode` says so."""
+    """Requested by `snapshot.mode`."""
     INCREMENTAL = "incremental"
-    """Started by a signal; the stream goes on beside it."""
+    """Started by a signal; the stream continues beside it."""
     BLOCKING = "blocking"
     """Started by a signal; the stream waits for its end."""
     REPLACED = "replaced"
-    """A rename put another collection in the place of a captured one."""
+    """A rename replaced a captured collection by another one."""
 
 
 @dataclass(frozen=True)
 class CollectionState:
-    """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze.
+    """The progress of one collection's snapshot; everything below the `_id` `hi` is in bronze.
 
-    `first` is the sequence of its first chunk, or what it was planned with: rows older than that are gone from the source.
-    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether
-    there is no such collection any more.
+    `first` is the sequence of its first chunk, or the one that it was planned with: rows that are older are gone from
+    the source. `filter` is the find filter that it was read with so far, `failed` the reason why reading stopped,
+    `is_gone` whether the collection no longer exists.
     """
 
     chunks: int = 0
@@ -50,12 +50,11 @@ class CollectionState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the snapshot accounts for the whole collection: it was read to its end and is swept, or the
-        collection is gone."""
+        """Whether the snapshot covers the whole collection: it was read to its end and is swept, or the collection is gone."""
         return self.completed and (self.sweep or self.is_gone)
 
     def as_json(self) -> dict[str, Any]:
-        """The state as a heartbeat's payload holds it."""
+        """The state as in a heartbeat's payload."""
         rare = {"filter": self.filter, "failed": self.failed, "gone": self.is_gone or None}
         return {
             "chunks": self.chunks,
@@ -86,8 +85,7 @@ _NOT_BEGUN = CollectionState()
 
 
 def _written_end(hi: bytes | None) -> dict[str, str | None]:
-    """The `_id` as JSON, or as base64 of its bytes where some of its text is not UTF-8: with repaired text it would be
-    another place."""
+    """The `_id` as JSON, with base64 of its bytes if some text is not UTF-8: repaired text would be another place."""
     if hi is None:
         return {"hi": None}
     encoded = bson_to_json.encode(hi)
@@ -96,7 +94,7 @@ def _written_end(hi: bytes | None) -> dict[str, str | None]:
 
 
 def _end(fields: Mapping[str, Any]) -> bytes | None:
-    """The `_id` before which everything is read, from its bytes where its text was not exact."""
+    """The `_id` below which everything is read, from its bytes if its text is not exact."""
     if "hi_bson" in fields:
         return base64.b64decode(fields["hi_bson"])
     hi = fields.get("hi")
@@ -105,10 +103,10 @@ def _end(fields: Mapping[str, Any]) -> bytes | None:
 
 @dataclass(frozen=True)
 class SnapshotState:
-    """One snapshot: which collections it was begun for, and how far each of them is.
+    """One snapshot: its planned collections, and the progress of each.
 
-    `conditions` holds the find filter of each collection that is read in part, `stopped` the collections that a signal took
-    out again, `signal` the identifier of the signal that started it.
+    `conditions` holds the find filter of each collection that is only read in part, `stopped` the collections that a
+    signal removed, `signal` the identifier of the signal that started it.
     """
 
     id: str
@@ -122,33 +120,33 @@ class SnapshotState:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to read."""
-        # From the end, where one that is left is found at once: they are read in their order, and may be thousands.
+        """Whether nothing is left to read."""
+        # Reversed, because collections are read in order: an unread one is found at once among thousands.
         return not any(map(self.misses, reversed(self.planned)))
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The collections that are not read to their end, and can be."""
+        """The collections that are still to be read."""
         return tuple(filter(self.misses, self.planned))
 
     def misses(self, namespace: str) -> bool:
-        """Whether a collection of the plan is not read to its end, and can be."""
+        """Whether a planned collection is still to be read: neither complete, failed nor stopped."""
         found = self.of(namespace)
         return not (found.completed or found.failed or namespace in self.stopped)
 
     @property
     def failed(self) -> dict[str, str]:
-        """The collections whose reading failed, each with the reason."""
+        """The collections that could not be read, each with the reason."""
         found = ((name, self.of(name).failed) for name in self.planned if name not in self.stopped)
         return {name: reason for name, reason in found if reason is not None}
 
     @property
     def documents(self) -> int:
-        """How many documents are in bronze."""
+        """The number of documents in bronze."""
         return sum(each.documents for each in self.collections.values())
 
     def of(self, namespace: str) -> CollectionState:
-        """How far one collection is."""
+        """The progress of one collection."""
         return self.collections.get(namespace, _NOT_BEGUN)
 
     def advanced(self, namespace: str, state: CollectionState) -> SnapshotState:
@@ -156,12 +154,12 @@ class SnapshotState:
         return replace(self, collections={**self.collections, namespace: state})
 
     def retried(self) -> SnapshotState:
-        """The snapshot with the collections that failed to be read on: what was wrong may have been mended."""
+        """The snapshot in which failed collections are read again."""
         mended = {name: replace(self.of(name), failed=None) for name in self.failed}
         return replace(self, collections={**self.collections, **mended})
 
     def without(self, namespaces: Iterable[str]) -> SnapshotState:
-        """The snapshot after some of its collections were stopped."""
+        """The snapshot after some of its collections are stopped."""
         added = frozenset(namespaces) - self.stopped
         return replace(self, stopped=self.stopped | (added & frozenset(self.planned))) if added else self
 
@@ -180,12 +178,12 @@ class SnapshotState:
         return {"snapshot": plan}
 
     def progress(self, namespace: str) -> dict[str, Any]:
-        """The payload that follows a chunk of one collection."""
+        """The payload after a chunk of one collection."""
         state = self.of(namespace).as_json()
         return {"snapshot": {"id": self.id, "collections": {namespace: state}, "done": self.is_done}}
 
     def controlled(self) -> dict[str, Any]:
-        """The payload that follows a pause, a resume or a stop."""
+        """The payload after a pause, a resume or a stop."""
         control = {"paused": self.is_paused, "stopped": sorted(self.stopped), "done": self.is_done}
         return {"snapshot": {"id": self.id, "collections": {}, **control}}
 
@@ -210,9 +208,9 @@ class SnapshotState:
 
 @dataclass(frozen=True)
 class Gap:
-    """A collection is incomplete: `since` when, and why: what was lost of it, and why no snapshot has made up for it yet.
+    """An incomplete collection: `since` when, and `why`.
 
-    `causes` are all that opened it, the first one first.
+    `why` says what was lost, and why no snapshot has replaced it. `causes` are all causes, oldest first.
     """
 
     since: str
@@ -222,7 +220,7 @@ class Gap:
 
 @dataclass
 class _OpenGap:
-    """A gap in its time: `number` counts payloads, and only a plan behind it repairs it."""
+    """A gap that is not repaired; `number` is its payload's, and only a later plan repairs it."""
 
     since: str
     number: int
@@ -231,12 +229,13 @@ class _OpenGap:
 
 
 def unrepaired(payloads: Iterable[Mapping[str, Any]], *, of: str = "collections") -> dict[str, Gap]:
-    """The collections of which changes were lost (or what else the `cause` of a gap says), from the payloads of heartbeats in their order.
+    """The collections with lost changes (or another `cause` of a gap), from the payloads of heartbeats in order.
 
-    A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end, or when it is
-    dropped or gets another name (`ended`): nothing is left that could be read again. A cause that is `withdrawn` opens none any more.
+    A gap is repaired when a later planned snapshot of the whole collection is complete. It ends when the collection is
+    dropped or renamed (`ended`), or when all its causes are `withdrawn`.
 
-    `of` are the collections that are incomplete, or those that are so only once updates are folded onto their documents: `folded`.
+    `of` selects the collections that are incomplete (`collections`), or those that become so only if updates are folded
+    onto their documents (`folded`).
     """
     gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
@@ -270,7 +269,7 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]], *, of: str = "collections"
 
 
 def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:
-    """What a chunk's heartbeat says about an open gap."""
+    """Update or close an open gap after a chunk of its collection."""
     if state.failed is not None:
         gaps[namespace].why = f"the snapshot that read it again failed: {state.failed}"
     elif state.is_whole and not is_part:
@@ -280,9 +279,9 @@ def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, 
 
 
 def newest_unfinished(heartbeats: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...]:
-    """The offsets of those heartbeats of chunks that are the last of their collection in their snapshot, and tell of no end.
+    """The offsets of heartbeats that are the last of their collection in their snapshot and do not complete it.
 
-    Every other heartbeat of a collection that is not finished is superseded by a later one, and nobody needs it.
+    All other heartbeats of a collection that is not complete are superseded by a later one.
     """
     last: dict[tuple[str, str], tuple[int, bool]] = {}
     for offset, payload in heartbeats:
@@ -293,14 +292,14 @@ def newest_unfinished(heartbeats: Iterable[tuple[int, Mapping[str, Any]]]) -> tu
 
 
 def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
-    """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
+    """The state of every snapshot, from the payloads that have one, in order; sorted by their plans.
 
-    Of the snapshots of `snapshot.mode` only the newest counts: it reads what those before it left.
+    Of the snapshots of `snapshot.mode` only the newest counts: it reads what the earlier ones did not.
     """
     found: dict[str, SnapshotState] = {}
     for payload in payloads:
         fields = payload["snapshot"]
-        # The first payload of a snapshot is its plan; every later one only adds to what is known.
+        # The first payload of a snapshot is its plan; later ones update it.
         state = found.get(fields["id"]) or SnapshotState._planned(fields)
         found[state.id] = state._followed(fields)
     initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
@@ -308,11 +307,11 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
 
 
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The collections of which documents may be missing, from the payloads of heartbeats in their order.
+    """The collections that may lack documents, from the payloads of heartbeats in order.
 
-    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. A
-    snapshot that a signal started makes no collection incomplete that was whole before, unless it is reading it just
-    then, nor any one that is dropped or gets another name (`ended`) behind its plan.
+    Either changes were lost, or no snapshot of the whole collection is complete: it is running, failed, or was stopped.
+    A snapshot started by a signal only makes a complete collection incomplete while it reads it. A collection that is
+    dropped or renamed (`ended`) after the snapshot's plan is not incomplete.
     """
     all_payloads = list(payloads)
     planned: dict[str, int] = {}
