@@ -1,1 +1,1 @@
-"""Bronze without a table: an event as a row, and what of bronze goes when files are lost. Start at `event_rows`."""
+"""Bronze without a table: events as rows (start at `event_rows`), and which files go when some are lost (`repair`)."""

@@ -1,4 +1,4 @@
-"""A range of bronze's batches, and how a long one is cut."""
+"""A range of bronze's batches, and how it is divided."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class BatchRange:
 
     @property
     def predicate(self) -> str:
-        """The range as SQL over bronze, with literals, so that Delta skips files."""
+        """The range as SQL over bronze, with literals for Delta's file skipping."""
         return f"batch > {self.after} AND batch <= {self.to}"
 
 
 def ranges(batches: Iterable[tuple[int, int]], *, span: BatchRange, limit: int) -> tuple[BatchRange, ...]:
-    """The span cut between batches so that each range holds at most `limit` events, or one batch.
+    """The span divided into ranges that each hold at most `limit` events, or one batch.
 
-    `batches` are pairs of batch and count of events, in order; batches without events may be left out. The ranges
-    cover the whole span; there is none for an empty span.
+    `batches` are ordered pairs of batch and number of events; batches without events may be missing. The ranges cover
+    the whole span; an empty span has none.
     """
     cuts: list[int] = []
     held = 0
     previous = span.after
     for batch, events in batches:
-        # A batch that alone is larger than the limit is a range by itself: a position is a whole batch.
+        # A batch is never divided, because a position is a whole batch.
         if held and held + events > limit:
             cuts.append(previous)
             held = 0

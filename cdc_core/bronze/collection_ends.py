@@ -1,4 +1,4 @@
-"""Where a collection's rows end: what bronze says of a snapshot of the whole, a drop or a rename."""
+"""The ends of a collection's rows in bronze: a finished snapshot of the whole, a drop or a rename."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdc_core.bronze.batch_range import BatchRange
 
 
 class SweepCause(str, Enum):
-    """Why rows are swept; a drop or a rename also makes void what comes late from before it."""
+    """Why rows are swept; a drop or a rename also invalidates late events from before it."""
 
     SNAPSHOT = "snapshot"
     DROP = "drop"
@@ -20,9 +20,9 @@ class SweepCause(str, Enum):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The end of a collection as it was: rows older than `first` are documents that are gone.
+    """The end of a collection's previous content: rows older than `first` are documents that are gone.
 
-    A snapshot of the whole collection that is finished, or a drop or a rename of it.
+    It is caused by a finished snapshot of the whole collection, or by its drop or rename.
     """
 
     db_collection: str
@@ -31,26 +31,24 @@ class Sweep:
     cause: SweepCause = SweepCause.SNAPSHOT
 
     def is_due(self, *, after: int, swept: str) -> bool:
-        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still
-        needs it.
+        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still needs it.
 
-        Heartbeats repeat a snapshot's end, so that one with an older mark is done. A drop or a rename has one row, and a
-        stream that lags behind a snapshot brings one from before its mark together with the events before that.
+        Heartbeats repeat a snapshot's end, so one with an older mark is done. A drop or a rename has a single row. It
+        may have an older mark than a snapshot and still be new, if the stream lags behind the snapshot.
         """
         return self.batch > after and (self.cause is not SweepCause.SNAPSHOT or self.first > swept)
 
     def floor(self, before: str, *, keeps_row: bool) -> str:
-        """The sequence before which nothing may arrive any more, where it was `before`; none is raised where a delete keeps its row."""
-        # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
-        # may be no row to compare with.
+        """The sequence below which nothing may arrive any more, which was `before`; not raised if deletes keep their row."""
+        # Late events from before a snapshot are compared with the rows, as always. After a drop there may be no such row.
         return before if self.cause is SweepCause.SNAPSHOT or keeps_row else max(before, self.first)
 
 
 def of_heartbeats(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
-    """The sweeps that heartbeat rows, as pairs of batch and payload, call for.
+    """The sweeps in heartbeat rows, which are pairs of batch and payload.
 
-    Payloads repeat a finished collection until the snapshot ends: the first that names it counts, and one that
-    cannot be read, or says nothing of a snapshot, counts for nothing.
+    Payloads repeat a finished collection until the snapshot ends: the first one counts. A payload that cannot be read,
+    or has no snapshot, is ignored.
     """
     found: dict[tuple[str, str], Sweep] = {}
     for batch, payload in heartbeats:
@@ -62,9 +60,9 @@ def of_heartbeats(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
 
 
 def of_schema_changes(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sweep, ...]:
-    """The sweeps that `schema_change` rows call for: tuples of batch, db, collection, sequence and payload.
+    """The sweeps in `schema_change` rows, which are tuples of batch, db, collection, sequence and payload.
 
-    A drop ends its collection, a rename the one whose name was given up; the other operations take no documents away.
+    A drop ends its collection, a rename the one with the old name; other operations remove no documents.
     """
     found = []
     for batch, db, collection, sequence, payload in changes:
@@ -75,13 +73,13 @@ def of_schema_changes(changes: Iterable[tuple[int, str, str, str, str]]) -> tupl
 
 
 PAYLOAD_STARTS = tuple(f'{{"operation":"{each.value}"' for each in (SweepCause.DROP, SweepCause.RENAME))
-"""How the payloads of such `schema_change` rows begin."""
+"""The beginnings of the payloads of such `schema_change` rows."""
 
 
 def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
-    """The sweeps that a range of batches calls for, in their order.
+    """The sweeps of a range of batches, in order.
 
-    Each comes right after its range, so that a run that ends between two ranges has forgotten none.
+    Each is done right after its range, so none is forgotten if a run ends between two ranges.
     """
     return tuple(sweep for sweep in sweeps if range_.after < sweep.batch <= range_.to)
 

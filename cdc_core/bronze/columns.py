@@ -1,19 +1,19 @@
-"""The bronze table's columns: one row an event, in stream order by `offset`, in Debezium's envelope.
+"""The bronze table's columns: one row per event, in stream order by `offset`, in Debezium's envelope.
 
 resume_token STRING   the change stream's `_id._data`; `snapshot:<id>:<chunk>` for snapshot rows
 offset BIGINT         unique and increasing in commit order
 batch BIGINT          the number of the commit, dense and increasing; the table is clustered by it
 kind STRING           one of `RowKind`
-op STRING             one of `Op`; null where the kind has none
+op STRING             one of `Op`; null for kinds without an operation
 db, collection STRING the namespace
 key STRING            canonical JSON of `_id` (`cdc_core.extended_json.keys`)
-documentKey STRING    `_id` with the shard key's fields, where there are any
-sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.stream.resume_token`)
+documentKey STRING    `_id` with the shard key's fields, if there are any
+sequence STRING       24 hex digits that sort in the order in which events apply (`cdc_core.stream.resume_token`)
 before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json.bson_to_json`)
 updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
 source                Debezium's source block
 transaction           id STRING, total_order BIGINT, data_collection_order BIGINT
-payload STRING        JSON of the kinds that are not about a document; of a document whose text was repaired, its BSON
+payload STRING        JSON of kinds that are not about a document; the BSON of a document with invalid UTF-8
 ts_ms BIGINT          the capture service's clock, milliseconds since 1970
 """
 
@@ -104,18 +104,17 @@ SCHEMA = pa.schema(
 )
 
 STATISTICS = ("offset", "batch", "kind", "db", "collection", "sequence")
-"""The columns whose minimum and maximum Delta keeps; the documents are left out, they are large."""
+"""The columns with minimum and maximum in Delta's statistics; documents are too large for them."""
 
 GROUP_ROWS = 4096
-"""So many rows of a large commit of several collections are one row group."""
+"""The rows of a row group in a large commit of several collections."""
 
 COLUMNS_DDL = arrow.columns_ddl(SCHEMA)
-"""The same columns as Spark SQL writes them in CREATE TABLE."""
+"""The columns in the syntax of Spark SQL's CREATE TABLE."""
 
 
 def table(rows: int, **columns: object) -> pa.Table:
-    """A table of `SCHEMA` with so many rows: arrays as they are, any other value in every row, nulls in columns that
-    are not given."""
+    """A table of `SCHEMA`: arrays are used as they are, any other value is repeated in every row, missing columns are null."""
     unknown = columns.keys() - set(SCHEMA.names)
     if unknown:
         raise ValueError(f"bronze has no columns {', '.join(sorted(unknown))}")
@@ -123,8 +122,11 @@ def table(rows: int, **columns: object) -> pa.Table:
 
 
 def row_groups(rows: pa.Table) -> list[pa.Table]:
-    """A commit's rows as its file has them. In a large one those of each collection lie side by side, in their order: silver and histories read
-    one collection at a time, and would read the documents of all others with each."""
+    """A commit's rows as row groups of its file.
+
+    In a large commit the rows of each collection are adjacent, in their order: silver and histories read one collection
+    at a time, and would otherwise read the documents of all others too.
+    """
     if rows.num_rows <= GROUP_ROWS or pc.count_distinct(rows["collection"]).as_py() < 2:
         return [rows]
     names = pc.binary_join_element_wise(rows["db"], rows["collection"], "\0").combine_chunks().dictionary_encode()

@@ -1,4 +1,4 @@
-"""A commit's column of documents: texts that are there already, and documents that stayed bytes until the commit."""
+"""A commit's column of documents, from texts, and from documents that are kept as bytes until the commit."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cdc_core.bronze.raw_event import FullDocument
 from cdc_core.extended_json.batch_encoder import BatchEncoder, DocumentTexts
 
 MAX_COLLECTIONS = 200
-"""Of so many collections it is kept what was learned of their documents' fields."""
+"""The number of collections whose encoder, with its learned field order, is kept."""
 
 Namespace = tuple[str | None, str | None]
 
 
 @dataclass
 class DocumentColumns:
-    """Writes the documents of many collections, those of one at once."""
+    """Encodes documents of many collections, those of one collection at once."""
 
     _encoders: dict[Namespace, BatchEncoder] = field(default_factory=dict)
 
     def texts(self, documents: Sequence[bytes | FullDocument | None], namespaces: Sequence[Namespace]) -> DocumentTexts:
-        """One text a row, null where there is no document; `lossy` are the places of documents that were bytes and not UTF-8."""
+        """One text per row, null if there is no document; `lossy` are the places of byte documents with invalid UTF-8."""
         ready = [None if isinstance(each, FullDocument) else each for each in documents]
         waiting: dict[Namespace, dict[int, FullDocument]] = {}
         for place, each in enumerate(documents):
@@ -34,7 +34,7 @@ class DocumentColumns:
         lossy: list[int] = []
         for namespace, held in waiting.items():
             found, places = self._encoder(namespace).encode([each.raw for each in held.values()]), [*held]
-            # Most commits are of one collection: what was written is the column, and its gigabytes are not copied.
+            # Most commits are of one collection, whose texts are the column already: nothing is copied.
             if len(held) == len(documents):
                 return found
             index[places] = count + np.arange(len(places))
@@ -45,7 +45,7 @@ class DocumentColumns:
         return DocumentTexts(column.take(pa.array(index)) if waiting else column, lossy)
 
     def _encoder(self, namespace: Namespace) -> BatchEncoder:
-        """The collection's, which becomes the last one to be forgotten."""
+        """The collection's encoder; the least recently used one is forgotten."""
         encoder = self._encoders.pop(namespace, None) or BatchEncoder()
         self._encoders[namespace] = encoder
         if len(self._encoders) > MAX_COLLECTIONS:

@@ -1,10 +1,10 @@
-"""Change events as bronze rows: Debezium's envelope, in columns.
+"""Change events as bronze rows: Debezium's envelope in columns.
 
 `EventRows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the
-hottest loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
+hottest loop of the capture service, so it fills one list per column and leaves the rest to Arrow.
 
-Sources: Debezium "MongoDB connector", section "Change events" (op, before, after, updateDescription, source);
-MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
+Sources: Debezium "MongoDB connector", section "Change events" (op, before, after, updateDescription, source); MongoDB
+"Change Events" (operation types, lsid, txnNumber, wallTime).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from cdc_core.stream import cursor_pipeline, resume_token, transactions
 from cdc_core.stream import fields as field_filters
 
 SKIPPED = "medallionSkipped"
-"""The field of an event whose documents the server took out because they are too large: their size in bytes."""
+"""The field of an event whose documents the server removed because they are too large: their size in bytes."""
 
 
 ROW_BYTES = 600
-"""What a row takes beside its documents while it waits for its commit: the objects and references of its columns."""
+"""The memory of a waiting row besides its documents: the objects and references of its columns."""
 
 
 _OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
 
 FieldsOf = Callable[[str, str], "field_filters.FieldRules | None"]
-"""``(db, collection) -> what happens to its documents' fields``."""
+"""``(db, collection) -> field rules of its documents``."""
 
 
 @dataclass(frozen=True)
 class OtherRow:
-    """A row that is not about an event of the stream: a heartbeat, a notification, a signal."""
+    """A row that is not an event of the stream: a heartbeat, a notification, a signal."""
 
     token: str
     kind: bronze.RowKind
@@ -50,11 +50,11 @@ class OtherRow:
 
 
 class EventRows:
-    """Rows in the making: events are added, then they are numbered and become a table.
+    """Collects events as rows, then numbers them and makes a table.
 
-    `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
-    `filtered` those that `includes` left out; `lossy` is known when they are a table. `then` is what is to be done when the rows are committed,
-    `taken` the names of `field.renames` that documents had already.
+    `lossy` is the number of documents with repaired text (final after `table`), `skipped` that of events that were too
+    large, `filtered` that of events that `includes` left out. `then` are actions for after the commit, `taken` names of
+    `field.renames` that documents already had.
     """
 
     def __init__(self, name: str, columns: document_column.DocumentColumns | None = None) -> None:
@@ -95,13 +95,13 @@ class EventRows:
 
     @property
     def length(self) -> tuple[int, int]:
-        """How many rows there are, and how much is to be done when they are committed."""
+        """The number of rows, and of actions after their commit."""
         return len(self), len(self.then)
 
     def cut(self, length: tuple[int, int]) -> None:
-        """Take back the rows, and what is to be done with them, that were added since there were so many."""
+        """Remove the rows and actions that were added after `length` was read."""
         rows, then = length
-        # Every list but `then` is a column: a new one is cut with the others.
+        # Every list except `then` is a column.
         for name, held in vars(self).items():
             if isinstance(held, list):
                 del held[then if name == "then" else rows :]
@@ -113,11 +113,11 @@ class EventRows:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the last row, which has one."""
+        """The namespace of the last row, which must have one."""
         return f"{self._dbs[-1]}.{self._collections[-1]}"
 
     def operations(self) -> Mapping[str | None, int]:
-        """How many rows there are of each `op`."""
+        """The number of rows by `op`."""
         return Counter(self._ops)
 
     @property
@@ -138,12 +138,13 @@ class EventRows:
         is_signal_collection: Callable[[str, str], bool] | None = None,
         skipped: Collection[str] = (),
     ) -> Mapping[str, Any] | None:
-        """Add one change-stream document as it came from the server; the event where it is a control event.
+        """Add one change-stream document as it came from the server; returns the event if it is a control event.
 
-        `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
-        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become
-        rows; `moves` orders what they do on two shards; events of `skipped` operation types get no row. Control events are what is not about a document, and
-        inserts into the collection that `is_signal_collection` names: the capture has to act on them.
+        `includes` filters namespaces that the server could not filter. `fields` gives the rules for a collection's
+        fields. `tracker` counts transactions, whose BEGIN and END become rows. `moves` orders the events of a
+        transaction on two shards. Events of `skipped` operation types get no row. Control events are those that are not
+        about a document, and inserts into the collection that `is_signal_collection` names: the capture has to act on
+        them.
         """
         event, proven, is_exact, document = raw_event.envelope(
             raw, is_used=lambda event: _uses_document(event, fields, is_signal_collection)
@@ -155,7 +156,7 @@ class EventRows:
             raw_event.check_types(event)
         operation = event["operationType"]
         op = _OPS.get(operation)
-        # Everything but a document's four operations: a drop, a rename, an index, an invalidate.
+        # Everything except the four operations of documents: a drop, a rename, an index, an invalidate.
         if op is None:
             if includes is None or _is_about(event, includes):
                 self._add_schema_change(event, operation, len(raw))
@@ -172,10 +173,10 @@ class EventRows:
         )
         is_control = is_signal and SKIPPED not in event
         if operation in skipped or (includes is not None and not includes(namespace["db"], namespace["coll"])):
-            # A signal of a collection that is not captured gets no row, and is acted on all the same.
+            # A signal in a collection that is not captured gets no row, but is executed.
             self.filtered += not is_control
             return event if is_control else None
-        # A delete needs no document: without what was too large, the one before it, it is whole.
+        # A delete is complete without a document; only its pre-image was too large.
         if SKIPPED in event and op != bronze.Op.DELETE.value:
             self._add_skipped(event, token, key=raw_event.key(document_key, raw, is_exact=is_exact))
             return None
@@ -206,10 +207,10 @@ class EventRows:
             written = transactions.document(namespace, key)
             sequence = moves.sequence(transactions.ShardWrite(transaction, written, document_key_text, op, sequence))
         wall_time = event.get("wallTime")
-        # From here on nothing fails: an event has all its columns or none.
+        # Nothing fails from here on, so an event has all its columns or none.
         block = None
         if tracker is not None:
-            # Before the event's own columns: the rows of an END and a BEGIN stand in front of it.
+            # Before the event's own columns, because END and BEGIN rows precede it.
             block = self._seen(tracker, lsid, txn_number, namespace, token=token, ts_ms=ts_ms)
         self._transactions.append(block)
         self._tokens.append(token)
@@ -232,7 +233,7 @@ class EventRows:
         self._wall_times.append(None if wall_time is None else int(wall_time))
         self.changes += 1
         self.lossy += text.lossy
-        # Estimated from what is there anyway: an exact size would have to be computed for each event.
+        # An estimate from known lengths; an exact size would be costly for each event.
         self.bytes += len(after_text or b"") + len(before_text or b"") + len(lossless or b"") + ROW_BYTES
         self.bytes += len(key) + len(document_key_text) + len(token) + (0 if document is None else len(raw))
         if description_row is not None:
@@ -240,7 +241,7 @@ class EventRows:
         return event if is_control else None
 
     def end_transaction(self, tracker: transactions.TransactionTracker, *, token: str, ts_ms: int) -> None:
-        """Add the END of the open transaction, when the stream is past it, at `token`."""
+        """Add the END of the open transaction, if the stream is past it; `token` is the stream's."""
         ended = tracker.end()
         if ended is not None:
             self._add_transaction(transactions.end_payload(ended, ts_ms=ts_ms), token)
@@ -268,17 +269,17 @@ class EventRows:
         return seen.block
 
     def _add_transaction(self, payload: Mapping[str, Any], token: str) -> None:
-        """A BEGIN or END row; its token is that of what came before it, for a restart must not pass what follows."""
+        """A BEGIN or END row, with the token of what came before it: a restart must not skip what follows."""
         self._other(token, bronze.RowKind.TRANSACTION.value, None, None, orjson.dumps(payload))
 
     def mark(self, mark: OtherRow) -> None:
-        """Add a row of another kind, with a JSON payload."""
+        """Add a row of another kind with a JSON payload."""
         self._other(mark.token, mark.kind.value, mark.db, mark.collection, orjson.dumps(mark.payload, default=str))
 
     def table(self, *, batch: int, first_offset: int, ts_ms: int) -> pa.Table:
-        """The rows as a table of `bronze.SCHEMA`, numbered from `first_offset` on within one batch."""
+        """The rows as one batch of `bronze.SCHEMA`, with offsets from `first_offset`."""
         rows = len(self)
-        after = self._after_column()  # before the payloads: it may add to them
+        after = self._after_column()  # before the payloads, to which it may add
         return bronze.table(
             rows,
             resume_token=pa.array(self._tokens, pa.string()),
@@ -356,7 +357,7 @@ class EventRows:
         self.bytes += len(payload) + 200
 
     def _add_skipped(self, event: Mapping[str, Any], token: str, *, key: str) -> None:
-        """An event that is too large leaves a notification, so that it is counted and can be looked for."""
+        """A notification for an event that is too large, so that it is counted and can be found."""
         namespace = event["ns"]
         payload = {
             "aggregate_type": "Oversize Event",
@@ -371,7 +372,7 @@ class EventRows:
         self.skipped += 1
 
     def _after_column(self) -> pa.ChunkedArray:
-        # Once: a commit that came second is tried again.
+        # Cached, because a commit that fails on a conflict is retried.
         if self._after is None or len(self._after) != len(self):
             self._after, lossy = self._columns.texts(self._afters, list(zip(self._dbs, self._collections, strict=True)))
             for place in lossy:
@@ -408,8 +409,8 @@ class EventRows:
 def _uses_document(
     event: Mapping[str, Any], fields: FieldsOf | None, is_signal_collection: Callable[[str, str], bool] | None
 ) -> bool:
-    """Whether more is done with the document behind an event than to write it."""
-    if cursor_pipeline.GUARD in event:  # stages may have taken anything away
+    """Whether the full document is needed for more than its text."""
+    if cursor_pipeline.GUARD in event:  # stages may have removed anything
         return True
     namespace = event["ns"]["db"], event["ns"]["coll"]
     return (fields is not None and fields(*namespace) is not None) or (
@@ -418,6 +419,6 @@ def _uses_document(
 
 
 def _is_about(event: Mapping[str, Any], includes: Callable[[str, str], bool]) -> bool:
-    """Whether an event that is not a document's concerns what is captured: its collection or database, or its new name."""
+    """Whether an event that is not about a document concerns a captured collection or database, or its new name."""
     named = [each for each in (event.get("ns"), event.get("to")) if each]
     return not named or any("coll" not in each or includes(each["db"], each["coll"]) for each in named)

@@ -1,7 +1,7 @@
-"""One change-stream document as it came from the server: decoded, and its documents as bronze's texts.
+"""One change-stream document as it came from the server: decoded, with its documents as bronze's texts.
 
-Where decoding lost nothing the texts are made of the decoded values, which is quicker; else of the bytes themselves. The document as it is
-behind an event stays bytes where it can: many of a collection are written at once (`batch_encoder`).
+If decoding was exact, the texts are made from the decoded values, which is faster, otherwise from the bytes. The full
+document stays bytes if possible, because many documents of a collection are encoded at once (`batch_encoder`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ _EXACT = raw_bson.CODEC_OPTIONS
 
 
 def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) -> bytes:
-    """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
+    """A document's text after `field.exclude.list` and `field.renames`.
 
-    `taken` gets the new names that the document had already: there the field keeps its old one.
+    `taken` receives new names that the document already had: there the field keeps its old name.
     """
-    # On the text and not on the decoded document: type-exact JSON is what the row holds, and only here is the document
-    # exact for certain.
+    # Applied to the text, because the decoded document may not be exact.
     document, found = field_filters.document(_parsed(text), fields=fields)
     taken.update(found)
     return _text(document)
 
 
 class _AgainName(str):
-    """The name of a field that its document has already: equal to that one, and a key of its own."""
+    """A repeated field name: equal to the first one as text, but another key in a dict."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -55,9 +54,9 @@ def _with_all_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A document's text, with each of several fields of one name."""
+    """A document's text as a dict that keeps repeated fields."""
     document: dict[str, Any] = orjson.loads(text)
-    # It keeps the last of them without a word, and writes the others as they are.
+    # orjson silently keeps only the last of repeated fields.
     is_whole = orjson.dumps(document) == text
     return document if is_whole else json.loads(text, object_pairs_hook=_with_all_fields)
 
@@ -65,7 +64,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 def _text(document: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(document)
-    except TypeError:  # a name that comes again
+    except TypeError:  # a repeated name, which orjson refuses
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -90,7 +89,7 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
 
 
 def _by_names(text: bytes) -> dict[str, Any]:
-    """A document whose names are paths, by those."""
+    """A document whose names are paths, with unescaped names."""
     return {wrappers.unescape_key(path): value for path, value in _parsed(text).items()}
 
 
@@ -99,9 +98,8 @@ def _text_of_names(document: Mapping[str, Any]) -> bytes:
 
 
 def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
-    """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
-    # On the decoded event first, which is cheap: the bytes are compared only where a stage seems to have touched
-    # something.
+    """Raise `SettingsError` if a stage of `cursor.pipeline` removed or changed what an event needs."""
+    # The decoded event is checked first, which is cheap; only differences are confirmed on the bytes.
     if not cursor_pipeline.changed(event):
         return
     given, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
@@ -118,7 +116,7 @@ def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
 
 
 def check_types(event: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` where a stage of `cursor.pipeline` gave a field of an event a type that no server writes there."""
+    """Raise `SettingsError` if a stage of `cursor.pipeline` gave a field a type that no server writes there."""
     if names := cursor_pipeline.retyped(event):
         raise errors.SettingsError(
             errors.Problem(
@@ -145,18 +143,18 @@ def update_description(description: Mapping[str, Any], text: EventText) -> dict[
 
 
 NAME_BYTES = 100
-"""What a path takes beside its text."""
+"""The memory of a path besides its text."""
 
 
 def description_bytes(row: Mapping[str, Any]) -> int:
-    """About what a row's `updateDescription` takes: paths may be as long as what is set."""
+    """The approximate size of a row's `updateDescription`; paths may be as long as the values."""
     paths = [*(row["removedFields"] or ()), *(entry["field"] for entry in row["truncatedArrays"] or ())]
     texts = len(row["updatedFields"] or b"") + len(row["disambiguatedPaths"] or b"")
     return texts + sum(map(len, paths)) + NAME_BYTES * len(paths)
 
 
 def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
-    """The key of an event's document, from its bytes where the decoded value is not all of them."""
+    """The key of an event's document, from the bytes if decoding was not exact."""
     return (
         canonical_keys.canonical(document_key["_id"])
         if is_exact
@@ -165,9 +163,10 @@ def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
 
 
 def original(raw: bytes, *, fields: field_filters.FieldRules | None) -> bytes:
-    """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
+    """The payload with the bytes of an event or a document with repaired text.
 
-    Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.
+    The bytes are left out (`{"bson": null}`) if fields are excluded or renamed, because they have every field under its
+    old name.
     """
     return orjson.dumps({"bson": None if fields is not None else base64.b64encode(raw).decode()})
 
@@ -179,24 +178,24 @@ def lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:
 
 @functools.lru_cache(maxsize=10_000)
 def _strict(text: bytes) -> str:
-    """`source.lsid` in the JSON that Debezium writes there."""
+    """`source.lsid` in Debezium's JSON."""
     return debezium_json.render(orjson.loads(text), debezium_json.Dialect.STRICT)
 
 
 _SAME_IN_KEY = (ObjectId, str, int)
-"""Types of `_id` whose canonical key is their Extended JSON too."""
+"""Types of `_id` whose canonical key equals their Extended JSON."""
 
 
 def document_key_text(document_key: Mapping[str, Any], key: str) -> bytes | None:
-    """The text of an ordinary document key, which is the key with its name before it."""
-    # Most events by far: their second encoding of the same value is saved. `type`, because a boolean is an `int`, too.
+    """The text of a document key that is only an `_id` of a common type, made from the key; None for others."""
+    # Saves encoding the same value twice for nearly all events. `type`, because a boolean is an `int` too.
     if len(document_key) == 1 and type(document_key["_id"]) in _SAME_IN_KEY:
         return f'{{"_id":{key}}}'.encode()
     return None
 
 
 class EventText:
-    """The Extended JSON of a raw event's documents: from the decoded ones where decoding lost nothing."""
+    """The Extended JSON of an event's documents, from the decoded ones if decoding was exact."""
 
     __slots__ = ("_is_exact", "_raw", "lossy")
 
@@ -206,8 +205,7 @@ class EventText:
         self.lossy = 0
 
     def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
-        # Nearly always: the driver's decoder with orjson is far faster than the walk over the bytes, and the
-        # comparison with what the document encodes to has proven that it lost nothing.
+        # The usual case: the driver's decoder with orjson is far faster than walking the bytes.
         if self._is_exact:
             return bson_to_json.dumps_value(document, proven=self._raw)
         encoded = bson_to_json.encode(part(self._raw, path))
@@ -216,7 +214,7 @@ class EventText:
 
 
 class FullDocument(NamedTuple):
-    """Where the document behind an event lies in the event's bytes."""
+    """The place of the full document in the event's bytes."""
 
     event: bytes
     start: int
@@ -228,7 +226,7 @@ class FullDocument(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """A decoded event, the bytes that it was decoded from, whether it is all of them, and its document if it is not among them."""
+    """A decoded event, the bytes it was decoded from, whether decoding was exact, and the full document if it was left out."""
 
     event: dict[str, Any]
     raw: bytes
@@ -236,7 +234,7 @@ class Envelope(NamedTuple):
     document: FullDocument | None = None
 
 
-# As servers write an event. Matched from the first byte on, element by element: a user's data cannot look like it.
+# The order in which servers write an event. It is matched from the first byte, so user data cannot be mistaken for it.
 _before_document = re.compile(
     rb".{4}(?:\x03_id\0.{4}\x02_data\0.{4}[0-9A-F]+\0\0|\x02operationType\0.{4}(?:insert|update|replace)\0"
     rb"|\x11clusterTime\0.{8}|\x05collectionUUID\0\x10\0\0\0\x04.{16}|\x09wallTime\0.{8}|\x12txnNumber\0.{8}"
@@ -246,7 +244,7 @@ _before_document = re.compile(
 
 
 def envelope(raw: bytes, *, is_used: Callable[[Mapping[str, Any]], bool]) -> Envelope:
-    """The event without the document behind it, where that can stay bytes; else all of it, as where the document `is_used`."""
+    """The event, without its full document if that can stay bytes; it is decoded if `is_used` says so of the event."""
     before = _before_document(raw)
     if before is not None:
         at, start = before.start(1), before.end()
@@ -260,14 +258,13 @@ def envelope(raw: bytes, *, is_used: Callable[[Mapping[str, Any]], bool]) -> Env
 
 
 def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its
-    bytes."""
+    """The event, and whether decoding was exact. What the driver refuses to decode is read from the bytes."""
     try:
         event = decode(raw, _EXACT)
         return event, bson_to_json.is_exact(event, raw)
     except (InvalidBSON, InvalidStringData, ValueError):
         pass
-    # Text that is not UTF-8, which the driver refuses: raised here, it would stop the stream for every collection.
+    # The driver refuses invalid UTF-8. Raised here it would stop the stream of all collections.
     found = raw_bson.decoded(0x03, raw)
     if not isinstance(found, dict):
         raise ValueError("a change event with repeated fields")

@@ -1,19 +1,19 @@
-"""What of bronze goes when files of it are lost: so much that the position is one from which all of it is read again."""
+"""Which files are removed from bronze when files are lost, so that it ends at a position to read again from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 Batches = tuple[int, int] | None
-"""The first and the last batch of a file's rows; None where that is not known."""
+"""The first and the last batch of a file's rows; None if unknown."""
 
 
 def rewound(files: Mapping[str, Batches], missing: Sequence[str]) -> tuple[str, ...]:
-    """The files that hold, or may hold, a batch from the first missing one on; in the order of their names.
+    """The files that have, or may have, a batch from the first missing one on; sorted by name.
 
-    Bronze then ends with the batch before: the position goes back to that one's token, and what came after is read from the
-    source again, once. A compacted file that begins before goes as a whole, and takes the position back to its own
-    first batch.
+    Bronze then ends with the batch before. The position goes back to that batch's token, and later events are read from
+    the source again, once. A compacted file that begins before is removed as a whole, and moves the position back to
+    its first batch.
     """
     if not missing:
         return ()
@@ -27,5 +27,5 @@ def rewound(files: Mapping[str, Batches], missing: Sequence[str]) -> tuple[str, 
         earliest = min(batches[0] for batches in gone.values() if batches is not None)
         if earliest >= first:
             return tuple(sorted(gone))
-        # A compacted file that goes as a whole begins before the first missing batch, and takes other files with it.
+        # A compacted file begins before the first missing batch, so files that overlap it go too.
         first = earliest

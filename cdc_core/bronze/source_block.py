@@ -1,4 +1,4 @@
-"""Debezium's `source` block, as a column of bronze.
+"""Debezium's `source` block as a column of bronze.
 
 Source: Debezium "MongoDB connector", section "Change events" (source).
 """
@@ -10,7 +10,7 @@ import pyarrow as pa
 from cdc_core.bronze import columns as bronze
 
 VERSION = "0.1.0"
-"""`source.version`: the version of this project, as Debezium gives its own there."""
+"""`source.version`: this project's version, where Debezium writes its own."""
 
 
 CONNECTOR = "mongodb"
@@ -29,10 +29,10 @@ def source_column(
     snapshot: str | None = None,
     last_snapshot: str | None = None,
 ) -> pa.Array:
-    """Debezium's `source` block as a struct column; null for rows that have no cluster time.
+    """The `source` block as a struct column; null for rows without a cluster time.
 
-    `ts_ms`, `ts_us` and `ts_ns` are the cluster time in whole seconds, as the connector gives it; `wallTime` has the
-    milliseconds. `snapshot` is the same on every row, but for `last_snapshot` on the last one.
+    `ts_ms`, `ts_us` and `ts_ns` are the cluster time in whole seconds, as in the connector; `wallTime` has
+    milliseconds. `snapshot` is the same in all rows, except for `last_snapshot` in the last one.
     """
     import pyarrow.compute as pc
 
