@@ -1,1 +1,1 @@
-"""Debezium's options: each one's name, type, default and meaning. `source` has those of a connector, `unwrap` those of the SMT."""
+"""Debezium's options, each with name, type, default and meaning: those of the connector (`source`) and of the SMT (`unwrap`)."""

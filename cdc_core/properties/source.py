@@ -1,9 +1,9 @@
-"""Every property of `source`, once: its name, type, default and meaning.
+"""The properties of `source`, each with its name, type, default and meaning.
 
-`cdc_core.settings.source_section`, which reads them of a settings file (those of a connector's file are read by
-`cdc_core.settings.debezium_import`), the defaults and the table in docs/settings.md are made from
-`PROPERTIES`; the attributes of `Source` are the same names in lower case, with dots as underscores. Properties that only make sense for
-Kafka Connect are in `FOREIGN`, each with the reason, so that a pasted or imported connector gets an answer for every line.
+`PROPERTIES` is used to read settings files (`cdc_core.settings.source_section`) and connector files
+(`cdc_core.settings.debezium_import`), for defaults, and to render the table in docs/settings.md. The attributes of
+`Source` are the names in lower case, with underscores instead of dots. Properties that only have a meaning in Kafka
+Connect are in `FOREIGN`, each with the reason, so that every line of an imported connector gets an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdc_core.properties import types as values
 
 
 class CaptureMode(enum.Enum):
-    """`capture.mode`: what an update carries."""
+    """`capture.mode`: what updates contain."""
 
     CHANGE_STREAMS = "change_streams"
     UPDATE_FULL = "change_streams_update_full"
@@ -26,14 +26,12 @@ class CaptureMode(enum.Enum):
 
     @property
     def has_full_updates(self) -> bool:
-        """Updates come with the whole document, looked up or from its post-image."""
+        """Updates have the whole document, looked up or from its post-image."""
         return self in (CaptureMode.UPDATE_FULL, CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE)
 
     @property
     def has_pre_images(self) -> bool:
-        """Updates, replaces and deletes come with the document before them, where the collection keeps
-        pre-images.
-        """
+        """Updates, replaces and deletes have the document before them, if the collection keeps pre-images."""
         return self in (CaptureMode.WITH_PRE_IMAGE, CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE)
 
 
@@ -53,16 +51,14 @@ class CaptureScope(enum.Enum):
 
 
 class MatchMode(enum.Enum):
-    """`filters.match.mode`: how entries of include and exclude lists are read."""
+    """`filters.match.mode`: how the entries of include and exclude lists are read."""
 
     REGEX = "regex"
     LITERAL = "literal"
 
 
 class SnapshotMode(enum.Enum):
-    """`snapshot.mode`: when a start takes a snapshot. `never`, the older name of `no_data`, reads as
-    `NO_DATA`.
-    """
+    """`snapshot.mode`: when a start takes a snapshot; the older name `never` reads as `NO_DATA`."""
 
     ALWAYS = "always"
     INITIAL = "initial"
@@ -74,7 +70,7 @@ class SnapshotMode(enum.Enum):
 
 
 class PipelineOrder(enum.Enum):
-    """`cursor.pipeline.order`: the stages of the settings after, before, or instead of the filters."""
+    """`cursor.pipeline.order`: the given stages after, before, or instead of the filters."""
 
     INTERNAL_FIRST = "internal_first"
     USER_FIRST = "user_first"
@@ -82,7 +78,7 @@ class PipelineOrder(enum.Enum):
 
 
 class OversizeMode(enum.Enum):
-    """`cursor.oversize.handling.mode`: what becomes of an event of more than 16 MB."""
+    """`cursor.oversize.handling.mode`: what happens to an event above 16 MB."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -129,9 +125,9 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True)
 class Property:
-    """One line of the table.
+    """One row of the table of properties.
 
-    `debezium_default` is the default of the connector where ours differs, and empty where it is the same.
+    `debezium_default` is the connector's default if it differs, else empty.
     """
 
     name: str
@@ -148,25 +144,25 @@ class Property:
 
     @property
     def is_required(self) -> bool:
-        """Whether a settings file must have it."""
+        """Whether a settings file must set it."""
         return self.default is MISSING
 
     @property
     def default_text(self) -> str:
-        """The default as a settings file would write it; empty for none."""
+        """The default as in a settings file; empty for none."""
         return "" if self.is_required else values.written(self.default)
 
 
 @dataclass(frozen=True)
 class Family:
-    """Properties that begin alike; what follows is an option of Kafka's client, as librdkafka names it."""
+    """Properties with a common prefix; the rest of the name is an option of Kafka's client, as in librdkafka."""
 
     prefix: str
     doc: str
 
     @property
     def attribute(self) -> str:
-        """The attribute of `Source`: the options by their names."""
+        """The attribute of `Source` with the options by name."""
         return self.prefix.rstrip(".").replace(".", "_")
 
 
@@ -180,13 +176,13 @@ def _family(prefix: str, doc: str) -> Any:
 
 
 _LONGEST_MS = 10**12
-"""31 years: the system waits for nine times as many, and for more not at all."""
+"""31 years. Waiting for ten times as long overflows the system's clock."""
 _MILLISECONDS = values.Integer(0, _LONGEST_MS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The validated `source` section: one attribute a property."""
+    """The validated `source` section, with one attribute per property."""
 
     # Connection
     mongodb_connection_string: values.Reference = _property(
@@ -498,7 +494,7 @@ class Source:
     )
     commit_max_bytes: int = _property(
         "commit.max.bytes",
-        # Arrow has room for 2 GiB in a column that it takes rows of, and a document's text may be several times as large as its BSON.
+        # Arrow's `take` is limited to 2 GiB per column, and the text of a document may be several times as large as its BSON.
         values.Integer(1, 256 * MEBIBYTE),
         64 * MEBIBYTE,
         "Approximate maximum size of the events in one commit, in bytes.",
@@ -670,10 +666,10 @@ PROPERTIES: tuple[Property, ...] = tuple(each.metadata["property"] for each in f
 FAMILIES: tuple[Family, ...] = tuple(each.metadata["family"] for each in fields(Source) if "family" in each.metadata)
 
 FILTER_OVERRIDE = "snapshot.collection.filter.overrides."
-"""What the names of properties that hold one collection's snapshot filter begin with."""
+"""The prefix of properties with one collection's snapshot filter."""
 
 PREFIXES = (FILTER_OVERRIDE, *(each.prefix for each in FAMILIES))
-"""What the names of properties that a table cannot list begin with."""
+"""The prefixes of properties that a table cannot list."""
 
 _JAVAS: Mapping[str, str] = {
     "sasl.jaas.config": "give sasl.username and sasl.password",
@@ -693,12 +689,12 @@ _JAVAS: Mapping[str, str] = {
 
 
 def of_javas_client(option: str) -> str | None:
-    """What to do instead of an option that Kafka's Java client alone has; None for one that librdkafka may know."""
+    """What to do instead of an option that only Kafka's Java client has; None for others, which librdkafka may know."""
     return _JAVAS.get(option)
 
 
 def is_secret(option: str) -> bool:
-    """Whether an option of Kafka's client holds what nobody may read."""
+    """Whether an option of Kafka's client is a secret."""
     return option.endswith(("password", "secret", "key.pem"))
 
 
@@ -784,18 +780,16 @@ FOREIGN: Mapping[str, str] = {
     "openlineage.*": "Spark's own OpenLineage listener sees every table that is written",
     "internal.*": "it is internal to the connector",
 }
-"""Properties of a connector without a meaning here (a name that ends in ``*`` stands for all that begin so),
-and why.
-"""
+"""Properties of a connector that have no meaning here, each with the reason; a final ``*`` matches any suffix."""
 
 
 def is_for_kafka_only(name: str) -> bool:
-    """Whether a property makes sense for Kafka and nowhere else."""
+    """Whether a property only has a meaning in Kafka."""
     return describe_foreign(name) in (_KAFKA, _TOPIC, _SCHEMA)
 
 
 def describe_foreign(name: str) -> str | None:
-    """Why a property of a connector has no meaning here; None for a name that is ours or unknown."""
+    """Why a property of a connector has no meaning here; None for properties of `Source` and unknown names."""
     if name in BY_NAME:
         return None
     if name in FOREIGN:

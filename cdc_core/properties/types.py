@@ -1,9 +1,7 @@
-"""The types that a setting's value can have: what each reads, what it refuses, and how it says what it
-expected.
+"""The types of settings: what each reads, and how it describes what it expects.
 
-Values come from YAML or from a connector's JSON, where everything is a string: `true`, `"true"`, `5` and
-`"5"` are read alike, and so are a list and its entries with commas between them. `read` raises `InvalidValue`,
-never anything else.
+Values come from YAML, or from a connector's JSON, in which everything is a string. So `true` and `"true"`, `5` and
+`"5"` are read alike, and so are a list and its entries separated by commas. `read` raises nothing but `InvalidValue`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from cdc_core.extended_json import query
 
 
 class InvalidValue(Exception):
-    """A value that its type does not hold: what was expected, and the nearest right thing."""
+    """A value that does not fit its type: what was expected, and a hint."""
 
     def __init__(self, expected: str, hint: str = "") -> None:
         super().__init__(expected)
@@ -35,9 +33,7 @@ _SECRET_NAME = re.compile(r"[^/\s]+/[^/\s]+")
 
 @dataclass(frozen=True)
 class Reference:
-    """A text with references in it, kept unresolved: whatever prints one shows ``${env:NAME}`` and never a
-    secret.
-    """
+    """A text with unresolved references: its printed form shows ``${env:NAME}`` and never a secret."""
 
     template: str
 
@@ -48,7 +44,7 @@ class Reference:
         return f"Reference({self.template!r})"
 
     def parts(self) -> list[tuple[str, str]]:
-        """The text in order: ``("", text)``, ``("env", NAME)`` and ``("secret", "scope/key")``."""
+        """The parts of the text in order: ``("", text)``, ``("env", NAME)`` and ``("secret", "scope/key")``."""
         found: list[tuple[str, str]] = []
         at = 0
         for match in _REFERENCE.finditer(self.template):
@@ -62,11 +58,11 @@ class Reference:
 
 
 class PropertyType(Protocol):
-    """What one setting may be."""
+    """The type of a setting."""
 
     @property
     def expected(self) -> str:
-        """The values that it holds, in a few words."""
+        """The allowed values, in a few words."""
 
     def read(self, value: object) -> Any:
         """The value; raises `InvalidValue`."""
@@ -88,7 +84,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Location:
-    """A text that may hold variables: where tables lie is no secret, and differs from machine to machine."""
+    """A text that may contain variables, but no secrets: locations differ between machines."""
 
     expected: str
 
@@ -140,7 +136,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Choice:
-    """One member of a closed set, in any case; `older` holds names that the set once had."""
+    """One member of an enum, in any case; `older` has former names."""
 
     members: Iterable[enum.Enum]
     older: Mapping[str, enum.Enum] = field(default_factory=dict)
@@ -164,7 +160,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """Members of a closed set, each once, in the order given."""
+    """Members of an enum, each once, in the given order."""
 
     members: type[enum.Enum]
 
@@ -182,7 +178,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class NameList:
-    """A list, or its entries with commas between them; spaces around entries and empty ones do not count."""
+    """A list, or its entries separated by commas; spaces around entries and empty entries are ignored."""
 
     expected: str = "a comma-separated list"
 
@@ -202,9 +198,7 @@ class NameList:
 
 @dataclass(frozen=True)
 class Patterns(NameList):
-    """Regular expressions: a comma inside a group, a set or a quantifier, or after a backslash, divides
-    nothing.
-    """
+    """Regular expressions; a comma in a group, a set or a quantifier, or after a backslash, does not separate."""
 
     expected: str = "a comma-separated list of regular expressions"
 
@@ -225,7 +219,7 @@ class CollectionName:
 
 @dataclass(frozen=True)
 class Referable:
-    """A text that may hold references."""
+    """A text that may contain references."""
 
     expected: str = "a text, ${env:NAME} or ${secret:scope/key}"
 
@@ -239,7 +233,7 @@ class Referable:
 
 @dataclass(frozen=True)
 class Secret:
-    """A text that holds references and nothing else."""
+    """A text that consists of references only."""
 
     expected: str = "a reference: ${env:NAME} or ${secret:scope/key}"
 
@@ -252,7 +246,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class ConnectionString:
-    """A connection string in which a reference stands for the password, or for the whole."""
+    """A connection string with a reference for its password, or for the whole string."""
 
     expected: str = "a connection string such as mongodb://host:27017/?replicaSet=rs0, or a reference to one"
 
@@ -271,7 +265,7 @@ class ConnectionString:
 
 @dataclass(frozen=True)
 class Stages:
-    """Aggregation stages, as JSON text or as a list of mappings; kept as JSON text."""
+    """Aggregation stages, as JSON text or as a list of mappings; stored as JSON text."""
 
     expected: str = "a JSON array of aggregation stages"
 
@@ -284,7 +278,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class FindFilter:
-    """A find filter, as JSON text or as a mapping; kept as JSON text."""
+    """A find filter, as JSON text or as a mapping; stored as JSON text."""
 
     expected: str = "a find filter as a JSON document"
 
@@ -296,14 +290,14 @@ class FindFilter:
 
 
 def did_you_mean(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """The hint with the nearest of the known names; empty where none is near."""
+    """A hint with the most similar of the known names; empty if none is similar."""
     lowered = {each.lower(): each for each in known}
     nearest = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)
     return f"did you mean {lowered[nearest[0]]}?" if nearest else ""
 
 
 def shown(value: object) -> str:
-    """What was found, short; the caller knows that it is no secret."""
+    """A short form of a value for messages; the caller makes sure that it is not a secret."""
     match value:
         case None:
             return "nothing"
@@ -322,7 +316,7 @@ def shown(value: object) -> str:
 
 
 def written(value: object) -> str:
-    """A value as a settings file would write it; empty for none."""
+    """A value as in a settings file; empty for none."""
     match value:
         case None:
             return ""
@@ -337,10 +331,9 @@ def written(value: object) -> str:
 
 
 def split_top_level(text: str, separator: str) -> list[str]:
-    """The parts of a regular expression between separators (one sign, ``,`` or ``|``).
+    """The parts of a regular expression between separators (``,`` or ``|``).
 
-    A separator divides unless it is escaped, quoted by ``\\Q…\\E``, inside ``(…)`` or ``[…]``, or part of
-    ``{m,n}``.
+    A separator counts unless it is escaped, quoted by ``\\Q…\\E``, inside ``(…)`` or ``[…]``, or part of ``{m,n}``.
     """
     entries = [""]
     depth = 0
@@ -363,14 +356,14 @@ _PATTERN_TOKEN = re.compile(
 )
 _PLACEHOLDER = "\0"
 SECRET_OPTIONS = {"tlsCertificateKeyFilePassword": "MONGODB_TLS_KEY_PASSWORD", "proxyPassword": "MONGODB_PROXY_PASSWORD"}
-"""Options of a connection string that hold a secret, each with the variable that an import puts in its place."""
+"""Options of a connection string that contain a secret, with the variable that an import puts in its place."""
 SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
-"""The one secret inside another option, `authMechanismProperties`."""
+"""The secret inside the option `authMechanismProperties`."""
 _SECRET_OPTIONS = re.compile(rf"[?&]({'|'.join(SECRET_OPTIONS)})=([^&]*)", re.IGNORECASE)
 
 
 def without_references(text: str) -> str:
-    """What is left of a text when its references are taken out."""
+    """The text without its references."""
     return _REFERENCE.sub("", text)
 
 
@@ -379,7 +372,7 @@ def _is_reference(text: str) -> bool:
 
 
 def _has_literal_password(text: str) -> bool:
-    """Whether a connection string, its references replaced by placeholders, spells a secret out."""
+    """Whether a connection string, with placeholders for its references, contains a secret."""
     rest = text.partition("://")[2]
     authority = rest.partition("/")[0]
     if "@" not in authority:
@@ -413,7 +406,7 @@ def _parsed(value: object, expected: str) -> object:
 
 
 def _extended_json(given: object, expected: str) -> str:
-    """The text of what the server is to evaluate; refused where none could be sent it, which a snapshot would find out."""
+    """The JSON text of stages or of a filter; raises `InvalidValue` if it cannot be sent to a server."""
     try:
         text = json.dumps(given)
         query.checked(text)

@@ -1,19 +1,18 @@
 """The options of `ExtractNewDocumentState` as one value: Debezium's names and strings in, enums and tuples out.
 
-A new one is a field of `UnwrapOptions` and a line of `_options`. What it does to records is in `cdc_core.unwrap`, what it does to
-tables in `cdc_core.schema.names` (names and values of fields) and `cdc_core.silver.reduce` (rows and deletes). CONTRIBUTING.md has the
-recipe.
+A new option is a field of `UnwrapOptions` and a line of `_options`. Its effect on records is in `cdc_core.unwrap`, on tables in
+`cdc_core.schema.names` (names and values of fields) and `cdc_core.silver.reduce` (rows and deletes). See CONTRIBUTING.md.
 
-Every option of the SMT is here under its own name, the ones of older versions too:
+All options of the SMT have their own names, also those of older versions:
 
-    delete.tombstone.handling.mode    wins where it is given; otherwise `drop.tombstones` and `delete.handling.mode`
-                                      (defaults `true` and `drop`, as when they were current) decide together;
-                                      with none of the three it is `tombstone`
-    operation.header                  a header `__op`, as `add.headers=op`
-    add.source.fields                 fields of `source`, as `add.fields=source.<f>:<f>` with the prefix `__`
-    sanitize.field.names              `true` is `field.name.adjustment.mode=avro`, unless that one is given
+    delete.tombstone.handling.mode    takes precedence; if missing, `drop.tombstones` and `delete.handling.mode`
+                                      (their defaults are `true` and `drop`) decide together; without any of the three
+                                      it is `tombstone`
+    operation.header                  adds a header `__op`, as `add.headers=op`
+    add.source.fields                 adds fields of `source`, as `add.fields=source.<f>:<f>` with the prefix `__`
+    sanitize.field.names              `true` means `field.name.adjustment.mode=avro`, unless that one is given
 
-Options that Kafka or the relational SMT read and this one never does are accepted and ignored (`IGNORED`).
+Options that only Kafka or the relational SMT reads are accepted and ignored (`IGNORED`).
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from cdc_core.properties import types as values
 
 
 class ArrayEncoding(enum.Enum):
-    """`array.encoding`: arrays stay arrays, or become documents of `_0`, `_1`, …"""
+    """`array.encoding`: arrays stay arrays, or become documents with the fields `_0`, `_1`, …"""
 
     ARRAY = "array"
     DOCUMENT = "document"
 
 
 class ArrayDocument(dict[str, Any]):
-    """An array as a document of `_0`, `_1`, …; where a value does not fit, it is written as the array that it is."""
+    """An array as a document with the fields `_0`, `_1`, …; a value that does not fit its column is written as an array."""
 
 
 class FieldNameAdjustment(enum.Enum):
-    """`field.name.adjustment.mode`: names as they are, or made fit for Avro."""
+    """`field.name.adjustment.mode`: names as they are, or valid in Avro."""
 
     NONE = "none"
     AVRO = "avro"
     AVRO_UNICODE = "avro_unicode"
 
     def adjusted(self, name: str) -> str:
-        """The name of a field under this mode (Debezium works on UTF-16 units: an emoji is two of them)."""
+        """The name of a field in this mode. Debezium replaces UTF-16 units, of which an emoji has two."""
         match self:
             case FieldNameAdjustment.NONE:
                 return name
@@ -57,12 +56,12 @@ class FieldNameAdjustment(enum.Enum):
 
 
 class DeleteMode(enum.Enum):
-    """`delete.tombstone.handling.mode`, and the two mixtures that only the older options can ask for.
+    """`delete.tombstone.handling.mode`, and two combinations that only the older options can express.
 
-    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds. A delete record is rewritten
-    (`rewrites_delete`) or dropped (`drops_delete`), or else its key with a null value; tombstones follow `keeps_tombstone`.
-    A table's rows follow it in `cdc_core.silver.reduce.decided` and `pipelines.silver.deletes`, records in
-    `cdc_core.unwrap.new_document_state`.
+    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` is true. A delete record is rewritten
+    (`rewrites_delete`), dropped (`drops_delete`), or becomes its key with a null value; tombstones depend on
+    `keeps_tombstone`. Tables implement it in `cdc_core.silver.reduce.decided` and `pipelines.silver.deletes`, records
+    in `cdc_core.unwrap.new_document_state`.
     """
 
     DROP = "drop"
@@ -75,22 +74,22 @@ class DeleteMode(enum.Enum):
 
     @property
     def removes_row(self) -> bool:
-        """A delete takes the row out of silver; its key is remembered."""
+        """A delete removes the row from silver; its key is remembered."""
         return not self.marks_deleted and not self.keeps_row
 
     @property
     def marks_deleted(self) -> bool:
-        """A delete leaves the row in silver with `__deleted` true."""
+        """A delete keeps the row in silver, with `__deleted` true."""
         return self is DeleteMode.REWRITE
 
     @property
     def keeps_row(self) -> bool:
-        """A delete leaves the row in silver as it was."""
+        """A delete keeps the row in silver unchanged."""
         return self is DeleteMode.DROP
 
     @property
     def adds_deleted(self) -> bool:
-        """Every record, and every row of silver, carries `__deleted`."""
+        """Every record, and every row of silver, has `__deleted`."""
         return self.rewrites_delete
 
     @property
@@ -105,7 +104,7 @@ class DeleteMode(enum.Enum):
 
     @property
     def keeps_tombstone(self) -> bool:
-        """A tombstone record passes, its key rebuilt; otherwise it is dropped."""
+        """A tombstone record passes with a rebuilt key; otherwise it is dropped."""
         return self in (
             DeleteMode.REWRITE_WITH_TOMBSTONE,
             DeleteMode.OLDER_NONE_WITH_TOMBSTONE,
@@ -124,10 +123,10 @@ DELETE_MODES = (
 
 @dataclass(frozen=True)
 class AddedField:
-    """One entry of `add.fields` or `add.headers`: where it comes from, and its whole name (prefix included).
+    """One entry of `add.fields` or `add.headers`: its source, and its whole name (with the prefix).
 
-    `struct` is `""` for the envelope itself, else `source`, `transaction`, `updateDescription` or what was written.
-    A field that the struct has not is looked up in the envelope.
+    `struct` is `""` for the envelope itself, else `source`, `transaction`, `updateDescription` or the given name. A
+    field that the struct does not have is looked up in the envelope.
     """
 
     struct: str
@@ -137,46 +136,48 @@ class AddedField:
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What the options do to a field's name, in a record and in a table alike.
+    """The effect of the options on field names, in records and in tables.
 
-    A table's schema keeps it with the columns, so that a field that comes later is named as those before it.
+    A table's schema stores it with the columns, so that later fields are named like earlier ones.
     """
 
     adjustment: FieldNameAdjustment = FieldNameAdjustment.NONE
 
     def of(self, name: str) -> str:
-        """The name in the output of a field of this name."""
+        """The field's name in the output."""
         return self.adjustment.adjusted(name)
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
+        """The options as plain JSON values."""
         return {"adjustment": self.adjustment.value}
 
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> FieldNames:
-        """The inverse of `to_json`; the keys of `FieldValues`, which share its JSON object, are not looked at. A schema
-        that was kept before an option was there lacks its key."""
+        """The inverse of `to_json`; ignores the keys of `FieldValues`, which share the JSON object.
+
+        Schemas that were stored before an option existed lack its key.
+        """
         return FieldNames(FieldNameAdjustment(fields["adjustment"]))
 
 
 @dataclass(frozen=True)
 class FieldValues:
-    """What the options do to a field's value, in a record and in a table alike.
+    """The effect of the options on field values, in records and in tables.
 
-    A table's schema keeps it with the columns, so that a value that comes later is laid out as those before it.
+    A table's schema stores it with the columns, so that later values have the form of earlier ones.
     """
 
     arrays: ArrayEncoding = ArrayEncoding.ARRAY
 
     def of(self, value: Any) -> Any:
-        """The value in the output, as parsed type-exact JSON; what it holds is given to `of` afterwards, level by level."""
+        """The value in the output, as parsed type-exact JSON; call it again for each value inside."""
         if isinstance(value, list) and self.arrays_as_documents:
             return ArrayDocument((f"_{index}", item) for index, item in enumerate(value))
         return value
 
     @property
     def are_kept(self) -> bool:
-        """Every value stays as it is."""
+        """Whether all values stay as they are."""
         return self == FieldValues()
 
     @property
@@ -185,19 +186,21 @@ class FieldValues:
         return self.arrays is ArrayEncoding.DOCUMENT
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
+        """The options as plain JSON values."""
         return {"arrays_as_documents": self.arrays_as_documents}
 
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> FieldValues:
-        """The inverse of `to_json`; the keys of `FieldNames`, which share its JSON object, are not looked at. A schema
-        that was kept before an option was there lacks its key."""
+        """The inverse of `to_json`; ignores the keys of `FieldNames`, which share the JSON object.
+
+        Schemas that were stored before an option existed lack its key.
+        """
         return FieldValues(ArrayEncoding.DOCUMENT if fields["arrays_as_documents"] else ArrayEncoding.ARRAY)
 
 
 @dataclass(frozen=True)
 class UnwrapOptions:
-    """The options of one collection, or of one run of the function; the defaults are the SMT's."""
+    """The options of one collection or of one call; the defaults are the SMT's."""
 
     flatten_struct: bool = False
     flatten_struct_delimiter: str = "_"
@@ -210,7 +213,7 @@ class UnwrapOptions:
 
 
 class OlderDeleteMode(enum.Enum):
-    """`delete.handling.mode`, the option that `delete.tombstone.handling.mode` replaced."""
+    """`delete.handling.mode`, the predecessor of `delete.tombstone.handling.mode`."""
 
     DROP = "drop"
     NONE = "none"
@@ -236,11 +239,11 @@ _Value = TypeVar("_Value")
 
 
 def parse(options: Mapping[str, object], *, where: str = "") -> UnwrapOptions:
-    """The options under their Debezium names, `transforms.<alias>.` in front or not, as one value.
+    """The options from their Debezium names, with or without `transforms.<alias>.` in front.
 
-    Values are strings as in a connector's JSON; booleans and lists of strings, as YAML has them, do as well.
-    Raises `SettingsError` with every mistake at once: each names the option (below `where`), the closed set it
-    left, or the nearest right name.
+    Values are strings as in a connector's JSON, or booleans and lists of strings as in YAML. Raises `SettingsError`
+    with all mistakes at once, each with the option's name (below `where`), the allowed values, or the most similar
+    name.
     """
     reader = _Reader(_without_alias(options), where)
     parsed = _options(reader)
@@ -251,7 +254,7 @@ def parse(options: Mapping[str, object], *, where: str = "") -> UnwrapOptions:
 
 
 def ignored(options: Mapping[str, object]) -> tuple[str, ...]:
-    """The given options that mean nothing here, each with its reason, for a warning."""
+    """The given options that have no effect here, each with its reason, for a warning."""
     return tuple(f"{name}: {IGNORED[name]}" for name in _without_alias(options) if name in IGNORED and name != "type")
 
 
@@ -259,7 +262,7 @@ def _options(reader: _Reader) -> UnwrapOptions:
     fields_prefix, headers_prefix = reader.text("add.fields.prefix", "__"), reader.text("add.headers.prefix", "__")
     older_fields = [AddedField("source", name, f"__{name}") for name in reader.items("add.source.fields")]
     older_header = [AddedField("", "op", "__op")] if reader.boolean("operation.header", False) else []
-    # Read all the same, so that a mistyped value is a mistake here too, as in Kafka Connect.
+    # Read nevertheless, so that an invalid value is refused, as in Kafka Connect.
     for name in _IGNORED_BOOLEANS:
         reader.boolean(name, False)
     return UnwrapOptions(
@@ -275,8 +278,7 @@ def _options(reader: _Reader) -> UnwrapOptions:
 
 
 def _delete_mode(reader: _Reader) -> DeleteMode:
-    # As when each was current: the newest option wins where it is given, and an older one says something only where it
-    # is given itself.
+    # The newest option takes precedence; the older ones count only if one of them is given.
     older_given = reader.is_given("drop.tombstones") or reader.is_given("delete.handling.mode")
     drop_tombstones = reader.boolean("drop.tombstones", True)
     older = reader.choice("delete.handling.mode", tuple(OlderDeleteMode), OlderDeleteMode.DROP)
@@ -303,7 +305,7 @@ def _adjustment(reader: _Reader) -> FieldNameAdjustment:
 
 
 def _unique(added: Iterable[AddedField]) -> tuple[AddedField, ...]:
-    """Without repetitions: a name is added once, by the option that names it first."""
+    """The fields without repeated names; the first field with a name wins."""
     by_name: dict[str, AddedField] = {}
     for field in added:
         by_name.setdefault(field.name, field)
@@ -320,7 +322,7 @@ def _bare(name: str) -> str:
 
 
 class _Reader:
-    """Reads options one by one and keeps every problem; unreadable ones read as their default.
+    """Reads options one by one and collects all problems; invalid values read as the default.
 
     `names` and `booleans` are the options that were read.
     """
@@ -354,7 +356,7 @@ class _Reader:
         return self._read(name, values.Choice(members), default)
 
     def items(self, name: str) -> tuple[str, ...]:
-        """The entries of a comma-separated list, spaces around them and blank ones left out."""
+        """The entries of a comma-separated list, without blank ones and surrounding spaces."""
         return self._read(name, values.NameList("a comma-separated list of field names"), ())
 
     def _read(self, name: str, type_: values.PropertyType, default: _Value) -> _Value:
@@ -395,27 +397,27 @@ class _Reader:
 
 def _every() -> _Reader:
     reader = _Reader({}, "")
-    # A reader over no options: what it is asked for are all the names that there are.
+    # Reading from no options records all names.
     _options(reader)
     return reader
 
 
 _EVERY = _every()
 NAMES: tuple[str, ...] = tuple(dict.fromkeys((*_EVERY.names, *IGNORED)))
-"""Every option: what `_options` reads, and what it ignores."""
+"""All options: those that `_options` reads, and the ignored ones."""
 
 BOOLEANS = frozenset(_EVERY.booleans)
-"""The options whose values are `true` and `false`."""
+"""The options with the values `true` and `false`."""
 
 OLDER: Mapping[str, tuple[str, ...]] = {
     "delete.tombstone.handling.mode": ("drop.tombstones", "delete.handling.mode"),
     "field.name.adjustment.mode": ("sanitize.field.names",),
 }
-"""Options with the older ones that they win over, where both are given."""
+"""Options with the older ones that they override."""
 
 
 def _struct_of(field: str) -> str:
-    """Where the SMT looks for a field that was written without a struct."""
+    """The struct in which the SMT looks up a field that is given without one."""
     match field:
         case "id" | "total_order" | "data_collection_order":
             return "transaction"
@@ -428,8 +430,7 @@ def _struct_of(field: str) -> str:
 
 
 def _units(name: str) -> list[int]:
-    # Java's `char`s, by which Debezium goes: outside the basic plane a character is two of them, each replaced by
-    # itself.
+    # Debezium replaces Java's `char`s one by one; a character outside the basic plane consists of two.
     data = name.encode("utf-16-be", "surrogatepass")
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
 
@@ -468,6 +469,6 @@ def _avro_unicode(name: str) -> str:
 
 
 def _escaped(unit: int) -> str:
-    """`_u` and the code; Debezium pads codes of one or two hex digits with `00`, and longer ones not at all."""
+    """`_u` and the code; Debezium pads codes of one or two hex digits with `00`, and does not pad longer ones."""
     digits = f"{unit:x}"
     return "_u" + ("00" + digits if len(digits) <= 2 else digits)
