@@ -187,14 +187,6 @@ class SnapshotState:
         control = {"paused": self.is_paused, "stopped": sorted(self.stopped), "done": self.is_done}
         return {"snapshot": {"id": self.id, "collections": {}, **control}}
 
-    def _followed(self, found: Mapping[str, Any]) -> SnapshotState:
-        state = self
-        for namespace, fields in found["collections"].items():
-            state = state.advanced(namespace, CollectionState.from_json(fields))
-        if "stopped" in found:
-            state = replace(state, is_paused=found["paused"], stopped=frozenset(found["stopped"]))
-        return state
-
     @staticmethod
     def _planned(found: Mapping[str, Any]) -> SnapshotState:
         return SnapshotState(
@@ -297,11 +289,18 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
     Of the snapshots of `snapshot.mode` only the newest counts: it reads what the earlier ones did not.
     """
     found: dict[str, SnapshotState] = {}
+    newest: dict[str, dict[str, Mapping[str, Any]]] = {}
     for payload in payloads:
         fields = payload["snapshot"]
         # The first payload of a snapshot is its plan; later ones update it.
         state = found.get(fields["id"]) or SnapshotState._planned(fields)
-        found[state.id] = state._followed(fields)
+        if "stopped" in fields:
+            state = replace(state, is_paused=fields["paused"], stopped=frozenset(fields["stopped"]))
+        found[state.id] = state
+        newest.setdefault(state.id, {}).update(fields["collections"])
+    for id_, collections in newest.items():
+        read = {name: CollectionState.from_json(each) for name, each in collections.items()}
+        found[id_] = replace(found[id_], collections=read)
     initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
     return tuple(state for state in found.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial[-1])
 
