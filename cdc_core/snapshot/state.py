@@ -253,14 +253,14 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]], *, of: str = "collections"
         planned_at, plan = plans.get(found["id"], (-1, found))
         for namespace, fields in found["collections"].items():
             if namespace in gaps and gaps[namespace].number < planned_at:
-                _told_of(gaps, namespace, CollectionState.from_json(fields), is_part=namespace in plan.get("conditions", {}))
+                _update_gap(gaps, namespace, CollectionState.from_json(fields), is_part=namespace in plan.get("conditions", {}))
         for namespace in found.get("stopped", ()):
             if namespace in gaps and gaps[namespace].number < planned_at:
                 gaps[namespace].why = "the snapshot that read it again was stopped"
     return {namespace: Gap(gap.since, f"{gap.causes[0]}, and {gap.why}", gap.causes) for namespace, gap in gaps.items()}
 
 
-def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:
+def _update_gap(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:
     """Update or close an open gap after a chunk of its collection."""
     if state.failed is not None:
         gaps[namespace].why = f"the snapshot that read it again failed: {state.failed}"
