@@ -55,7 +55,7 @@ def parse(text: str) -> Parsed:
     Raises `ValueError` if the text is not JSON or an integer is beyond int64. Lone surrogates become U+FFFD.
     """
     value = _DECODER.decode(text)
-    return _without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
+    return without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
 
 
 def is_document(value: object) -> TypeGuard[dict[str, Parsed]]:
@@ -256,14 +256,15 @@ def _plain_integer(value: Parsed) -> int | None:
             return None
 
 
-def _without_surrogates(value: Parsed) -> Parsed:
+def without_surrogates(value: Parsed) -> Parsed:
+    """The value with U+FFFD for lone surrogates, which JSON text may escape but UTF-8 cannot contain."""
     match value:
         case str():
             return _SURROGATE.sub("\ufffd", value)
         case list():
-            return [_without_surrogates(item) for item in value]
+            return [without_surrogates(item) for item in value]
         case dict():
-            return {_SURROGATE.sub("\ufffd", name): _without_surrogates(item) for name, item in value.items()}
+            return {_SURROGATE.sub("\ufffd", name): without_surrogates(item) for name, item in value.items()}
         case _:
             return value
 

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from cdc_core.extended_json import dialects as debezium_json
+
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 _ENVELOPE_FIELDS = frozenset({"after", "before", "updateDescription", "source", "patch", "filter"})
@@ -80,9 +82,9 @@ def _decoded(part: Json) -> Json:
         return part
     try:
         value: Json = json.loads(part)
-        return value
     except ValueError:
         return part
+    return debezium_json.without_surrogates(value) if "\\u" in part else value
 
 
 def _is_key(key: Json) -> bool:

@@ -74,6 +74,14 @@ def test_an_event_is_read_in_each_of_its_forms(form: Any, key: Any) -> None:
     assert rows([form]) == [{"key": key, "value": {"_id": 1, "a": "x"}, "headers": []}]
 
 
+def test_a_lone_surrogate_in_a_records_text_is_replaced() -> None:
+    """As in the documents inside it: neither Arrow nor a file in UTF-8 holds one."""
+    value = event({"_id": 1}, source={**SOURCE, "db": "\ud800"})["value"]
+    found = unwrap.extracted({"key": '{"id": "\\udc00"}', "value": json.dumps(value)}, options=unwrap_options.parse({}))
+    assert isinstance(found, unwrap.ExtractedRecord)
+    assert (found.key, found.collection, found.document) == ({"id": "\ufffd"}, "\ufffd.orders", {"_id": 1})
+
+
 @pytest.mark.parametrize(
     "other",
     [
