@@ -12,7 +12,6 @@ one. What no dialect prints (`{"$oid": "x"}`, `{"$date": "soon"}`) is a user's d
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime
 import enum
 import json
@@ -226,7 +225,7 @@ def _wrapped_binary(data: str, subtype: str) -> Parsed | _No:
         return _NO_WRAPPER
     try:
         base64.b64decode(data, validate=True)
-    except binascii.Error:
+    except ValueError:
         return _NO_WRAPPER
     return {"$binary": {"base64": data, "subType": f"{int(subtype, 16):02x}"}}
 

@@ -124,6 +124,7 @@ def test_other_writings_of_the_same_are_read_too(text: str, value: Any) -> None:
         {"$numberInt": "99999999999"},
         {"$numberDecimal": "much"},
         {"$binary": "%", "$type": "00"},
+        {"$binary": "é", "$type": "00"},
         {"$binary": {"base64": "AAEC", "subType": "00", "more": 1}},
         {"$timestamp": {"t": -1, "i": 0}},
         {"$timestamp": {"t": {"seconds": 1}, "i": 0}},
