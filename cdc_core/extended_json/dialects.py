@@ -35,6 +35,7 @@ UINT32 = range(2**32)
 
 _OBJECT_ID = re.compile(r"[0-9a-fA-F]{24}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d|[+-]\d\d)", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_FINITE = {"NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity", "+Infinity": "Infinity"}
@@ -169,10 +170,7 @@ def _double_key(value: Mapping[str, Parsed]) -> Parsed | _No:
 def _wrapped_double(text: str) -> Parsed | _No:
     if text in _NOT_FINITE:
         return {"$numberDouble": _NOT_FINITE[text]}
-    try:
-        return _of_double(float(text))
-    except ValueError:
-        return _NO_WRAPPER
+    return _of_double(float(text)) if _DOUBLE.fullmatch(text) else _NO_WRAPPER
 
 
 def _wrapped_decimal(text: str) -> Parsed | _No:

@@ -123,6 +123,8 @@ def test_other_writings_of_the_same_are_read_too(text: str, value: Any) -> None:
         {"$numberLong": "5", "also": 1},
         {"$numberInt": "99999999999"},
         {"$numberDecimal": "much"},
+        {"$numberDouble": "1_000"},
+        {"$numberDouble": " 5 "},
         {"$binary": "%", "$type": "00"},
         {"$binary": "é", "$type": "00"},
         {"$binary": {"base64": "AAEC", "subType": "00", "more": 1}},
