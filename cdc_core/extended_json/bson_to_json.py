@@ -251,6 +251,8 @@ def _spelled(value: Any) -> object:
         return _spelled_int(value)
     if kind in _PLAIN:
         return value
+    if kind is RepeatedFields:
+        return _repeated(value)
     return _spelled_rare(value)
 
 
@@ -272,8 +274,6 @@ def _spelled_int(value: int) -> object:
 
 
 def _spelled_rare(value: object) -> object:
-    if isinstance(value, RepeatedFields):
-        return _repeated(value)
     if isinstance(value, ScopedCode):
         return {"$code": value.code, "$scope": _repeated(value.scope)}
     if isinstance(value, Code):
@@ -293,5 +293,8 @@ def _spelled_rare(value: object) -> object:
 
 
 def _repeated(document: RepeatedFields) -> orjson.Fragment:
-    items = (orjson.dumps(escape_key(key)) + b":" + dumps_value(item) for key, item in document.items)
-    return orjson.Fragment(b"{" + b",".join(items) + b"}")
+    fields = []
+    # A loop that calls `_spelled` itself: with more calls for each level a deep document exceeds Python's recursion limit.
+    for key, item in document.items:
+        fields.append(orjson.dumps(escape_key(key)) + b":" + orjson.dumps(_spelled(item), _wrapped, _OPTIONS))
+    return orjson.Fragment(b"{" + b",".join(fields) + b"}")

@@ -42,8 +42,9 @@ def loads(text: bytes | str) -> bytes:
     try:
         # Inside another document, because bson moves the `_id` of the outermost one to the front.
         return bson.encode({"": document}, False, CODEC_OPTIONS)[6:-1]
-    # `bson` has no classes for the rare types, so their documents take the slow writer.
-    except (BSONError, OverflowError):
+    # `bson` has no classes for the rare types, so their documents take the slow writer. Its message shows the whole
+    # document, for which a deep one exceeds Python's recursion limit.
+    except (BSONError, OverflowError, RecursionError):
         return write_document(document)
 
 

@@ -253,7 +253,9 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]], *, of: str = "collections"
         planned_at, plan = plans.get(found["id"], (-1, found))
         for namespace, fields in found["collections"].items():
             if namespace in gaps and gaps[namespace].number < planned_at:
-                _update_gap(gaps, namespace, CollectionState.from_json(fields), is_part=namespace in plan.get("conditions", {}))
+                _update_gap(
+                    gaps, namespace, CollectionState.from_json(fields), is_part=namespace in plan.get("conditions", {})
+                )
         for namespace in found.get("stopped", ()):
             if namespace in gaps and gaps[namespace].number < planned_at:
                 gaps[namespace].why = "the snapshot that read it again was stopped"

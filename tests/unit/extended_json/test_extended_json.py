@@ -253,6 +253,14 @@ def test_nesting_as_deep_as_a_server_allows() -> None:
         bson_to_json.encode(too_deep)
 
 
+def test_repeated_fields_may_be_at_every_level() -> None:
+    """A server takes documents of 200 levels from any client, and each of them has to come back."""
+    nested = document(element(0x10, b"\1\0\0\0"), element(0x10, b"\2\0\0\0"))
+    for _ in range(199):
+        nested = document(element(0x03, nested), element(0x10, b"\3\0\0\0"))
+    assert json_to_bson.loads(bson_to_json.dumps(nested)) == nested
+
+
 def test_fields_split_a_document_without_decoding_it() -> None:
     """Each top-level element comes with type byte and raw value; an embedded document is one itself."""
     inner = bson.encode({"x": 1})
