@@ -695,7 +695,7 @@ def of_javas_client(option: str) -> str | None:
 
 def is_secret(option: str) -> bool:
     """Whether an option of Kafka's client is a secret."""
-    return option.endswith(("password", "secret", "key.pem"))
+    return option.endswith(("password", "passphrase", "secret", "key.pem"))
 
 
 _KAFKA = "it configures Kafka Connect, and there is no Kafka here"
