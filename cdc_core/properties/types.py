@@ -357,9 +357,9 @@ _PATTERN_TOKEN = re.compile(
 _PLACEHOLDER = "\0"
 SECRET_OPTIONS = {"tlsCertificateKeyFilePassword": "MONGODB_TLS_KEY_PASSWORD", "proxyPassword": "MONGODB_PROXY_PASSWORD"}
 """Options of a connection string that contain a secret, with the variable that an import puts in its place."""
-SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
+SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&;,]*)", re.IGNORECASE)
 """The secret inside the option `authMechanismProperties`."""
-_SECRET_OPTIONS = re.compile(rf"[?&]({'|'.join(SECRET_OPTIONS)})=([^&]*)", re.IGNORECASE)
+_SECRET_OPTIONS = re.compile(rf"[?&;]({'|'.join(SECRET_OPTIONS)})=([^&;]*)", re.IGNORECASE)
 
 
 def without_references(text: str) -> str:

@@ -242,7 +242,8 @@ class _ConnectionReader:
         authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
         credentials, at, hosts = authority.rpartition("@")
         path, question, options = rest[len(authority) :].partition("?")
-        kept = "&".join(self._option(option) for option in options.split("&"))
+        between = "&" if "&" in options else ";"
+        kept = between.join(self._option(option) for option in options.split(between))
         clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
         # What is no connection string goes on as it is, so that the settings name the mistake.
         is_one = scheme in ("mongodb", "mongodb+srv")

@@ -91,6 +91,7 @@ def test_every_property_is_taken_or_named(file: Path) -> None:
         ("${file:/a/b:pw}", "${env:MONGODB_URI}", "MONGODB_URI"),
         ("mongodb://${file:/a/b:pw}/", "${env:MONGODB_URI}", "MONGODB_URI"),
         ("mongodb://h/?proxyPassword=pw&tls=true", "mongodb://h/?proxyPassword=${env:MONGODB_PROXY_PASSWORD}&tls=true", "MONGODB_PROXY_PASSWORD"),
+        ("mongodb://h/?proxyPassword=pw;tls=true", "mongodb://h/?proxyPassword=${env:MONGODB_PROXY_PASSWORD};tls=true", "MONGODB_PROXY_PASSWORD"),
         (
             "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:pw",
             "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:${env:AWS_SESSION_TOKEN}",

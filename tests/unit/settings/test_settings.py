@@ -218,6 +218,7 @@ def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: py
         "mongodb://joe:${env:A}b@host/",
         "mongodb://${env:USER}:pw@host/",
         "mongodb://host/?tls=true&tlsCertificateKeyFilePassword=pw",
+        "mongodb://host/?tls=true;tlsCertificateKeyFilePassword=pw",
         "mongodb://host/?authMechanismProperties=AWS_SESSION_TOKEN:pw",
     ],
 )
@@ -239,6 +240,7 @@ def test_a_literal_password_is_refused(uri: str) -> None:
         "mongodb://joe:${env:A}@host/",
         "mongodb://${env:A}:${secret:scope/key}@host:27017/",
         "mongodb+srv://${env:HOST}/?tlsCertificateKeyFilePassword=${env:A}",
+        "mongodb://host/?tlsCertificateKeyFilePassword=${env:A};authMechanismProperties=AWS_SESSION_TOKEN:${env:B};tls=true",
         "${secret:scope/uri}",
     ],
 )
