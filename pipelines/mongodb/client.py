@@ -83,7 +83,7 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
 
 def _given(uri: str) -> dict[str, str]:
     """The options of a connection string: behind the last @, for a password may hold a ? that should have been encoded."""
-    options = (part.partition("=") for part in uri.rpartition("@")[2].partition("?")[2].split("&") if "=" in part)
+    options = (part.partition("=") for part in re.split("[&;]", uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
 
 
@@ -165,5 +165,5 @@ def direct_uri(uri: str, host: str) -> str:
     credentials = authority.rpartition("@")[0]
     database, _, query = options.lstrip("/").partition("?")
     left_out = {name.lower() for name in _OF_A_SET}
-    kept = [part for part in query.split("&") if part and part.partition("=")[0].lower() not in left_out]
+    kept = [part for part in re.split("[&;]", query) if part and part.partition("=")[0].lower() not in left_out]
     return f"mongodb://{credentials and credentials + '@'}{host}/{database}{'?' if kept else ''}{'&'.join(kept)}"

@@ -70,6 +70,14 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["tlsCertificateKeyFile"] == "/me.pem"
 
 
+def test_options_that_semicolons_separate() -> None:
+    """Drivers read them as those with ampersands: what the connection string says wins, and goes along to one server."""
+    uri = "mongodb://h/?replicaSet=rs0;tls=true;tlsCAFile=/other.pem"
+    found = options(mongodb__connection__string=uri, mongodb__ssl__ca__file="/ca.pem", mongodb__ssl__enabled="true")
+    assert "tls" not in found and "tlsCAFile" not in found
+    assert mongodb.direct_uri(uri, "one:1") == "mongodb://one:1/?tls=true&tlsCAFile=/other.pem"
+
+
 def test_a_missing_right_is_told_without_the_command() -> None:
     """Which command was refused is told by its name: a change stream's is longer than a screen."""
     said = "not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }"

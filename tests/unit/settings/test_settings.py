@@ -332,7 +332,10 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
         ),
         ({"signal.consumer.client.id": ["a"]}, "a text, ${env:NAME} or ${secret:scope/key} is expected"),
         *(
-            ({f"signal.consumer.sasl.oauthbearer.{name}": "x"}, "a reference: ${env:NAME} or ${secret:scope/key} is expected")
+            (
+                {f"signal.consumer.sasl.oauthbearer.{name}": "x"},
+                "a reference: ${env:NAME} or ${secret:scope/key} is expected",
+            )
             for name in ("client.secret", "assertion.private.key.pem", "assertion.private.key.passphrase")
         ),
         ({"snapshot.collection.filter.overrides": "shop.a"}, "shop.a has no filter"),
