@@ -76,7 +76,7 @@ def is_key(text: str) -> bool:
     """Whether a document can have this key; a row that was written by something else may have any text or null."""
     try:
         return canonical_keys.canonical_raw(_with_id(text)) == text
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         return False
 
 
@@ -93,7 +93,7 @@ def _value(key: str) -> tuple[int, bytes] | None:
             return None
         # For a document whose first field starts with `$`: the server would take it for an operator.
         first = next(raw_bson.elements(value), None) if element.kind == _DOCUMENT else None
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         return None
     is_operator = first is not None and first.name.startswith(b"$") and first.name != b"$ref"
     return None if is_operator else (element.kind, value)

@@ -169,7 +169,9 @@ def test_only_what_a_document_can_have_is_a_key() -> None:
     keys = ["5", '"x"', "null", '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
     assert [key_filter.is_key(each) for each in keys] == [True] * len(keys)
     others = ["", "planted", "5 ", "05", "5.0", '5,"_id":6', "5}", '{"$oid":"x"}', '{"a":', "NaN", "[" * 3000, '"\\ud800"']
+    others += ["[" * 700 + "]" * 700, '{"a":' * 700 + "5" + "}" * 700]
     assert [each for each in others if key_filter.is_key(each)] == []
+    assert [each for each in others if key_filter.can_ask(each)] == []
 
 
 def test_a_repair_travels_as_a_condition() -> None:
