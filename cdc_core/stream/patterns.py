@@ -150,6 +150,9 @@ def _pinned(alternative: str) -> tuple[str, Pattern] | None:
     # A bare dot matches any character: `shop.orders` is a database and a collection only if the rest is plain.
     if dot == "." and not _PLAIN_WITHOUT_DOTS.fullmatch(rest):
         return None
+    # These see the name of the database, which the rest does not have when it is matched by itself.
+    if _LOOKS_BACK.match(rest):
+        return None
     return _ESCAPED.sub(r"\1", db), Pattern(rest)
 
 
@@ -164,6 +167,7 @@ _PLAIN = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z])*")
 _NAME = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z]|\.)*")
 _PLAIN_WITHOUT_DOTS = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+")
 _DATABASE = re.compile(rf"\^?((?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+)(\\\.|\[\.\]|\.)((?![?*+{{]).+?)(?:(?<!\\)\$)?", re.DOTALL)
+_LOOKS_BACK = re.compile(r"(?:\\.|\[\^?(?:\\.|[^\]\\])+\]|[^\\\[])*?(?:\^|\(\?<)", re.DOTALL)
 _PORTABLE = re.compile(
     r"""(?: [^\\\[\](){}?*+\x00-\x1f\x7f-\U0010ffff]        # a sign that is no operator, or one of . ^ $ |
           | \\[dDwWsSbB] | \\[^0-9A-Za-z]                   # a class, or an escaped sign

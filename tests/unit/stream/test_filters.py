@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdc_core.properties import types as values
@@ -66,6 +66,9 @@ def test_splitting_loses_nothing(text: str, separator: str) -> None:
 
 
 @given(st.text("ab.|()[]\\^$*+?", max_size=10), st.text("ab.", min_size=3, max_size=6))
+@example(r"a\.(^a|[^b])", "a.a")
+@example(r"a\.b?(^a)", "a.a")
+@example(r"a\.(?<=a\.)b", "a.b")
 def test_databases_of_an_entry_cover_it(entry: str, name: str) -> None:
     """Where an entry is taken apart into databases, exactly the names that it matches are matched."""
     try:
