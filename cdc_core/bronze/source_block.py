@@ -6,6 +6,7 @@ Source: Debezium "MongoDB connector", section "Change events" (source).
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
 
@@ -34,8 +35,6 @@ def source_column(
     `ts_ms`, `ts_us` and `ts_ns` are the cluster time in whole seconds, as in the connector; `wallTime` has
     milliseconds. `snapshot` is the same in all rows, except for `last_snapshot` in the last one.
     """
-    import pyarrow.compute as pc
-
     rows = len(dbs)
 
     def constant(value: str | None) -> pa.Array:

@@ -161,12 +161,8 @@ def _partial(
     updated: record_fields.Document, removed: Iterable[str], identity: Parsed | legacy_patches.NoId
 ) -> record_fields.Document:
     """The fields of an update under their dotted paths, removed ones as null, with `_id` last."""
-    nulls = {wrappers.escape_key(path): None for path in removed}
-    return legacy_patches.identified({**updated, **_without(nulls, updated)}, identity)
-
-
-def _without(fields: Mapping[str, Parsed], others: Mapping[str, Parsed]) -> record_fields.Document:
-    return {name: value for name, value in fields.items() if name not in others}
+    nulls = {name: None for name in map(wrappers.escape_key, removed) if name not in updated}
+    return legacy_patches.identified({**updated, **nulls}, identity)
 
 
 def _with_nulls(document: record_fields.Document, removed: Iterable[str]) -> record_fields.Document:

@@ -25,8 +25,7 @@ class RecordField:
 
 
 def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> RecordField:
-    adjusted = options.field_names.of(name)
-    return RecordField(adjusted, value, name)
+    return RecordField(options.field_names.of(name), value, name)
 
 
 def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document:
