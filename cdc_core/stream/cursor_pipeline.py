@@ -56,7 +56,7 @@ def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     is_copied = False
     for stage in stages:
         name, given = next(iter(stage.items()))
-        # Only if a stage changes events: the copy doubles the size of each event.
+        # Only before the first stage that changes events: a `$match` alone needs no copy.
         if name in _TRANSFORMING and not is_copied:
             found.append(_copied())
             is_copied = True
