@@ -269,7 +269,7 @@ def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
 
 
 def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
-    """The rest of each path below a dotted key; ``()`` if the path matches the key or a part of it."""
+    """The rest of each path below a dotted key; ``()`` if the path matches the key or a beginning of it."""
     # A fast filter: a key begins with a name, and most paths begin with another one.
     meant = [path for path in paths if type(steps[0]) is not str or path[0] in (ANY, steps[0])]
     return [rest for path in meant for rest, _ in _walks(path, steps)]

@@ -267,7 +267,7 @@ def fingerprint(source: Source) -> str:
     """Identifies the stream: 32 hex digits, and what the stream leaves out (`left_out`).
 
     The digits change with every setting that decides which events the stream carries. A position belongs to a stream:
-    after a change it is resumed by time and not by its token. Spelling and order of lists, connections, bounds, and
+    after a change it is resumed by time and not by its token. Order and repetition in lists, connections, bounds, and
     what is done with events afterwards do not count. Behind the digits are the skipped operations and the stages of
     `cursor.pipeline`, joined by `-`.
     """
