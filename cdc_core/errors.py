@@ -1,30 +1,30 @@
-"""The errors of the project, and what a scheduler should do about each.
+"""The errors of the project and their exit codes.
 
     MedallionError                      1   a bug, unless a subclass says otherwise
-    ├── SettingsError                   2   settings or arguments are wrong: every mistake at once
+    ├── SettingsError                   2   settings or arguments are wrong; lists all mistakes
     ├── DecisionNeeded                  3   a person must decide
     │   ├── AccessRefused                   wrong password, missing privilege
     │   ├── SourceUnsuitable                no replica set, too old, a view, a time-series collection
     │   ├── PositionLost                    the oplog no longer holds the position
-    │   ├── TableNotOurs                    a table lies there that this pipeline did not write
-    │   ├── FilesMissing                    a table's log names files that are not there
+    │   ├── TableNotOurs                    another pipeline or program created the table
+    │   ├── FilesMissing                    a table's log names files that do not exist
     │   ├── TableOwned                      a live writer on this host holds the claim
-    │   ├── OwnershipLost                   another writer took the claim over
-    │   ├── ConcurrentWritesUnsafe          the store lets two drivers replace each other's commits
-    │   └── GateFailed                      expectations refused a version
-    ├── CollectionsFailed               the worst of theirs
+    │   ├── OwnershipLost                   another writer took over the claim
+    │   ├── ConcurrentWritesUnsafe          on this store two drivers can overwrite each other's commits
+    │   └── GateFailed                      a version failed its expectations
+    ├── CollectionsFailed               several collections failed; the exit code of the most serious error
     └── Temporary                       75  try again
-        ├── SourceUnreachable               no server, no network, an election that lasts
-        ├── StoreUnreachable                the lakehouse's store does not answer, or refuses
-        ├── LeaseHeld                       a writer on another host holds a lease that is not over
+        ├── SourceUnreachable               no server, no network, a long election
+        ├── StoreUnreachable                the lakehouse's store does not answer, or refuses access
+        ├── LeaseHeld                       a writer on another host holds an unexpired lease
         ├── StorageExhausted                no space left
-        ├── Unjudged                        Spark failed while it judged a version
-        ├── CommitConflict                  Delta's conflicts after the retries
-        ├── CommitUnknown                   a commit that got no answer, and the writer that would go on behind it
-        └── SparkLost                       Spark ended under its application
+        ├── Unjudged                        Spark failed while it checked expectations
+        ├── CommitConflict                  Delta conflicts, after all retries
+        ├── CommitUnknown                   a commit got no answer, so its writer stops
+        └── SparkLost                       Spark ended while the application ran
 
-A message says what, where (collection, position, path of a setting) and what to do next. It never holds a document's
-content, a password, or a whole settings object.
+A message says what happened, where (collection, position, path of a setting) and what to do next. It never contains
+document data, a password, or a whole settings object.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from typing import TypeVar
 
 
 class MedallionError(Exception):
-    """The root of the tree; `exit_code` is what a command ends with."""
+    """The root of the tree; `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in settings or arguments: where it stands, what is wrong, and the nearest right thing."""
+    """One mistake in settings or arguments: its path, the message, and a hint."""
 
     path: str
     message: str
@@ -145,7 +145,7 @@ class CollectionsFailed(MedallionError):
         self.exit_code = exit_code
 
 
-# By what it costs to overlook: a bug would be repeated for ever, what is temporary mends itself.
+# A bug recurs at every run; a temporary error resolves itself.
 _WORST_FIRST = (1, 3, 2, 75)
 
 
@@ -153,22 +153,22 @@ _Failure = TypeVar("_Failure", bound=BaseException)
 
 
 def worst(failures: Sequence[_Failure]) -> _Failure:
-    """The error among these that most wants to be seen: a bug, a decision, wrong settings, then what is temporary."""
+    """The most serious of these errors: a bug, then a decision, then wrong settings, then a temporary error."""
     return min(failures, key=lambda each: _WORST_FIRST.index(code(each)))
 
 
 def worst_code(codes: Iterable[int]) -> int:
-    """The one of these exit codes that most wants to be seen."""
+    """The most serious of these exit codes."""
     return min(codes, key=_WORST_FIRST.index)
 
 
 def code(error: BaseException) -> int:
-    """The exit code that an error asks for."""
+    """The exit code of an error."""
     return error.exit_code if isinstance(error, MedallionError) else MedallionError.exit_code
 
 
 def together(failures: Mapping[str, Exception]) -> Exception:
-    """One error for those of several collections or tables, by their names: the very error where there is one alone."""
+    """One error for the failures of several collections or tables, by name; a single failure is returned as it is."""
     if len(failures) == 1:
         return next(iter(failures.values()))
     lines = [f"{len(failures)} failed, the others did not:"]
@@ -178,8 +178,10 @@ def together(failures: Mapping[str, Exception]) -> Exception:
 
 
 def message_of(error: Exception) -> str:
-    """The text of an error for logs and reports; of one that is not ours only its class, because its text may quote a
-    document."""
+    """The text of an error for logs and reports.
+
+    Only the class name for foreign errors, whose text may quote a document.
+    """
     return str(error) if isinstance(error, MedallionError) else f"this is a bug: {type(error).__name__}"
 
 

@@ -1,14 +1,14 @@
-"""A suite: what one gold table or model must be like before a version of it is published.
+"""A suite: the expectations that a version of a gold table or model must meet before it is published.
 
-A file holds one suite, as Great Expectations writes it in JSON or as the same in YAML:
+A file holds one suite, in the JSON of Great Expectations or the same as YAML:
 
-    table: shop.orders            # a collection or a model; left out: the file's name without its ending
+    table: shop.orders            # a collection or a model; default: the file's name without its extension
     expectations:
       - type: expect_column_values_to_be_between
         kwargs: {column: total, min_value: 0}
-        severity: critical        # or warning, info; critical where it is left out
+        severity: critical        # or warning, info; default: critical
 
-`kwargs` are the library's own, which says itself what it does not know.
+`kwargs` are passed to the library, which validates them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from cdc_core.properties import types as values
 
 
 class Severity(enum.Enum):
-    """What becomes of a version that does not meet an expectation: critical keeps the last good one, the others publish
-    it."""
+    """How a failed expectation affects publishing: critical keeps the last good version, the others publish anyway."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -42,14 +41,14 @@ ABOUT_THE_TABLE = frozenset(
         "expect_column_values_to_not_be_outliers",
     }
 )
-"""Expectations of values that no row meets or fails by itself."""
+"""Expectations that only hold for a whole table, not for single rows."""
 
 _COLUMNS = ("column", "column_A", "column_B")
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """One expectation; `kwargs` as the file gives them, `where` names its place in messages."""
+    """One expectation; `kwargs` as in the file, `where` is its location for messages."""
 
     type: str
     kwargs: Mapping[str, object]
@@ -58,14 +57,14 @@ class Expectation:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that must be there for it to be judged."""
+        """The columns that must exist to evaluate it."""
         found: list[object] = [self.kwargs.get(name) for name in _COLUMNS]
         listed = self.kwargs.get("column_list") if self.type != "expect_table_columns_to_match_ordered_list" else None
         found += listed if isinstance(listed, list) else []
         return tuple(each for each in found if isinstance(each, str) and self.type != "expect_column_to_exist")
 
     def over(self, names: Mapping[str, str]) -> Expectation:
-        """The same of columns that are called otherwise."""
+        """The expectation with its columns renamed."""
         found = {name: names.get(str(self.kwargs[name])) or self.kwargs[name] for name in _COLUMNS if name in self.kwargs}
         listed = self.kwargs.get("column_list")
         if isinstance(listed, list):
@@ -74,7 +73,7 @@ class Expectation:
 
     @property
     def is_part_about(self) -> bool:
-        """Whether it says which part of the table's rows must meet it: a thing of the whole table."""
+        """Whether only a share of the rows must meet it (`mostly`), which needs the whole table."""
         return self.kwargs.get("mostly", 1) not in (1, 1.0)
 
     @property
@@ -93,14 +92,14 @@ class Suite:
 
     @property
     def digest(self) -> str:
-        """What is different in another version of the suite, as short text."""
+        """A short hash that changes with the suite."""
         fields = [[each.type, each.kwargs, each.severity.value] for each in self.expectations]
         return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 
 _KEYS = ("table", "name", "expectations", "meta", "notes", "id")
 _OLDER_KEYS = ("expectation_suite_name", "data_asset_type", "ge_cloud_id")
-"""What the library wrote before 1.0, and nothing goes by."""
+"""Keys that the library wrote before 1.0; ignored."""
 _PARAMETERS = ("suite_parameters", "evaluation_parameters")
 _EXPECTATION_KEYS = (
     "type",
@@ -116,7 +115,7 @@ _EXPECTATION_KEYS = (
 
 
 def parse(document: object, *, name: str, where: str) -> Suite:
-    """The suite in a file called `name`; raises `SettingsError` with every mistake."""
+    """The suite in a file called `name`. Raises `SettingsError` with all mistakes."""
     problems: list[errors.Problem] = []
     section = _section(document, (*_KEYS, *_OLDER_KEYS, *_PARAMETERS), where, "", problems)
     problems += [
@@ -176,7 +175,7 @@ def _section(
 
 
 def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[tuple[Expectation, errors.Problem]]:
-    """The expectations about columns that a table has not, each with what is wrong."""
+    """The expectations on columns that the table does not have, each with its problem."""
     for each in suite.expectations:
         for name in each.columns:
             if name not in columns and name.partition(".")[0] not in columns:

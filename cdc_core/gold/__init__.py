@@ -1,1 +1,1 @@
-"""Gold without a table: the versions of a document, and where a cut is consistent. Start at `versions`."""
+"""Gold without tables: versions of a document (`versions`), consistent cuts (`cut`), ranges of keys (`key_ranges`)."""

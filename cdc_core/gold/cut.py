@@ -1,9 +1,9 @@
-"""Where the log may be cut, so that everything before shows the source at one cluster time, transactions whole.
+"""Consistent cuts of the log: batches up to which it shows the source at one cluster time, with transactions whole.
 
-The log is in stream order, and the events of a transaction share one cluster time. So the end of a batch is a clean cut
-where the next change is of a later time than the last one: no transaction, and nothing else that happened at one time,
-lies on both sides. Before it lies all that the source committed before that next change; rows of snapshots must not be
-newer, for they hold all changes up to the time at which they were read.
+The log is in stream order, and all events of a transaction have one cluster time. So a batch's end is a clean cut if
+the next change has a later cluster time than the last one: nothing that happened at one time is split. Everything
+before the cut is what the source committed before that next change. Snapshot rows before the cut must be older than it
+too, because they contain all changes up to the time at which they were read.
 
 Cluster times are 16 hex digits here: seconds and increment, as in `sequence`.
 """
@@ -19,15 +19,14 @@ from datetime import datetime, timezone
 from cdc_core import errors
 
 LAST = (1 << 32) - 1
-"""The greatest second, and the greatest increment, of a cluster time."""
+"""The largest second, and the largest increment, of a cluster time."""
 _PRESENT = re.compile(r"(?i:now)")
 _TIMESTAMP = re.compile(r"([0-9]{1,10})(?:[:,.]([0-9]{1,10}))?")
 
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The cluster times in one batch: of its first and last change, and of its newest snapshot row; None where it has
-    none."""
+    """The cluster times of a batch's first and last change and of its newest snapshot row; None where it has none."""
 
     number: int
     first: str | None = None
@@ -37,8 +36,7 @@ class BatchTimes:
 
 @dataclass(frozen=True)
 class CutBoundary:
-    """The end of `batch`: everything in the log up to there shows the source at every cluster time from `time` to
-    before `until`."""
+    """The end of `batch`, where the log shows the source at every cluster time from `time` until just before `until`."""
 
     batch: int
     time: str
@@ -46,9 +44,9 @@ class CutBoundary:
 
 
 def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[CutBoundary]:
-    """The batches after which the log may be cut, in order.
+    """The batches after which the log can be cut, in order.
 
-    `reached` is a cluster time before which the log is known to be complete, though no later change says so.
+    `reached` is a cluster time before which the log is complete although no later change proves it.
     """
     ordered = sorted(batches, key=lambda each: each.number)
     following = [reached or ""] * len(ordered)
@@ -68,19 +66,20 @@ def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[Cu
 
 
 def chosen(found: Sequence[CutBoundary], *, at_least: int, latest: str | None) -> CutBoundary | None:
-    """The newest boundary that the tables can still reach, at a time that is not after `latest`.
+    """The newest boundary at or after batch `at_least` whose time is at most `latest`; None if there is none.
 
-    `at_least` is the batch that some table is at already. None where there is none.
+    `at_least` is the highest batch that any of the tables has already applied.
     """
     fit = [each for each in found if each.batch >= at_least and (latest is None or each.time <= latest)]
     return fit[-1] if fit else None
 
 
 def parsed(text: str) -> str | None:
-    """A cluster time as a person writes it: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z;
-    None for `now`.
+    """A cluster time from user input: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z; None for
+    `now`.
 
-    Seconds alone, and a time, stand for their end. Raises `SettingsError`, for times that no server has, too.
+    Seconds alone, and a time of day, mean the end of that second. Raises `SettingsError`, also for times outside the
+    range of cluster times.
     """
     asked = text.strip()
     if _PRESENT.fullmatch(asked):
@@ -103,7 +102,7 @@ def _moment(text: str) -> datetime:
 
 
 def shown(time: str) -> str:
-    """A cluster time for people: `seconds:increment` and the time of day."""
+    """A cluster time as text: `seconds:increment` and the date."""
     if len(time) != 16:
         return "the beginning"
     seconds = int(time[:8], 16)

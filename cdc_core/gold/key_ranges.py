@@ -1,4 +1,4 @@
-"""Ranges that hold some keys, and little beside: what lets a table's files be skipped where the keys lie close together."""
+"""Ranges that cover a set of keys and little else, for skipping a table's files where keys are close together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIGITS = 12
 
 
 def covering(keys: Sequence[str], *, limit: int = 16) -> tuple[KeyRange, ...]:
-    """At most `limit` ranges, in order, that hold all of the keys: cut where neighbours are farthest from each other."""
+    """At most `limit` ranges, in order, that contain all keys; they are split at the largest gaps."""
     found = sorted(set(keys))
     if not found:
         return ()
@@ -22,7 +22,7 @@ def covering(keys: Sequence[str], *, limit: int = 16) -> tuple[KeyRange, ...]:
 
 
 def _places(keys: Sequence[str]) -> list[int]:
-    """Where sorted keys lie on a line: their first bytes behind what all begin with, as a number."""
+    """Positions of sorted keys on a line: as a number, the first bytes after their common prefix."""
     texts = [key.encode("utf-8", "surrogatepass") for key in keys]
     alike = (first == last for first, last in zip(texts[0], texts[-1]))
     skipped = next((place for place, is_same in enumerate(alike) if not is_same), min(len(texts[0]), len(texts[-1])))

@@ -1,14 +1,14 @@
 """One document's history: its events in order, as versions that begin and end at a `sequence`.
 
-    [ first, next )   from the event that made the version to the one that made the next, or ended the document
-    [ last, … )       open: what the document is now
+    [ first, next )   from the event that made the version to the next one, or to the document's end
+    [ last, … )       open: the current document
 
-Whatever order events come in, in however many runs and however often, the versions that come of them are the same: what is
-stored of a key is laid out again with what is new, and an event that is there already takes its own place.
+The versions are the same whatever the order of events, the number of runs, and repetitions: a key's stored versions are
+laid out again together with the new events, and an event that is already there keeps its place.
 
-A partial update is folded onto the version before it. Where that is not known (no snapshot, no pre-image, or whole documents
-are not kept), the version holds what is known and is incomplete, until a whole document comes. What a snapshot read is a version,
-too, changed or not: an event from before it may still come.
+A partial update is folded onto the version before it. If that is not known (no snapshot, no pre-image, or whole
+documents are not kept), the version contains what is known and is incomplete until a whole document comes. A snapshot
+read is a version too, changed or not, because an event from before it may still come.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCHEMA = pa.schema(
 )
 
 LAID_OUT_DDL = arrow.columns_ddl(_SCHEMA)
-"""The rows of `laid_out`."""
+"""The columns of `laid_out`."""
 
 
 _ROWS_AT_A_TIME = 256
@@ -48,9 +48,9 @@ _ROWS_AT_A_TIME = 256
 
 @dataclass(frozen=True)
 class DocumentEvent:
-    """An event of one document: a whole document, a delete, or an update that says what changed.
+    """An event of one document: a whole document, a delete, or a partial update.
 
-    The documents themselves, as Extended JSON, are only needed where updates are folded.
+    Documents (Extended JSON) are only needed where updates are folded.
     """
 
     sequence: str
@@ -69,10 +69,11 @@ class DocumentEvent:
 
 @dataclass(frozen=True)
 class DocumentVersion:
-    """What a document was from `sequence` up to `until`; None where it still is.
+    """A document's state from `sequence` until `until`; None for the current version.
 
-    `offset` is that of the event that made it, None where it was stored before. `is_deleted` tells that a delete ended it. A
-    delete of which no version is known is one that ends where it begins. `document` is there where updates are folded.
+    `offset` is that of the event that made it, None for a stored version. `is_deleted`: a delete ended it. A delete
+    without a known version before it is a version that ends where it begins. `document` is set where updates are
+    folded.
     """
 
     sequence: str
@@ -84,22 +85,22 @@ class DocumentVersion:
 
 
 def changed(stored: Sequence[DocumentVersion], events: Sequence[DocumentEvent], *, folds: bool) -> Iterator[DocumentVersion]:
-    """The versions that the events make, and the stored ones that end otherwise now, in order.
+    """The new versions, and the stored ones that now end elsewhere, in order.
 
-    `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
-    where it is not, an update that only says what changed makes a version that holds that alone.
+    `stored` are the key's versions that end at the first event or later, with their documents if `folds` is true. If it
+    is false, a partial update makes a version with only the fields that it contains.
     """
     before = {version.sequence: version for version in stored}
-    # Only what changed goes into the MERGE: a key with a long history does not write all of it again.
+    # Only changed versions go into the MERGE, so that a long history is not rewritten.
     return (each for each in _all(before, events, folds=folds) if each != before.get(each.sequence))
 
 
 def _all(
     before: Mapping[str, DocumentVersion], events: Sequence[DocumentEvent], *, folds: bool
 ) -> Iterator[DocumentVersion]:
-    """The key's versions, those `before` by their sequences among them, one at a time: each may hold a whole document."""
+    """All versions of the key including the stored ones (`before`, by sequence), lazily: each may hold a whole document."""
     new = {event.sequence: event for event in sorted(events, key=lambda event: event.offset)}
-    # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
+    # An end without a version that begins there: a delete, or a sweep, which has no row.
     ends = {version.until: version.is_deleted for version in before.values() if version.until is not None}
     current: DocumentVersion | None = None
     last_delete: DocumentEvent | None = None
@@ -114,11 +115,11 @@ def _all(
         if current is not None:
             yield replace(current, until=sequence, is_deleted=is_delete or ((is_end or is_marker) and ends[sequence]))
         elif event is not None and is_delete:
-            # Of a document that was never seen the delete is kept, too: a version from before it may still come.
+            # A delete of an unknown document is kept too, because an earlier version may still come.
             yield DocumentVersion(sequence, sequence, is_deleted=True, offset=event.offset)
         elif is_end and last_delete is not None:
-            # The version that ended here ends earlier now, and what comes between may still come. The row is made from the
-            # delete's event: of this one, which was applied before, nothing else is left.
+            # The version that ended here now ends earlier, and an event in between may still come. The end's own event
+            # was applied in an earlier run, so the row takes its offset from the delete at hand.
             yield DocumentVersion(sequence, sequence, is_deleted=ends[sequence], offset=last_delete.offset)
         last_delete = event if is_delete else last_delete
         current = following
@@ -130,12 +131,12 @@ def _all(
 
 
 def _made(event: DocumentEvent, current: DocumentVersion | None) -> DocumentVersion:
-    """The version that an event which is no delete begins."""
+    """The version that starts with this event, which is not a delete."""
     if not event.is_partial:
         return DocumentVersion(event.sequence, document=event.document, offset=event.offset)
     base = None if current is None else current.document
     is_unsure = current is None or current.is_incomplete
-    # A pre-image is the whole document as it was: nothing from before it is needed.
+    # A pre-image is the whole document before the update, so nothing earlier is needed.
     if is_unsure and event.before is not None:
         base, is_unsure = event.before, False
     document, is_incomplete = fold.folded_text(base, [event.update or PartialUpdate.unreadable(event.sequence)])
@@ -143,8 +144,9 @@ def _made(event: DocumentEvent, current: DocumentVersion | None) -> DocumentVers
 
 
 def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of
-    `DocumentVersion`) to rows of `LAID_OUT_DDL`."""
+    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT` and of the fields of `DocumentVersion`)
+    to rows of `LAID_OUT_DDL`.
+    """
 
     def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []
@@ -156,7 +158,7 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
                 for each in changed(stored, events, folds=folds):
                     rows.append({"__key": row["__key"], **vars(each)})
                     size += len(each.document or "")
-                    # A document that changes all the time has a version an event, each as large as the document.
+                    # A frequently changed document has one version per event, each as large as the document.
                     if size >= fold.OUTPUT_BYTES:
                         yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
                         rows, size = [], 0
@@ -166,13 +168,13 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
 
 
 def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The batch's rows, some at a time as Python's values, of which a document with its events makes many."""
+    """The rows as Python values, converted in small slices, because one row can become many versions."""
     for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
         yield from batch.slice(start, _ROWS_AT_A_TIME).to_pylist()
 
 
 def event(row: Mapping[str, Any]) -> DocumentEvent:
-    """The event that the fields of `EVENT` describe."""
+    """The event from the fields of `EVENT`."""
     is_partial = row["op"] == bronze.Op.UPDATE.value and not row["is_whole"]
     update = PartialUpdate.from_bronze(row) if is_partial else None
     return DocumentEvent(
