@@ -1,1 +1,3 @@
-"""From documents to columns: what was seen (`shape`), the columns that hold it (`evolution`), and a document as their values (`cast`)."""
+"""From documents to columns: observed types (`shape`), the columns for them (`evolution`), and values for the columns
+(`cast`).
+"""

@@ -1,12 +1,13 @@
-"""A document as a row of the table: each value as its column's type, an absent field as null, and what did not fit.
+"""A document as a row of the table: each value in its column's type, absent fields as null, and the values that did not
+fit.
 
-A field is absent where it never was, and where a `$unset` took it away: the row of a full document has all columns. Of a partial
-update the folded document (`cdc_core.silver.fold`) is typed anew where whole documents are kept (`keep.document`); elsewhere the
-row stays as it was and is marked `__incomplete`.
+A field is absent if the document never had it or a `$unset` removed it: the row of a full document has all columns.
+After a partial update, the folded document (`cdc_core.silver.fold`) is typed again where whole documents are kept
+(`keep.document`); elsewhere the row stays as it is and is marked `__incomplete`.
 
-Which type a column has is said in `column_types` (`BASE`: a Decimal128 is a STRING), `pins` and `evolution`.
+A column's type is decided in `column_types` (`BASE`: a Decimal128 is a STRING), `pins` and `evolution`.
 
-This is the exact way, value by value; `cdc_core.typed` is held to the same result.
+This module is the reference, value by value; `cdc_core.typed` must give the same results.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ class _Misfit(Exception):
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 MIN_DATE_MS = -62_135_424_000_000
-"""0001-01-03T00:00:00Z: Python's clocks, which PySpark's `collect()` goes by, do not reach the two days before it in
-every zone."""
+"""0001-01-03T00:00:00Z. In some time zones, Python's datetime (used by PySpark's `collect()`) cannot represent the two
+days before it.
+"""
 MAX_DATE_MS = 253_402_300_799_999
-"""9999-12-31T23:59:59.999Z: the last."""
+"""9999-12-31T23:59:59.999Z, the maximum of Python's datetime."""
 
 
 def ejson(value: Any) -> str:
-    """The Extended JSON text of a value of parsed EJSON."""
+    """The Extended JSON text of a parsed value."""
     try:
         return orjson.dumps(_arrays_back(value)).decode()
-    except orjson.JSONEncodeError:  # whole numbers beyond 64 bits, which no BSON has
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, which BSON does not have
         return json.dumps(_arrays_back(value), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -56,27 +58,26 @@ def _arrays_back(value: Any) -> Any:
 
 
 def cast(parsed_value: Any, column_type: ColumnType, *, path: str = "") -> tuple[Any, dict[str, str]]:
-    """One value as its column type holds it, and what did not fit: dotted path -> Extended JSON text.
+    """One value in its column type, and what did not fit: dotted path -> Extended JSON text.
 
     Structs are dicts by column name, arrays lists, maps dicts, timestamps aware datetimes in UTC, decimals
-    `decimal.Decimal`, binary bytes. What did not fit is None in its place. Never raises for a value of
-    parsed EJSON.
+    `decimal.Decimal`, binary bytes. A value that does not fit is None in its place. Never raises for parsed EJSON.
     """
     rescued: dict[str, str] = {}
     return _cast(parsed_value, column_type, path or None, rescued), rescued
 
 
 def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], dict[str, str]]:
-    """One document as a row of the table (column name -> value, as `cast` gives it), and what did not fit.
+    """One document as a row of the table (column name -> value, as in `cast`), and what did not fit.
 
-    Where documents are flattened, one whose columns are all null is rescued as `{}`, or it could not be told from one that
-    is not there; an array that is laid out as a document as `[]`.
+    With flattening, a document whose columns are all null is rescued as `{}` (`[]` for an array laid out as a
+    document), which distinguishes it from an absent one.
     """
     given = laid_out(parsed_document, schema.naming.values)
     value, rescued = cast(given, schema.struct)
     if not schema.naming.flatten:
         return {column.name: (value or {}).get(column.name) for column in schema.columns}, rescued
-    # Flattened, a document has no column of its own that could say that it is there.
+    # A flattened document has no column of its own to show that it exists.
     for path, text in _emptied(value, schema.struct, given, ""):
         rescue(rescued, path, text)
     return {column.name: _value_at(value, schema.struct, column.path) for column in schema.columns}, rescued
@@ -95,11 +96,11 @@ def _value_at(value: Any, type_: ColumnType, path: Sequence[str]) -> Any:
 
 
 def _emptied(value: Any, type_: Struct, given: Any, prefix: str) -> list[tuple[str, str]]:
-    """The paths of documents that are there but have no value in any column, outer ones first, and their texts."""
+    """The paths of documents that exist but have no value in any column, outer ones first, and their texts."""
     found: list[tuple[str, str]] = []
     if value is None:
         return found
-    # Of two keys that are one name the first has the column.
+    # Of two keys with one unescaped name, the first has the column.
     held = {wrappers.unescape_key(key): item for key, item in reversed(given.items())}
     for item in type_.fields:
         inner = value.get(item.column)
@@ -133,16 +134,14 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
                 return _cast_map(value, seen, item_type, path, rescued)
             case Decimal(precision, scale):
                 return _to_decimal(value, seen, precision, scale)
-    # A wrapper with malformed content is a misfit, too: one value must not stop a batch.
+    # A malformed wrapper does not fit either: one value must not stop a batch.
     except (_Misfit, KeyError, TypeError, ValueError, ArithmeticError):
         rescue(rescued, path or "", ejson(value))
         return None
 
 
 def rescue(rescued: dict[str, str], path: str, text: str) -> None:
-    """Keeps the value's text; names with dots can give two values one path, the later is then `path#2`,
-    `#3`, …
-    """
+    """Stores the value's text under its path; if the path is taken (names may contain dots), under `path#2`, `#3`, …"""
     free, number = path, 1
     while free in rescued:
         number += 1
@@ -159,7 +158,7 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
         step = key[1:] if isinstance(value, ArrayDocument) else name
         below = step if path is None else f"{path}.{step}"
         known = type_.by_name.get(name)
-        # Two keys may be one name once they are unescaped: the first has the column, the other is rescued.
+        # Two keys can unescape to one name: the first has the column, the other is rescued.
         if known is not None and known.column not in result:
             result[known.column] = _cast(item, known.type, below, rescued)
         elif kind(item) not in ABSENT:
@@ -205,7 +204,7 @@ def _to_double(value: Any, seen: Kind) -> float:
     if seen in DOUBLES:
         return value if isinstance(value, float) else float(value["$numberDouble"])
     number = _to_bigint(value, seen)
-    # Rescued rather than rounded: the column would hold another number than the document.
+    # Rescued instead of rounded: the column would hold another number than the document.
     if float(number) != number:
         raise _Misfit
     return float(number)
@@ -246,7 +245,7 @@ def _to_timestamp(value: Any, seen: Kind) -> datetime.datetime:
         case Kind.DATE:
             milliseconds = int(value["$date"]["$numberLong"])
         case Kind.TIMESTAMP:
-            # The increment `i` orders events inside a second, and is no part of the time.
+            # The increment `i` only orders events within one second.
             milliseconds = int(value["$timestamp"]["t"]) * 1000
         case _:
             raise _Misfit
@@ -282,24 +281,24 @@ def _to_db_pointer(value: Any, seen: Kind) -> dict[str, str]:
 
 
 def _to_decimal(value: Any, seen: Kind, precision: int, scale: int) -> decimal.Decimal:
-    """The number where its shortest decimal writing has no more digits than the column."""
+    """The number, if its shortest decimal notation fits the column exactly."""
     match seen:
         case Kind.INT32 | Kind.INT64:
             number = decimal.Decimal(_to_bigint(value, seen))
         case Kind.DOUBLE | Kind.NON_FINITE:
-            # By its shortest writing: a user who wrote 0.1 means 0.1, and not the 55 digits of the double.
+            # By its shortest notation: a user who wrote 0.1 means 0.1, not the 55 digits of the double.
             number = decimal.Decimal(repr(_to_double(value, seen)))
         case Kind.DECIMAL:
             number = decimal.Decimal(value["$numberDecimal"])
         case _:
             raise _Misfit
     with decimal.localcontext() as context:
-        # quantize fails where a result has more digits than the context, and the default of 28 is less than DECIMAL allows.
+        # quantize fails if the result has more digits than the context; the default of 28 is less than DECIMAL allows.
         context.prec = 80
         exact = number.quantize(decimal.Decimal(1).scaleb(-scale))
     if exact != number or len(exact.as_tuple().digits) > precision:
         raise _Misfit
-    return exact or abs(exact)  # a DECIMAL has one zero, a decimal128 and a double two
+    return exact or abs(exact)  # a DECIMAL has one zero, Decimal128 and double have two
 
 
 _TO_SCALAR: Mapping[Scalar, Callable[[Any, Kind], Any]] = {

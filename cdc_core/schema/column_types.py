@@ -1,8 +1,8 @@
-"""Column types: what a value of each BSON type becomes in a table (`BASE`), and the types of documents, arrays and maps.
+"""Column types: the type for each BSON type (`BASE`), and types for documents, arrays and maps.
 
-A Decimal128 is a STRING with the digits that the server shows. Where the settings pin a DECIMAL(p,s) (`pins`) it becomes that if it
-fits exactly, and else null, with its text in `__rescued` (`cast._to_decimal`). How two types of one field come together is in
-`evolution`, how a value becomes one of its column in `cast`, and whole columns at a time in `cdc_core.typed.readers`.
+A Decimal128 is a STRING with the digits that the server shows. If the settings pin a DECIMAL(p,s) (`pins`), it becomes
+that if it fits exactly, otherwise null with its text in `__rescued` (`cast._to_decimal`). `evolution` joins two types
+of one field; values are converted one by one in `cast`, and by column in `cdc_core.typed.readers`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cdc_core.sql.names import identifier
 
 
 class Scalar(enum.Enum):
-    """The column types without a part that could vary; the value is the Spark SQL type, but where `ddl` says another."""
+    """The column types without parameters; the value is the Spark SQL type unless `ddl` has another."""
 
     INT = "INT"
     BIGINT = "BIGINT"
     DOUBLE = "DOUBLE"
     STRING = "STRING"
-    TEXT = "TEXT"  # a STRING that holds values of several kinds, each as its text
+    TEXT = "TEXT"  # a STRING for values of several kinds, each as its text
     BOOLEAN = "BOOLEAN"
     TIMESTAMP = "TIMESTAMP"
     BINARY = "BINARY"
@@ -33,7 +33,7 @@ class Scalar(enum.Enum):
     CODE_WITH_SCOPE = "CODE_WITH_SCOPE"
     DB_POINTER = "DB_POINTER"
 
-    __hash__ = object.__hash__  # as of `Kind`, and as often
+    __hash__ = object.__hash__  # see `Kind`
 
 
 PARTS: Mapping[ColumnType, tuple[str, str]] = {
@@ -46,7 +46,7 @@ PARTS: Mapping[ColumnType, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Decimal:
-    """DECIMAL(precision, scale): only ever pinned."""
+    """DECIMAL(precision, scale); only for pinned columns."""
 
     precision: int
     scale: int
@@ -54,7 +54,7 @@ class Decimal:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a document: its own name, its name inside the struct, its type."""
+    """A field of a document: its own name, its name in the struct, its type."""
 
     name: str
     column: str
@@ -90,7 +90,7 @@ class Map:
 ColumnType = Union[Scalar, Decimal, Struct, Array, Map]
 
 Steps = tuple[str | int, ...]
-"""A way into a schema: names of fields, ELEMENT for what is in an array, VALUE for what is in a map."""
+"""A path into a schema: names of fields, ELEMENT for array elements, VALUE for map values."""
 ELEMENT, VALUE = 0, 1
 
 
@@ -118,10 +118,10 @@ BASE: Mapping[Kind, Scalar] = {
     Kind.NON_FINITE: Scalar.DOUBLE,
     Kind.INT64: Scalar.BIGINT,
     Kind.INT32: Scalar.INT,
-    # As in the SMT, and because a DECIMAL column has one scale: the values of a field may have any.
+    # As in the SMT; a DECIMAL column has one scale, but a field's values may have any.
     Kind.DECIMAL: Scalar.STRING,
     Kind.STRING: Scalar.STRING,
-    # 24 hex digits: readers join on them, and no reader knows the type.
+    # 24 hex digits: readers can join on them, but do not know the type.
     Kind.OBJECT_ID: Scalar.STRING,
     Kind.SYMBOL: Scalar.STRING,
     Kind.CODE: Scalar.STRING,
@@ -129,18 +129,18 @@ BASE: Mapping[Kind, Scalar] = {
     Kind.MAX_KEY: Scalar.STRING,
     Kind.BOOLEAN: Scalar.BOOLEAN,
     Kind.DATE: Scalar.TIMESTAMP,
-    # The seconds alone: its increment only orders entries of one second.
+    # Only the seconds: the increment orders entries within one second.
     Kind.TIMESTAMP: Scalar.TIMESTAMP,
     Kind.BINARY: Scalar.BINARY,
     Kind.REGEX: Scalar.REGEX,
     Kind.CODE_WITH_SCOPE: Scalar.CODE_WITH_SCOPE,
     Kind.DB_POINTER: Scalar.DB_POINTER,
 }
-"""The column type of each scalar kind, seen alone."""
+"""The column type of each scalar kind on its own."""
 
 
 def type_at(type_: ColumnType, path: Sequence[str]) -> ColumnType:
-    """The type of the field at a path below a struct; the parts of a REGEX and its like are strings."""
+    """The type of the field at a path below a struct; the parts of REGEX and similar types are strings."""
     for name in path:
         match type_:
             case Struct():

@@ -1,6 +1,6 @@
 """The document schema of a collection: the fields of its documents, and the columns of its table.
 
-Other modules make it wider (`evolution`), change its types (`retype`), and make rows by it (`cast`).
+`evolution` widens it, `retype` changes its types, and `cast` makes rows with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdc_core.schema.column_types import DECIMAL, Array, ColumnType, Decimal, Fi
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: the path of the field that it holds, and its name."""
+    """A column of the table: the path of its field, and its name."""
 
     path: tuple[str, ...]
     name: str
@@ -25,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True)
 class DocumentSchema:
-    """The fields of a collection's documents, and the table's columns, in the table's order."""
+    """The fields of a collection's documents, and the table's columns in table order."""
 
     fields: tuple[Field, ...] = ()
     columns: tuple[Column, ...] = ()
@@ -33,7 +33,7 @@ class DocumentSchema:
 
     @functools.cached_property
     def struct(self) -> Struct:
-        """The fields as the type of the whole document: one, which has its fields by name once."""
+        """The fields as the type of the whole document; cached for its `by_name`."""
         return Struct(self.fields)
 
     def table(self) -> tuple[tuple[str, ColumnType], ...]:
@@ -41,7 +41,7 @@ class DocumentSchema:
         return tuple((column.name, type_at(self.struct, column.path)) for column in self.columns)
 
     def to_json(self) -> str:
-        """The schema as one line of JSON, the same for the same schema."""
+        """The schema as one line of JSON; equal schemas give equal text."""
         value = {
             "fields": [_field_to_json(item) for item in self.fields],
             "columns": [[list(column.path), column.name] for column in self.columns],

@@ -1,16 +1,16 @@
-"""How a document schema follows the documents: only ever wider, and the list of its changes.
+"""Schema evolution: widens a document schema to fit the documents, and lists the changes.
 
-A path's column type comes from the first value that was seen there, in the order of the events; after that
+A path's column type comes from the first value seen there, in event order. After that:
 
-    INT     widens to BIGINT, DOUBLE        whole numbers of 32 bits are exact in both
-    STRUCT  gets new fields, ARRAY and MAP widen inside
-    a pin   from the settings decides over what was seen; INT, BIGINT widen to a pinned DECIMAL that holds them
-    other   types stay: a value that does not fit is rescued
+    INT     widens to BIGINT or DOUBLE (both hold all 32-bit integers)
+    STRUCT  gets new fields; ARRAY and MAP widen inside
+    a pin   from the settings takes precedence; INT and BIGINT widen to a pinned DECIMAL that holds them
+    others  stay: a value that does not fit is rescued
 
-so the schema depends on the documents and their order alone, and not on how they were cut into batches.
-Values that are seen for the first time side by side in one array and have no common type make a TEXT
-column: a STRING that holds strings as they are and other values as their JSON. A path that was only ever
-null, `[]` or `{}` has no column, pinned or not; a `[]` or `{}` without a column is rescued.
+So the schema depends only on the documents and their order, not on how they were cut into batches. Values that are
+first seen together in one array and have no common type make a TEXT column: a STRING with strings as they are and other
+values as JSON. A path where only null, `[]` or `{}` was seen has no column, pinned or not; `[]` and `{}` without a
+column are rescued.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from cdc_core.schema.pins import Pin, Pins, widens
 from cdc_core.schema.shape import Shape
 
 MAX_DEPTH = 32
-"""Nesting of a column's type; what lies deeper is the JSON text of its document or array."""
+"""Maximum nesting of a column's type; anything deeper is stored as JSON text."""
 
 MAX_FIELDS = 1000
-"""Fields of one nested document. Seen with more at first sight, it is a MAP; later fields beyond are
-rescued.
-"""
+"""Maximum fields of one nested document. With more at first sight it becomes a MAP; fields that appear later are rescued."""
 
 MAX_COLUMNS = 10_000
-"""Columns of one table, with the fields of its documents inside documents; fields beyond are rescued."""
+"""Maximum columns of one table, counting nested fields; further fields are rescued."""
 _RANK = {kind: rank for rank, kind in enumerate(Kind)}
 
 
@@ -52,9 +50,9 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a schema: the dotted path, what happened, the types before and after in Spark SQL.
+    """One change of a schema: dotted path, kind of change, Spark SQL types before and after.
 
-    REBUILT is about no path: everything was read again, and what changed thereby follows.
+    REBUILT has no path: all documents were read again, and the resulting changes follow.
     """
 
     path: str
@@ -70,10 +68,10 @@ def join(
     pins: Pins | None = None,
     naming: column_names.ColumnNaming | None = None,
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
-    """The schema that also holds what the shape saw, and the changes that this took, in order of the columns.
+    """The schema widened by the shape, and the changes, in column order.
 
-    Joining the same shape twice changes nothing the second time. `naming` is taken by the first join; a
-    schema that has columns keeps the layout it has and only takes over which names are reserved.
+    Joining the same shape again changes nothing. `naming` only applies to a schema without columns; otherwise just its
+    reserved names are taken over.
     """
     laid_out = schema.naming if schema.fields or naming is None else naming
     if naming is not None:
@@ -93,8 +91,7 @@ def join(
 
 @dataclass
 class _Room:
-    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of
-    thousands."""
+    """How many more columns and fields a table can get; data used as keys on two levels could make hundreds of thousands."""
 
     left: int
 
@@ -112,7 +109,7 @@ def _leaves(type_: ColumnType) -> int:
 
 
 class _Join:
-    """One join: what the settings pin, how names are given, what there is room for, and the changes so far."""
+    """One join: pins, naming, remaining room, and the changes so far."""
 
     def __init__(self, pins: Pins, naming: column_names.ColumnNaming, room: _Room) -> None:
         self.pins = pins
@@ -129,9 +126,7 @@ class _Join:
         depth: int,
         limit: int = MAX_FIELDS,
     ) -> tuple[Field, ...]:
-        """The fields of a document, joined with those seen; new ones after the others, `_id` first of the
-        root's.
-        """
+        """The fields of a document joined with those seen; new ones come last, except `_id`, which is first at the root."""
         known = {item.name for item in current}
         joined = [
             self._joined(item, shape.fields[item.name], (*path, item.name), depth=depth + 1)
@@ -168,11 +163,11 @@ class _Join:
         return joined
 
     def fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
-        """The type for a path without one, or None where nothing was seen that a column could hold, or there is no room."""
+        """The type for a new path; None if nothing that a column could hold was seen, or there is no room."""
         if self.room.left <= 0:
             return None
         type_ = self._fresh(shape, path, depth=depth)
-        # What a struct, an array or a map holds was counted when it came about itself.
+        # The contents of a struct, an array or a map are already counted.
         if type_ is None or isinstance(type_, (Struct, Array, Map)):
             return type_
         if _leaves(type_) > self.room.left:
@@ -183,7 +178,8 @@ class _Join:
     def _fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         pin = self.pins.get(path)
         if pin is not None and shape.first is not None:
-            # A map without a value so far has no column: what else stands there is rescued, and does not choose another type.
+            # A map without values yet has no column; other kinds of value at the path are rescued and do not choose a
+            # type.
             return self._pinned(pin, shape, path, depth)
         type_: ColumnType | None = None
         for group in groups(shape):
@@ -201,11 +197,11 @@ class _Join:
         return self._map(shape, path, depth)
 
     def _first(self, group: list[Kind], shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
-        """The type of the kinds that were seen first, all by one document."""
+        """The type for the kinds that were seen first, all in one document."""
         containers = {Kind.DOCUMENT, Kind.ARRAY}.intersection(group)
         if not containers:
             return _common(group)
-        # Seen by one document, a container beside another kind has no first: TEXT holds either.
+        # If one document shows a container beside another kind, neither is first: TEXT holds both.
         if len(group) > 1 or depth >= MAX_DEPTH:
             return Scalar.TEXT
         if Kind.DOCUMENT in containers:
@@ -215,7 +211,7 @@ class _Join:
         return None if type_ is None else Array(type_)
 
     def _document(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
-        # So many names at first sight are data, ids or dates used as keys: as columns they would grow without end.
+        # So many names at once are data used as keys (ids, dates); as columns they would grow without limit.
         if sum(bool(seen.kinds) for seen in shape.fields.values()) > MAX_FIELDS:
             return self._map(shape, path, depth)
         fields: list[Field] = []
@@ -231,15 +227,15 @@ class _Join:
         return None if value is None else Map(value)
 
     def _quiet(self) -> _Join:
-        """The same join, for the parts of a column that is new as a whole."""
+        """The same join without recording changes, for the parts of a column that is new as a whole."""
         return _Join(self.pins, self.naming, self.room)
 
     def wider(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
-        """The type of a path that has one, after what was seen."""
+        """The type of an existing column after what was seen."""
         pin = self.pins.get(path)
         if pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type):
             return pin.type
-        # A pin that cannot widen the column in place waits for a rebuild; until then other values are rescued.
+        # A pin that cannot widen the column in place needs a rebuild; until then other values are rescued.
         if pin is not None and not pin.is_map:
             return type_
         match type_:
@@ -252,7 +248,7 @@ class _Join:
                     return type_
                 return Array(self.wider(element, shape.element, path, depth=depth + 1))
             case Map(value):
-                # `map<int>` pins the values, too.
+                # `map<int>` also pins the values.
                 if Kind.DOCUMENT not in shape.kinds or (pin is not None and pin.type is not None):
                     return type_
                 return Map(self.wider(value, values(shape), (*path, "*"), depth=depth + 1))
@@ -263,7 +259,7 @@ class _Join:
 
 
 def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:
-    """The pinned paths whose columns have another type, to which they are not widened: until a rebuild."""
+    """The pinned paths whose columns have another type that does not widen to the pin: they need a rebuild."""
     for path, pin in pins.items():
         type_ = _held(schema.struct, path)
         if type_ is None:
@@ -277,7 +273,7 @@ def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:
 
 
 def _held(type_: ColumnType, path: tuple[str, ...]) -> ColumnType | None:
-    """The type at a path, which leads through arrays and by `*` through maps; None where there is none."""
+    """The type at a path (through arrays, and by `*` through maps); None if there is none."""
     for name in path:
         while isinstance(type_, Array):
             type_ = type_.element
@@ -291,9 +287,7 @@ def _held(type_: ColumnType, path: tuple[str, ...]) -> ColumnType | None:
 
 
 def groups(shape: Shape) -> list[list[Kind]]:
-    """The kinds that could make a column, by the document that showed each first, in the order of the
-    events.
-    """
+    """The kinds that can make a column, grouped by the document that first showed them, in event order."""
     by_mark: dict[str, list[Kind]] = {}
     for seen in sorted(shape.kinds, key=lambda seen: (shape.kinds[seen], _RANK[seen])):
         if seen not in NOTHING:
@@ -302,7 +296,7 @@ def groups(shape: Shape) -> list[list[Kind]]:
 
 
 def _common(kinds: Sequence[Kind]) -> ColumnType:
-    """The type that holds all of these scalar kinds, TEXT where there is none."""
+    """The type that holds all of these scalar kinds; TEXT if there is none."""
     bases = {BASE[seen] for seen in kinds}
     if len(bases) == 1:
         return bases.pop()
@@ -312,8 +306,8 @@ def _common(kinds: Sequence[Kind]) -> ColumnType:
 
 
 def _absorbed(type_: ColumnType, group: Iterable[Kind]) -> ColumnType:
-    """A scalar type after kinds that it may have to widen for."""
-    # BIGINT does not widen to DOUBLE, which does not hold every whole number of 64 bits.
+    """A scalar type, widened for the kinds if possible."""
+    # BIGINT does not widen to DOUBLE, which cannot hold every 64-bit integer.
     if type_ is not Scalar.INT:
         return type_
     if not DOUBLES.isdisjoint(group):
@@ -322,9 +316,9 @@ def _absorbed(type_: ColumnType, group: Iterable[Kind]) -> ColumnType:
 
 
 def values(shape: Shape) -> Shape:
-    """What was seen at any name of documents that are used as maps."""
+    """The merged shape of all values of documents used as maps."""
     merged = Shape()
-    # By name: the order of fields depends on which partition was merged first.
+    # By name, because the order of fields depends on which partition was merged first.
     for name in sorted(shape.fields):
         merged.add(shape.fields[name])
     return merged
@@ -333,14 +327,17 @@ def values(shape: Shape) -> Shape:
 def columns_of(
     current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming, *, seen: Shape | None = None
 ) -> tuple[Column, ...]:
-    """The table's columns: those that it has, then a new one for each path that needs it, in the order in which they were `seen`."""
+    """The table's columns: the current ones, then new ones for paths without a column, in the order in which they were
+    `seen`.
+    """
     known = {column.path for column in current}
     columns = list(current)
-    # Names that are reserved by now are kept from new columns; a column that has one already keeps it.
+    # Reserved names are not given to new columns; existing columns keep their names.
     taken = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
     paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
     if naming.flatten and seen is not None:
-        # Of two paths that meet in one name the later one is changed: struct by struct that would be left to the cut into batches.
+        # If two paths give one name, the later one is changed. In struct order, that would depend on how events are cut
+        # into batches.
         paths.sort(key=functools.partial(_first, Struct(fields), seen))
     for path in paths:
         if path not in known and len(columns) < MAX_COLUMNS:
@@ -349,7 +346,7 @@ def columns_of(
 
 
 def _with_columns(fields: Iterable[Field], paths: set[tuple[str, ...]], path: tuple[str, ...]) -> tuple[Field, ...]:
-    """The flattened fields without those that found no place among the columns; their values are rescued."""
+    """The flattened fields that have columns; the values of the others are rescued."""
     kept = []
     for item in fields:
         here = (*path, item.name)
@@ -362,6 +359,7 @@ def _with_columns(fields: Iterable[Field], paths: set[tuple[str, ...]], path: tu
 
 
 def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The paths of the leaves below these fields, which are the columns of flattened documents."""
     leaves: list[tuple[str, ...]] = []
     for item in fields:
         here = (*path, item.name)
@@ -375,10 +373,10 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
 
 
 def _first(type_: ColumnType, seen: Shape, path: tuple[str, ...]) -> tuple[str, int]:
-    """When a leaf was seen first: at which document, and where in it; `_id` comes before its other fields."""
+    """Where a leaf was seen first: the document's mark, and the place in it; `_id` comes before the other fields."""
     is_id = path[0] == "_id"
     for step in path:
-        if not isinstance(type_, Struct):  # a part of a value
+        if not isinstance(type_, Struct):  # a part of a REGEX or the like
             break
         type_, seen = type_.by_name[step].type, seen.fields.get(step) or Shape()
     mark, place = seen.first or ("", 0)
@@ -386,8 +384,7 @@ def _first(type_: ColumnType, seen: Shape, path: tuple[str, ...]) -> tuple[str, 
 
 
 def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, ...]:
-    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not
-    count."""
+    """The changes from the first schema to the second, by field; order of fields and column names are ignored."""
     return tuple(_differences(before.struct, after.struct, ()))
 
 

@@ -1,7 +1,7 @@
-"""The kinds of BSON value, as parsed type-exact Extended JSON v2 shows them.
+"""The kinds of BSON value in parsed type-exact Extended JSON v2.
 
-Nothing here looks into a document: `shape` does, and `cast` makes values of columns. Which column type a kind has
-where nothing pins one stands in `column_types` (a Decimal128 is a STRING), and how two kinds come together in `evolution`.
+`shape` looks into documents, `cast` converts values to columns. The column type of each kind is in `column_types` (a
+Decimal128 is a STRING); `evolution` joins two kinds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from cdc_core.properties.unwrap import ArrayDocument, FieldValues
 
 
 class Kind(enum.Enum):
-    """What a value of parsed EJSON is; NON_FINITE is a double in a wrapper: NaN or an infinity. The order
-    decides between kinds that one document shows at one path.
+    """The kind of a parsed value; NON_FINITE is a double in a wrapper: NaN or an infinity.
+
+    The order decides between kinds that one document shows at one path.
     """
 
     DOCUMENT = "document"
@@ -43,12 +44,12 @@ class Kind(enum.Enum):
     UNDEFINED = "undefined"
     NULL = "null"
 
-    # Of the object and not of the name, which takes a call of Python: kinds are looked up for each value of a document.
+    # By object instead of by name, which would call a Python method: kinds are looked up for every value.
     __hash__ = object.__hash__
 
 
 NOTHING = frozenset({Kind.EMPTY_DOCUMENT, Kind.EMPTY_ARRAY, Kind.UNDEFINED, Kind.NULL})
-"""Kinds from which no column can come."""
+"""Kinds that never make a column."""
 ABSENT = frozenset({Kind.UNDEFINED, Kind.NULL})
 
 WRAPPERS: Mapping[str, Kind] = {
@@ -68,13 +69,13 @@ WRAPPERS: Mapping[str, Kind] = {
     "$undefined": Kind.UNDEFINED,
     "$dbPointer": Kind.DB_POINTER,
 }
-"""The key by which each wrapper of Extended JSON is known; users' keys of these names are escaped."""
+"""The key of each Extended JSON wrapper; users' keys with these names are escaped."""
 
 _INT32 = range(-(2**31), 2**31)
 
 
 def kind(value: Any) -> Kind:
-    """The kind of one value of parsed EJSON."""
+    """The kind of one parsed value."""
     if isinstance(value, str):
         return Kind.STRING
     if isinstance(value, bool):
@@ -93,11 +94,11 @@ def kind(value: Any) -> Kind:
 def _kind_of_object(value: Mapping[str, Any]) -> Kind:
     if not value:
         return Kind.EMPTY_ARRAY if isinstance(value, ArrayDocument) else Kind.EMPTY_DOCUMENT
-    # No wrapper has more keys: larger documents are spared the search.
+    # No wrapper has more keys, so larger documents are not searched.
     if len(value) <= 2:
         for key in value:
             wrapper = WRAPPERS.get(key)
-            # `$code` is the one wrapper that may have a second key, `$scope`.
+            # Only `$code` can have a second key, `$scope`.
             if wrapper is Kind.CODE and len(value) == 2:
                 return Kind.CODE_WITH_SCOPE
             if wrapper is not None:
@@ -106,7 +107,7 @@ def _kind_of_object(value: Mapping[str, Any]) -> Kind:
 
 
 def laid_out(value: Any, values: FieldValues) -> Any:
-    """The value as the options want it, at every depth."""
+    """The value with `array.encoding` and the other options of `FieldValues` applied at every depth."""
     if values.are_kept:
         return value
     own = values.of(value)

@@ -1,15 +1,15 @@
-"""The names that a document's fields have as columns: adjusted, fit for Delta, and never two alike.
+"""Column names of a document's fields: adjusted, valid for Delta, and unique.
 
-A name passes through these steps, and keeps what it can of itself:
+A name passes through these steps:
 
-    unescaped     a user's key that looks like a wrapper lost the `$` that its Extended JSON carries (`wrappers.unescape_key`)
+    unescaped     removes the `$` that Extended JSON adds to user keys that look like wrappers (`wrappers.unescape_key`)
     adjusted      `field.name.adjustment.mode` (Debezium's rules)
-    fit           characters that Delta refuses without column mapping (`` ,;{}()\\n\\t=``, other control characters)
-                  become `_`; an empty name becomes `_`; more than 200 characters become 191 and a digest
-    unique        Spark compares names without case: the later of two that meet gets `_2`, `_3`, …; a top-level
-                  name that one of the engine's columns has is taken, and what Spark or a statement reads as its own
+    fit           characters that Delta refuses without column mapping (space, `,;{}()=`, control characters) become `_`;
+                  an empty name becomes `_`; more than 200 characters become 191 and a digest
+    unique        Spark compares names without case: the later of two equal names gets `_2`, `_3`, …; the engine's
+                  columns, and names with a meaning to Spark or to statements, are reserved at the top level
 
-Dots stay. Which name a path got is kept in the document schema, so that it is the same for ever.
+Dots stay. The document schema stores the name of each path, so it never changes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from cdc_core.properties import unwrap as unwrap_options
 
 ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
-"""The engine's own columns of a silver or gold table."""
+"""The engine's own columns in silver and gold tables."""
 
 LAYOUT_OPTIONS = ("flatten.struct", "flatten.struct.delimiter", "array.encoding", "field.name.adjustment.mode")
-"""The options of `ExtractNewDocumentState` that lay a document's columns out: those of a table stay as they were."""
+"""The options of `ExtractNewDocumentState` that define the layout of columns; existing tables keep their values."""
 
 SPOKEN_FOR = frozenset(
     {
@@ -33,11 +33,12 @@ SPOKEN_FOR = frozenset(
         *("_metadata", "_change_type", "_commit_version", "_commit_timestamp"),
     }
 )
-"""Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and
-Delta read as theirs."""
+"""Names that are never given to a document's column: temporary columns of statements, and names with a meaning to Spark or
+Delta.
+"""
 
 MAX_LENGTH = 200
-"""Characters of a column's name; a longer one is cut, and gets a digest."""
+"""Characters of a column's name; a longer one is cut and gets a digest."""
 
 _REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
 
@@ -54,7 +55,7 @@ class ColumnNaming:
 
     @staticmethod
     def of(options: unwrap_options.UnwrapOptions) -> ColumnNaming:
-        """What the options of the unwrap say about names; the names of `add.fields` and `add.headers` are taken."""
+        """The naming for these unwrap options; the names of `add.fields` and `add.headers` are reserved."""
         return ColumnNaming(
             flatten=options.flatten_struct,
             delimiter=options.flatten_struct_delimiter,
@@ -64,12 +65,14 @@ class ColumnNaming:
         )
 
     def lays_out_as(self, other: ColumnNaming) -> bool:
-        """Whether both give a document the same columns; reserved names do not count, nor a delimiter that joins nothing."""
+        """Whether both give a document the same columns; reserved names, and the delimiter without flattening, are
+        ignored.
+        """
         mine, others = ({**each.to_json(), "delimiter": each.flatten and each.delimiter} for each in (self, other))
         return mine == others
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values; what is reserved is not kept, it only matters when a name is given."""
+        """Plain JSON values, without the reserved names, which only matter when a name is given."""
         return {
             "flatten": self.flatten,
             "delimiter": self.delimiter,
@@ -89,7 +92,7 @@ class ColumnNaming:
 
 
 def fit(name: str) -> str:
-    """The name without what Delta refuses; never empty, never longer than `MAX_LENGTH`."""
+    """The name without characters that Delta refuses; never empty, never longer than `MAX_LENGTH`."""
     cleaned = _REFUSED.sub("_", name).encode("utf-8", "replace").decode() or "_"
     if len(cleaned) <= MAX_LENGTH:
         return cleaned
@@ -97,12 +100,13 @@ def fit(name: str) -> str:
 
 
 def without_case(name: str) -> str:
-    """What two names have in common that Spark takes for one: each character's capital, made small again.
+    """A key that is equal for names that Spark considers equal: each character upper-cased, then lower-cased.
 
-    More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java:
-    `ß` is not `ss`.
+    This covers more than Unicode lower case: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Each character stays one character,
+    as in Java: `ß` is not `ss`.
     """
-    # Spark also compares whole names in small letters, where `İ` is `i` and a dot above it: all three are one here.
+    # Spark also compares whole names in lower case, where `İ` becomes `i` and a combining dot: all three are equal
+    # here.
     return "".join(map(_without_case, name)).replace("i\u0307", "i")
 
 
@@ -113,13 +117,13 @@ def _without_case(character: str) -> str:
 
 
 class UsedNames:
-    """The names that are given already, compared without case."""
+    """The names already given, compared without case."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {without_case(name) for name in names}
 
     def unique(self, name: str) -> str:
-        """The name itself, or with the first of `_2`, `_3`, … that is free; in use from now on."""
+        """The name itself, or with the first of `_2`, `_3`, … that is free; it is then in use."""
         candidate, number = name, 1
         while without_case(candidate) in self._names:
             number += 1
@@ -129,10 +133,10 @@ class UsedNames:
 
 
 def nested(name: str, *, taken: UsedNames, naming: ColumnNaming) -> str:
-    """The name of a field inside a struct whose other fields have taken theirs."""
+    """The column name of a field in a struct."""
     return taken.unique(fit(naming.fields.of(name)))
 
 
 def top_level(path: Collection[str], *, taken: UsedNames, naming: ColumnNaming) -> str:
-    """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
+    """The name of a table column: for a top-level field, or for a leaf of flattened documents."""
     return taken.unique(fit(naming.delimiter.join(naming.fields.of(part) for part in path)))

@@ -23,7 +23,7 @@ _PINS: Mapping[str, Scalar] = {
 
 @dataclass(frozen=True)
 class Pin:
-    """What the settings say about one path: a type, or a map of values whose type is seen."""
+    """The setting of one path: a type, or a map whose values have this type (None: the type that is seen)."""
 
     type: Scalar | Decimal | None
     is_map: bool = False
@@ -33,11 +33,10 @@ Pins = Mapping[tuple[str, ...], Pin]
 
 
 def parse_pins(pins: Mapping[str, str], *, where: str = "schema") -> Pins:
-    """The pins of a collection's settings (dotted path -> type); every mistake at once as `SettingsError`.
+    """The pins in a collection's settings (dotted path -> type). Raises `SettingsError` with all mistakes.
 
-    Types: `int`, `bigint`, `double`, `string` (any value; what is no text becomes its JSON), `boolean`,
-    `timestamp`, `binary`, `decimal(p,s)`, `map`, `map<type>`. A path leads through arrays: `items.price` is
-    the price of each item.
+    Types: `int`, `bigint`, `double`, `string` (any value; values other than text as JSON), `boolean`, `timestamp`,
+    `binary`, `decimal(p,s)`, `map`, `map<type>`. Paths go through arrays: `items.price` is the price of each item.
     """
     parsed: dict[tuple[str, ...], Pin] = {}
     problems = []
@@ -65,17 +64,17 @@ def _pin(text: str) -> Pin:
 
 
 def widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
-    """Whether Delta changes the type into the pinned one in place."""
+    """Whether Delta can widen the type in place to the pinned one."""
     match (type_, pin):
         case (Scalar.INT, Scalar.BIGINT | Scalar.DOUBLE):
             return True
         case (Scalar.INT, Decimal(precision, scale)):
-            # An INT has up to 10 digits before the point, and Delta wants room for all of them.
+            # An INT has up to 10 integer digits, and Delta requires room for all of them.
             return precision - scale >= 10
         case (Scalar.BIGINT, Decimal(precision, scale)):
-            # Delta asks for 20 digits for a BIGINT, one more than its largest value has.
+            # Delta requires 20 integer digits for a BIGINT, one more than its largest value has.
             return precision - scale >= 20
-        # Both are STRING to Spark: nothing is rewritten.
+        # Both are STRING in Spark, so nothing is rewritten.
         case (Scalar.STRING, Scalar.TEXT):
             return True
         case (Decimal(precision, scale), Decimal(wider, longer)):

@@ -1,5 +1,4 @@
-"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them
-too."""
+"""`schema.on.conflict: retype`: the conflicts that rescued values show, and the schema whose columns hold those values."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from cdc_core.schema.pins import Pins
 
 @dataclass(frozen=True)
 class Conflict:
-    """A place of the schema, and a kind of value that its column could not hold."""
+    """A place in the schema, and a kind of value that its column could not hold."""
 
     steps: Steps
     kind: Kind
@@ -37,17 +36,17 @@ class Conflict:
 
 
 def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, ...]:
-    """What one entry of `__rescued` says against the schema; nothing where no other type would hold the value.
+    """The conflicts that one entry of `__rescued` shows; empty if no other type would hold the value.
 
-    That is so for a place without a column (limits, `[]` and `{}`), for a value that is out of its own type's range,
-    and for the earlier of two fields of one name. A path that may lead to two places speaks of both.
+    That is the case for a path without a column (limits, `[]`, `{}`), a value outside its own type's range, and the
+    earlier of two fields with one name. A path that can lead to two places gives a conflict for both.
     """
     numbers_fields = schema.naming.values.arrays_as_documents
     value = laid_out(orjson.loads(text), schema.naming.values)
     seen = kind(value)
     if seen in NOTHING:
         return ()
-    # `#2` may be the mark of a second value at one path, or the end of a field's own name: the name is tried first.
+    # `#2` may mark a second value at one path, or be part of a field's name: the whole name is tried first.
     ways = (_places(schema.struct, given.split("."), numbers_fields) for given in (path, _NUMBERED.sub("", path)))
     places = next(filter(None, map(tuple, ways)), ())
     return tuple(Conflict(steps, seen) for steps, type_ in places if not _is_of(seen, type_) and cast(value, type_)[1])
@@ -57,7 +56,7 @@ _NUMBERED = re.compile(r"#\d+$")
 
 
 def _is_of(seen: Kind, type_: ColumnType) -> bool:
-    """Whether a kind is what the type is for, though a value of it may be out of its range."""
+    """Whether the type is the one for this kind, though a value may be out of range."""
     match type_:
         case Struct() | Map():
             return seen is Kind.DOCUMENT
@@ -68,7 +67,7 @@ def _is_of(seen: Kind, type_: ColumnType) -> bool:
 
 
 def _places(type_: ColumnType, names: list[str], numbers_fields: bool) -> Iterator[tuple[Steps, ColumnType]]:
-    """Where a dotted path may lead: names may hold dots."""
+    """The places that a dotted path can lead to; names may contain dots."""
     if not names:
         yield (), type_
         return
@@ -93,10 +92,10 @@ def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple
 def with_wider_types(
     schema: DocumentSchema, found: Iterable[Conflict], *, pins: Pins | None = None
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
-    """The schema whose columns hold these values too, and its changes; pinned columns stay as they are.
+    """The schema whose columns also hold these values, and its changes; pinned columns stay as they are.
 
-    INT and BIGINT that met doubles become DOUBLE. A DOUBLE that met an int64 which is not exact there, and everything else,
-    becomes TEXT. A place below one that becomes TEXT goes with it.
+    INT and BIGINT with doubles become DOUBLE. A DOUBLE with an int64 that is not exact as double, and all other
+    conflicts, become TEXT, which replaces everything below the place.
     """
     kinds: dict[Steps, set[Kind]] = {}
     for each in found:
@@ -104,7 +103,7 @@ def with_wider_types(
             kinds.setdefault(each.steps, set()).add(each.kind)
     struct: ColumnType = schema.struct
     changes = []
-    # Outer places first: one that becomes TEXT takes the places below it with it.
+    # Outer places first: one that becomes TEXT replaces the places below it.
     for steps in sorted(kinds, key=lambda steps: (len(steps), [str(step) for step in steps])):
         old = _type_of(struct, steps)
         if old is None or old is Scalar.TEXT:
@@ -113,7 +112,7 @@ def with_wider_types(
         new = Scalar.DOUBLE if is_number else Scalar.TEXT
         struct = _with_type(struct, steps, new)
         changes.append(Change(".".join(_pin_path(steps)), ChangeKind.RETYPED, ddl(old), ddl(new)))
-    assert isinstance(struct, Struct)  # steps lead into it
+    assert isinstance(struct, Struct)  # the root is never replaced
     fields = struct.fields
     naming = schema.naming
     paths = {*(leaf_paths(fields, ()) if naming.flatten else ((item.name,) for item in fields))}
@@ -122,19 +121,19 @@ def with_wider_types(
 
 
 def _is_pinned(steps: Steps, pins: Pins) -> bool:
-    """Whether the settings pin the type of a place; `map<int>` says it of a map's values, too."""
+    """Whether the settings pin the type of a place; `map<int>` also pins the map's values."""
     path = _pin_path(steps)
     above = pins.get(path[:-1]) if steps[-1:] == (VALUE,) else None
     return path in pins or (above is not None and above.type is not None)
 
 
 def _pin_path(steps: Steps) -> tuple[str, ...]:
-    """The path as settings write it: through arrays, `*` for the values of a map."""
+    """The path as in the settings: through arrays, `*` for the values of a map."""
     return tuple("*" if step == VALUE else str(step) for step in steps if step != ELEMENT)
 
 
 def _type_of(type_: ColumnType, steps: Steps) -> ColumnType | None:
-    """The type at a place, or None where a change above has taken the place away."""
+    """The type at a place, or None if a change above removed it."""
     for step in steps:
         match type_:
             case Struct() if step in type_.by_name:

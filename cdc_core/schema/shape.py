@@ -1,4 +1,4 @@
-"""What was seen in the documents of a collection: the kinds of BSON value at each path, and when each was seen first."""
+"""What was seen in a collection's documents: the kinds of BSON value at each path, and when each was first seen."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cdc_core.schema.kinds import NOTHING, Kind, kind
 class Shape:
     """What was seen at one path.
 
-    `kinds` says of each kind the least `mark` it was seen at; marks are texts that sort as the events do. A
-    document or an array that holds nothing a column could come from counts as empty. `first` is the least mark of what a
-    column could come from, and where that stood in its document. `fields` are those of the documents (by their own names),
-    `element` what was in the arrays.
+    `kinds` has the least mark of each kind; marks are texts that sort like the events. Documents and arrays without
+    anything that a column could hold count as empty. `first` is the least mark, and the place in its document, of a
+    value that a column could hold. `fields` are the fields of documents (by their own names), `element` the elements of
+    arrays.
     """
 
     kinds: dict[Kind, str] = field(default_factory=dict)
@@ -27,8 +27,9 @@ class Shape:
     element: Shape | None = None
 
     def see(self, value: Any, mark: str, places: Iterator[int] | None = None) -> bool:
-        """Adds one value; `places` numbers those of a document. True where a column could come from it: not from null, nor from
-        what holds only nulls."""
+        """Adds one value; `places` numbers the values of a document. Returns whether a column could hold it (not null, and
+        not only nulls).
+        """
         places = itertools.count() if places is None else places
         place = next(places)
         seen = kind(value)
@@ -51,7 +52,7 @@ class Shape:
             self.first = first
 
     def _see_fields(self, value: Mapping[str, Any], mark: str, places: Iterator[int]) -> bool:
-        # A list, for `any` over a generator would stop before every field is seen.
+        # A list, because `any` over a generator would stop before all fields are seen.
         fields = self.fields
         seen_fields = [
             (fields.get(name := wrappers.unescape_key(key)) or self._field(name)).see(item, mark, places)
@@ -63,7 +64,7 @@ class Shape:
     def _see_elements(self, value: Sequence[Any], mark: str, places: Iterator[int]) -> bool:
         if self.element is None:
             self.element = Shape()
-        # Here, too, every element has to be seen.
+        # A list again: all elements must be seen.
         seen_elements = [self.element.see(item, mark, places) for item in value if item is not None]
         return any(seen_elements)
 
@@ -86,8 +87,9 @@ class Shape:
             self.element.add(other.element)
 
     def in_order(self) -> list[tuple[str, Shape]]:
-        """The fields as they came: by the first document that gives each a column, and as they stand there."""
-        # Shapes of partitions are merged in any order, and of two names that meet the later one is changed.
+        """The fields in order of appearance: by the first document that could give each a column, then by place in it."""
+        # Deterministic although partitions merge in any order: of two fields that get one column name, the later is
+        # renamed.
         return sorted(self.fields.items(), key=lambda item: (item[1].first is None, item[1].first, item[0]))
 
     def to_json(self) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class Shape:
 
 
 def observe(parsed_document: Any, *, mark: str = "") -> Shape:
-    """The shape of one document; `mark` sorts as its event does among those that are joined together."""
+    """The shape of one document; `mark` sorts like its event among those that are merged."""
     shape = Shape()
     shape.see(parsed_document, mark)
     return shape
