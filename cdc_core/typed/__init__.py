@@ -1,1 +1,1 @@
-"""Documents as Arrow columns, fast: `plan` is the way in, `decoding` does it, `exact` is what it has to agree with."""
+"""Documents as Arrow columns, fast: start at `plan`; `decoding` does the work, `exact` is the reference."""

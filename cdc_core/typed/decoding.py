@@ -1,16 +1,16 @@
-"""Documents' texts as Arrow columns: decoded in C by types that are made for the schema, column by column.
+"""Documents' texts as Arrow columns: decoded in C by types generated for the schema, column by column.
 
-`Decoder.typed` gives for every text what `exact.rows` gives, and says which documents would change the schema. Three proofs
-stand between the fast way and a wrong value:
+`Decoder.typed` gives the same rows as `exact.rows`, and reports which documents would change the schema. Three checks
+prove the fast path correct:
 
     the decoder refuses     a key without a column, a document where a scalar is expected, a number out of range, bad JSON
-    the classes of values   each column's are looked at before it is made of them: 5.5 is no INT, "5" neither
-    the count of keys       in the texts and in what was decoded: a field that stands twice in a document differs there
+    the values' classes     are checked for each column before it is built: neither 5.5 nor "5" is an INT
+    the number of keys      in the texts and in the decoded values differs if a document has a field twice
 
-A value that is not plainly what its column holds (in a column of DECIMAL or REGEX, each one) is cast by `cast.cast`, alone: it
-fits, or is rescued. A document that is refused goes the exact way,
-and the decoder learns from it (a key that holds only null, an ObjectId in a column of strings), so that the next one like
-it need not. What was learned changes the speed and never a result.
+A value whose class its column does not expect (for DECIMAL and REGEX, every value) is converted alone by `cast.cast`:
+it fits or is rescued. A refused document takes the exact path, and the decoder learns from it (a key that is always
+null, an ObjectId in a column of strings), so that the next such document is fast. What it learned changes the speed,
+never a result.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from cdc_core.typed.lessons import Lessons
 from cdc_core.typed.readers import ANY, Findings, Where, count_keys
 
 SLICE = 1 << 20
-"""About so many bytes of text are decoded at once: what they give stays in the processor's cache."""
+"""Approximate bytes of text decoded at once, so that the results stay in the processor's cache."""
 
 SLICE_ROWS = 250
-"""But so many documents at least, where they are large: each column costs something by itself."""
+"""Minimum documents per slice, because each column has a fixed cost."""
 
 _LESSONS = (8, 100, 1000, 10_000)
-"""The decoder is made anew after so many refused documents."""
+"""The decoder is rebuilt after these numbers of refused documents."""
 
 
 @dataclass(frozen=True)
 class TypedTexts:
-    """Texts as columns: as `exact.rows` gives them, with what is known of each document.
+    """Texts as columns like `exact.rows`, with what is known about each document.
 
-    `new` are those that may change the schema: one too many perhaps, never one too few. `refused` are not JSON to the
-    letter. `exact` counts those that went the exact way.
+    `new`: the document may change the schema (false positives are possible, false negatives are not). `refused`: not
+    strictly valid JSON. `exact` is the number that took the exact path.
     """
 
     rows: pa.StructArray
@@ -62,20 +62,20 @@ class TypedTexts:
     exact: int = 0
 
     def with_doubts(self) -> pa.StructArray:
-        """`rows` with `is_doubtful`: new or refused. No row of it is null."""
+        """`rows` with `is_doubtful` (new or refused); none of its rows is null."""
         document, rescued, unreadable = self.rows.flatten()
         columns = [document, rescued, pc.fill_null(unreadable, False), pc.or_(self.new, self.refused)]
         return pa.StructArray.from_arrays(columns, names=["document", "rescued", "unreadable", "is_doubtful"])
 
 
 def slice_rows(texts: pa.Array) -> int:
-    """How many of these texts have about `SLICE` bytes."""
+    """How many of these texts make about `SLICE` bytes."""
     size_bytes: int = texts.nbytes
     return max(SLICE_ROWS, SLICE * max(1, len(texts)) // max(1, size_bytes))
 
 
 def joined(schema: DocumentSchema, parts: Sequence[tuple[int, TypedTexts]]) -> TypedTexts:
-    """The parts in the order of their places as one."""
+    """The parts in one, ordered by their positions."""
     if len(parts) == 1:
         return parts[0][1]
     if not parts:
@@ -88,7 +88,7 @@ def joined(schema: DocumentSchema, parts: Sequence[tuple[int, TypedTexts]]) -> T
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Python looks for no cycles: among millions of values that hold none, that is most of the time."""
+    """Disables Python's garbage collector: among millions of values without cycles it would take most of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -99,7 +99,7 @@ def without_collector() -> Iterator[None]:
 
 
 class Decoder:
-    """Types texts by one schema, and learns from those that are refused; not for two threads at once."""
+    """Types texts by one schema, and learns from refused documents; not thread-safe."""
 
     def __init__(self, schema: DocumentSchema, pins: Pins | None = None) -> None:
         self.schema = schema
@@ -111,17 +111,17 @@ class Decoder:
         self._root: DocumentReader | None = None
         self._dense: dict[Steps, DocumentReader] = {}
         self.sparse: set[Steps] = set()
-        """Where documents have few of very many fields."""
+        """Places whose documents have few of very many fields."""
         self._decode: Callable[[str], Any] = _refuse
         self._make()
 
     @staticmethod
     def kept(held: Decoder | None, schema: DocumentSchema, pins: Pins) -> Decoder:
-        """The held decoder, with what it learned in the batches before, where it is one of this schema; else a new one."""
+        """The cached decoder, with what it learned in earlier batches, if it has this schema; else a new one."""
         return held if held is not None and held.schema == schema else Decoder(schema, pins)
 
     def typed(self, texts: pa.Array) -> TypedTexts:
-        """Every text's row; the row of a null is null."""
+        """The row of each text; null for a null."""
         parts = []
         start = 0
         with without_collector():
@@ -132,13 +132,14 @@ class Decoder:
         return joined(self.schema, parts)
 
     def portion(self, texts: pa.Array) -> int:
-        """How many of these texts are decoded best at once."""
-        # The first teach the decoder: were they many, thousands of documents would go the exact way before it learned.
+        """How many of these texts to decode at once."""
+        # Small at first: before the decoder has learned, thousands of documents would take the exact path.
         return min(slice_rows(texts), 32 + self._typed)
 
     def _make(self) -> None:
-        """A decoder for the schema and what was learned so far."""
-        # Without fields there is nothing to decode into; no column of an array takes one that is laid out as a document.
+        """Builds the decoder for the schema and what was learned so far."""
+        # Without fields there is nothing to decode into, and an array's column cannot take an array laid out as a
+        # document.
         values = self.schema.naming.values
         if self.schema.fields and (values.are_kept or not _holds_array(self.schema.struct)):
             builder = ReaderBuilder(self.pins, self._lessons, values, self.sparse)
@@ -147,7 +148,7 @@ class Decoder:
             self._decode = msgspec.json.Decoder(self._root.decoded).decode
 
     def part(self, texts: pa.Array) -> TypedTexts:
-        """As `typed`, of as many as `portion` says."""
+        """`typed` for at most `portion` texts."""
         self._typed += len(texts)
         given = texts.to_pylist()
         refused, unsure = _odd(texts, given) if self._root is not None else ({*range(len(given))}, set())
@@ -155,14 +156,15 @@ class Decoder:
         findings = Findings()
         try:
             fast = self._columns(structs, findings) if structs else None
-            # One comparison for the whole slice; only where it fails, also with strings taken out, is each document looked at by itself.
+            # One comparison for the whole slice; only if it fails, also when strings are counted precisely, is each
+            # document checked.
             if (
                 structs
                 and _fields(texts, given, taken, unsure) != findings.keys
                 and sum(_count_fields(given[number]) for number in taken) != findings.keys
             ):
                 findings.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
-        except RecursionError:  # deeper than any BSON
+        except RecursionError:  # deeper than any BSON document
             taken, findings, fast = [], Findings(), None
         findings.hard |= findings.laid_out & findings.rescued.keys()
         hard = {number for number, text in enumerate(given) if text is not None}.difference(taken)
@@ -178,7 +180,7 @@ class Decoder:
         return TypedTexts(rows, _flags(new, len(given)), _flags(odd, len(given)), len(exactly))
 
     def _decoded(self, given: Sequence[str | None], refused: set[int]) -> tuple[list[int], list[Any]]:
-        """The numbers of the texts that the decoder takes, and what it makes of them."""
+        """The numbers of the texts that the decoder accepts, and their decoded values."""
         decode = self._decode
         taken, structs = [], []
         for number, text in enumerate(given):
@@ -191,7 +193,7 @@ class Decoder:
         return taken, structs
 
     def _columns(self, structs: list[Any], findings: Findings) -> pa.StructArray:
-        """The table's columns of decoded documents."""
+        """The table's columns from decoded documents."""
         assert self._root is not None
         arrays: dict[tuple[str, ...], pa.Array] = {}
         if self.schema.naming.flatten:
@@ -207,7 +209,7 @@ class Decoder:
     def _assembled(
         self, given: list[str | None], fast: pa.StructArray | None, taken: list[int], exactly: list[int]
     ) -> pa.StructArray:
-        """All rows in order, out of those that were decoded and those that go the exact way."""
+        """All rows in order, from decoded documents and exact ones."""
         if fast is not None and len(taken) == len(given) and not exactly:
             return fast
         parts = [] if fast is None else [fast]
@@ -215,7 +217,7 @@ class Decoder:
             parts.append(exact.rows(pa.array([given[number] for number in exactly], pa.string()), self.schema))
         if not parts:
             return pa.nulls(len(given), exact.result_type(self.schema))
-        place = {number: at for at, number in enumerate((*taken, *exactly))}  # the exact row of one that was decoded, too
+        place = {number: at for at, number in enumerate((*taken, *exactly))}  # the exact row wins if a document has both
         order = pa.array([place.get(number) for number in range(len(given))], pa.int64())
         return pa.concat_arrays(parts).take(order)
 
@@ -227,7 +229,7 @@ class Decoder:
             if document is not None and self._refused < _LESSONS[-1]:
                 self._lessons.learn(kinds.laid_out(document, self.schema.naming.values), self.schema.struct)
         before, self._refused = self._refused, self._refused + len(texts)
-        # Rarely, since making the structs of a schema costs far more than decoding a document.
+        # Rarely, because making a schema's structs costs far more than decoding a document.
         if any(before < lesson <= self._refused for lesson in _LESSONS):
             self._make()
         return bool(evolution.join(self.schema, shape, pins=self.pins)[1])
@@ -259,8 +261,9 @@ def _flattened(
     arrays: dict[tuple[str, ...], pa.Array],
     findings: Findings,
 ) -> tuple[pa.BooleanArray, list[tuple[int, str | None]]]:
-    """Puts the columns below a document into `arrays`; where all of them are null, and the documents below that hold
-    nothing."""
+    """Puts the columns below a document into `arrays`. Returns where all of them are null, and the documents below that
+    are empty.
+    """
     blank = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
     emptied: list[tuple[int, str | None]] = []
     for item, reader, values, classes, place in document.members(structs, where, findings):
@@ -288,7 +291,7 @@ def _flattened(
 def _of_arrays(
     schema: DocumentSchema, fields: Sequence[pa.Field], arrays: dict[tuple[str, ...], pa.Array], count: int
 ) -> pa.StructArray:
-    """The table's columns as a struct, null where there is no array."""
+    """The table's columns as a struct; a column without an array is null."""
     columns = [
         arrays[column.path] if column.path in arrays else pa.nulls(count, at.type)
         for column, at in zip(schema.columns, fields)
@@ -297,7 +300,7 @@ def _of_arrays(
 
 
 def _rows(documents: pa.StructArray, findings: Findings) -> pa.StructArray:
-    """Documents with what was rescued, as `exact.rows` gives them."""
+    """Documents with what was rescued, like `exact.rows`."""
     count = len(documents)
     rescued = pa.nulls(count, exact.RESCUED)
     if any(findings.rescued.values()):
@@ -308,7 +311,7 @@ def _rows(documents: pa.StructArray, findings: Findings) -> pa.StructArray:
 
 
 def _bytes(texts: pa.Array) -> bytes:
-    """The texts one after the other; what a null hides may be among them."""
+    """The texts' bytes joined; they may include bytes hidden behind nulls."""
     offsets = memoryview(texts.buffers()[1]).cast("q" if pa.types.is_large_string(texts.type) else "i")
     data = texts.buffers()[2]
     if data is None:
@@ -320,9 +323,10 @@ _UNSURE = re.compile(r'\\\\":|"[ \t\r\n]+:')
 
 
 def _odd(texts: pa.Array, given: list[str | None]) -> tuple[set[int], set[int]]:
-    """The numbers of texts that the fast way does not read, for halves of surrogate pairs perhaps; and of those in which what ends a
-    key does not tell how many there are: after a backslash, or a space."""
-    blob = _bytes(texts)  # a search for one byte is ten times as fast as for two
+    """The numbers of texts that the fast path cannot read (possible lone surrogates), and of texts whose keys cannot be
+    counted by their ends (a backslash or whitespace before the colon).
+    """
+    blob = _bytes(texts)  # searching for one byte is ten times as fast as for two
     has_spaces = (b" " in blob and b'" ' in blob) or any(sign in blob for sign in (b"\n", b"\t", b"\r"))
     has_escapes = b"\\" in blob
     refused = _found(_may_hold_surrogates, given) if has_escapes and b"\\u" in blob else set()
@@ -335,16 +339,16 @@ def _found(is_so: Callable[[str], object], given: list[str | None]) -> set[int]:
 
 
 def _may_hold_surrogates(text: str) -> bool:
-    bare = text.replace("\\\\", "")  # a backslash that is escaped itself escapes nothing
+    bare = text.replace("\\\\", "")  # an escaped backslash escapes nothing
     return "\\ud" in bare or "\\uD" in bare
 
 
 def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: set[int]) -> int:
-    """How many fields these texts have: what ends a key, without what looks so inside a string.
+    """The number of fields in these texts, counted by the bytes that end a key outside strings.
 
-    A string that begins with a colon counts, too: the count is never too small.
+    A string that begins with a colon counts as well, so the count is never too small.
     """
-    # The buffer holds every text: it can be counted as it is where none was refused.
+    # If no text was refused, the buffer can be counted as it is.
     if len(taken) == len(given) and not unsure:
         blob = _bytes(texts)
     else:
@@ -354,25 +358,25 @@ def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: 
 
 
 def _count_fields(text: str | None) -> int:
-    """How many fields a text of JSON has: outside its strings each colon follows the key of one."""
+    """The number of fields in a JSON text: outside strings, each colon follows a key."""
     assert text is not None
-    # Without what is escaped, quotes are the borders of strings.
+    # Without escapes, quotes delimit strings.
     bare = text.replace("\\\\", "").replace('\\"', "")
     return "".join(bare.split('"')[::2]).count(":")
 
 
 def _has_fields_once(text: str | None) -> bool:
-    """Whether no field of the document stands in it twice."""
+    """Whether no field appears twice in the document."""
     assert text is not None
     try:
         document = ANY.decode(text)
-    except (msgspec.DecodeError, RecursionError):  # in a value that was not read
+    except (msgspec.DecodeError, RecursionError):  # a value that the decoder skipped
         return False
     return _count_fields(text) == count_keys(document)
 
 
 def _is_json(text: str | None) -> bool:
-    """Whether the text is JSON to the letter; the exact way also reads NaN and halves of surrogate pairs."""
+    """Whether the text is strictly valid JSON; the exact path also accepts NaN and lone surrogates."""
     try:
         ANY.decode(text or "")
     except (msgspec.DecodeError, RecursionError):
@@ -381,12 +385,12 @@ def _is_json(text: str | None) -> bool:
 
 
 def refused(texts: pa.Array) -> pa.BooleanArray:
-    """Which texts are not JSON to the letter."""
+    """Which texts are not strictly valid JSON."""
     return pa.array([text is not None and not _is_json(text) for text in texts.to_pylist()], pa.bool_())
 
 
 def _flags(numbers: set[int], count: int) -> pa.BooleanArray:
-    """True at these numbers."""
+    """True at these positions."""
     return pa.array(
         [number in numbers for number in range(count)] if numbers else itertools.repeat(False, count), pa.bool_()
     )

@@ -1,6 +1,6 @@
-"""Readers of documents: each field's values, by the reader of its column.
+"""Readers of documents: each field's values go to the reader of its column.
 
-Documents that have most of their fields are decoded as structs; those that have few of very many key by key.
+Documents that have most of their fields are decoded as structs, documents with few of very many fields key by key.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _NotThere = msgspec.UnsetType
 
 @functools.cache
 def _getter(number: int) -> Callable[[list[Any]], list[Any]]:
-    """The values of a struct's member in many structs; as written code it takes half the time of `attrgetter`."""
+    """Reads one member of many structs; generated code takes half the time of `attrgetter`."""
     getter: Callable[[list[Any]], list[Any]] = eval(f"lambda structs: [struct.f{number} for struct in structs]")
     return getter
 
 
 class DocumentReader(ColumnReader):
-    """A document: known fields have readers; keys that were learned have none, and are rescued where they hold a value.
+    """A document: known fields have readers; learned keys have none, and their values are rescued.
 
-    A field whose key no struct can have has no reader either: documents that hold it are refused. `strangers` are
-    the learned keys, each with whether the settings pin a type there or below.
+    A field whose key a struct cannot have has no reader either: documents with it are refused. `strangers` are the
+    learned keys, each with whether the settings pin a type at or below it.
     """
 
     struct: type[Any]
-    """The class of documents as they are decoded."""
+    """The class of decoded documents."""
 
     def __init__(
         self,
@@ -81,18 +81,18 @@ class DocumentReader(ColumnReader):
         self._documents = self._present = 0
 
     def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
-        """The decoder's type for such a document, whose class is `struct`; keys with their readers."""
+        """The decoder's type for such a document, whose class is `struct`; `named` are keys with their readers."""
         hints = [any_of(reader.hint, _NotThere, NoneType) for _, reader in named] + [Any] * len(self._strangers)
-        # Members are f0, f1, …, since keys of documents need not be names in Python.
+        # Members are f0, f1, …, because keys need not be Python identifiers.
         rename = {f"f{number}": key for number, key in enumerate((*(key for key, _ in named), *self._strangers))}
-        # UNSET and not None is the default: a key with null counts among the keys of a text, one that is absent does not.
+        # The default is UNSET, not None: a null counts among a text's keys, an absent field does not.
         members = [(f"f{number}", hint, _NOT_THERE) for number, hint in enumerate(hints)]
         self.struct = msgspec.defstruct("Document", members, rename=rename, forbid_unknown_fields=True, gc=False)
         return self.struct
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a document, as far as any were read, has so few of the fields that a struct with all of them is mostly empty."""
+        """Whether the documents read so far have so few of the fields that most of the struct is empty."""
         fields = len(self._readers)
         return fields >= WIDE and self._documents >= ENOUGH and self._present * SPARSE < self._documents * fields
 
@@ -109,7 +109,7 @@ class DocumentReader(ColumnReader):
     def structs(
         self, values: list[Any], classes: set[type], where: Where, findings: Findings
     ) -> tuple[list[Any], list[bool] | None]:
-        """The structs, blank where there is none, and where that is; None where all are there."""
+        """The structs, blank where there is none, and flags for those; None if all exist."""
         if self.is_due:
             self._note_due(values, where, findings)
         if classes == {self.struct}:
@@ -123,13 +123,13 @@ class DocumentReader(ColumnReader):
         for number, value in enumerate(values) if not classes <= {self.struct, NoneType} else ():
             if value is not None and type(value) is not self.struct:
                 self._cast_alone(value, number, where, findings)
-        # Arrow masks a null struct, but wants values for its members: those of a blank one.
+        # Arrow masks a null struct but needs values for its members: those of the blank one.
         absent = [type(value) is not self.struct for value in values]
         return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
 
     def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
-        """An array that is laid out as a document, as a document is decoded; None where the exact way has to make it."""
-        # A null is no sign of its place: there may be no column for it.
+        """An array laid out as a document, in decoded form; None if it needs the exact path."""
+        # A null does not need its key, which may have no column.
         items = {f"_{index}": item for index, item in enumerate(value) if item is not None}
         try:
             document = self._of_items(items)
@@ -137,7 +137,7 @@ class DocumentReader(ColumnReader):
             findings.keys += count_keys(value)
             findings.hard.add(row)
             return None
-        findings.keys -= len(items)  # these keys are not in the text
+        findings.keys -= len(items)  # these keys do not appear in the text
         findings.laid_out.add(row)
         return document
 
@@ -147,7 +147,7 @@ class DocumentReader(ColumnReader):
     def members(
         self, structs: list[Any], where: Where, findings: Findings
     ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
-        """Each field with its reader and what that reads. Values of learned keys are rescued."""
+        """Each field with its reader and the values for it; values of learned keys are rescued."""
         numbers = itertools.count()
         self._documents += len(structs)
         for item, each in zip(self.type.fields, self._readers):
@@ -172,7 +172,7 @@ class DocumentReader(ColumnReader):
         for number, value in enumerate(values):
             if value is None:
                 continue
-            if not value and type(value) in _EMPTY:  # most of what has no column
+            if not value and type(value) in _EMPTY:  # most values without a column
                 findings.rescue(*where(number), _EMPTY[type(value)])
                 continue
             findings.keys += count_keys(value)
@@ -185,8 +185,7 @@ class DocumentReader(ColumnReader):
 
 
 def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type]]:
-    """A member's values with None for what is not there (it never was, or `$unset` took it), and their classes; its keys
-    are counted."""
+    """A member's values with None for absent fields, and their classes; adds the present ones to `findings.keys`."""
     classes = {*map(type, values)}
     if _NotThere not in classes:
         findings.keys += len(values)
@@ -199,9 +198,9 @@ def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type
 
 
 class SparseReader(DocumentReader):
-    """A document that has few of very many fields: its values are decoded key by key, and fields that it has not cost nothing.
+    """A document with few of very many fields: values are decoded key by key, so absent fields cost nothing.
 
-    A key without a column, and a value that its column's decoder refuses, leave the document to the exact way.
+    A document with a key without a column, or a value that its column's decoder refuses, takes the exact path.
     """
 
     def _decoded(self, named: Sequence[tuple[str, ColumnReader]]) -> Any:
@@ -239,7 +238,7 @@ class SparseReader(DocumentReader):
     def _column(
         self, key: str, count: int, numbers: list[int], raws: list[msgspec.Raw], where: Where, findings: Findings
     ) -> tuple[list[Any], set[type]]:
-        """A key's values, None where there is none, and their classes; its keys are counted."""
+        """A key's values, None where absent, and their classes; adds them to `findings.keys`."""
         findings.keys += len(raws)
         decode = self._decode.get(key)
         try:
@@ -257,7 +256,7 @@ class SparseReader(DocumentReader):
 
     @staticmethod
     def _alone(decode: Callable[[msgspec.Raw], Any] | None, raw: msgspec.Raw, row: int, findings: Findings) -> Any:
-        """A value, or None and a document for the exact way."""
+        """The decoded value; None, and the document takes the exact path, if the decoder refuses it."""
         try:
             if decode is not None:
                 return decode(raw)
@@ -266,15 +265,15 @@ class SparseReader(DocumentReader):
         findings.hard.add(row)
         try:
             findings.keys += count_keys(ANY.decode(raw))
-        except (msgspec.DecodeError, RecursionError):  # each document of the slice is looked at, then
+        except (msgspec.DecodeError, RecursionError):  # the counts then differ, and each document is checked
             pass
         return None
 
 
 class ReaderBuilder:
-    """The readers of one schema, after what was learned; documents at the places of `sparse` are decoded key by key.
+    """The readers of one schema with what was learned; documents at the places of `sparse` are decoded key by key.
 
-    `documents` are the readers of documents by their places.
+    `documents` are the document readers by place.
     """
 
     def __init__(self, pins: Pins, lessons: Lessons, values: FieldValues, sparse: Collection[Steps] = ()) -> None:

@@ -1,6 +1,6 @@
-"""What documents that the decoder refused have shown, by place in the schema: keys without a column, wrappers of a scalar.
+"""What refused documents showed, by place in the schema: keys without a column, and wrappers of scalars.
 
-It changes how fast the next documents like them are decoded, and never a result.
+It changes how fast similar documents are decoded, never a result.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Map,
 from cdc_core.schema.kinds import WRAPPERS, Kind
 
 LEARNED = 4000
-"""So many keys without a column are learned for one place."""
+"""Maximum keys without a column that are learned for one place."""
 
 NAMEABLE = re.compile(r'[^"\\\x00-\x1f]*')
-"""Keys that a struct of msgspec can have; documents with others go the exact way."""
+"""Keys that a msgspec struct can have; documents with other keys take the exact path."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Lessons:
         self.at: dict[Steps, Lesson] = {}
 
     def learn(self, value: Any, type_: ColumnType, place: Steps = ()) -> None:
-        """Records what a document shows that the schema does not say."""
+        """Records what a document shows beyond the schema."""
         match type_:
             case Struct():
                 if kinds.kind(value) is Kind.DOCUMENT:
@@ -60,7 +60,8 @@ class Lessons:
             is_expected = known is not None and escape_key(name) == key
             if not is_expected and key not in WRAPPERS and NAMEABLE.fullmatch(key):
                 lesson = self._lesson(place)
-                # Each key is a member of the struct in every later document: keys without end (ids as keys) must not slow all of them.
+                # Each key becomes a member of the struct for every later document: unbounded keys (ids) must not slow
+                # them all down.
                 if len(lesson.keys) < LEARNED:
                     lesson.keys[key] = None
 

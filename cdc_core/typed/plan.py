@@ -1,7 +1,7 @@
 """Documents typed on Spark's executors: Extended JSON text in, a struct of the table's columns out, in Arrow batches.
 
-Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain
-Python over Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
+Each task decodes its texts with `decoding.Decoder`, which uses `exact` for what it cannot prove. Both are plain Python
+on Arrow, so they run wherever Spark runs Python, including Spark Connect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESCUED = "MAP<STRING, STRING>"
 
 @dataclass(frozen=True)
 class Plan:
-    """How documents are typed: the schema that they fill, and the pins that may yet change it."""
+    """How documents are typed: the schema, and the pins that may still change it."""
 
     schema: DocumentSchema
     pins: Pins = field(default_factory=dict)
@@ -45,13 +45,12 @@ class Plan:
 
 
 def documents(df: DataFrame, *, plan: Plan) -> DataFrame:
-    """`df`, whose texts are in `after`, with four columns more: `document`, `rescued`, `unreadable`, `is_doubtful`.
+    """`df`, with texts in `after`, and four more columns: `document`, `rescued`, `unreadable`, `is_doubtful`.
 
-    `document` is a STRUCT of the table's columns in the table's order, `rescued` a MAP from dotted path to
-    Extended JSON text, null where everything fitted. A null text gives a null document. `unreadable` is
-    true where the text is no document that could be typed; then the other two are null. `is_doubtful` is true where the
-    document may change the schema, or is not JSON to the letter: whoever did not look at the documents before must not
-    write any of them.
+    `document` is a STRUCT of the table's columns in table order; `rescued` a MAP from dotted path to Extended JSON
+    text, null if everything fit. A null text gives a null document. `unreadable`: the text is not a document, and the
+    other two are null. `is_doubtful`: the document may change the schema, or is not strictly valid JSON. A caller that
+    did not inspect the documents before must then write none of them.
     """
     from pyspark.sql import functions as sf
 
@@ -74,7 +73,7 @@ def _typed(schema_json: str, pins: Pins) -> Callable[[pa.Array], pa.Array]:
 
 @functools.lru_cache(maxsize=16)
 def decoder_of(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) -> decoding.Decoder:
-    """The decoder of a worker or helper process for one schema, with what it has learned in the batches before."""
+    """A process's decoder for one schema, with what it learned in earlier batches."""
     return decoding.Decoder(DocumentSchema.from_json(schema_json), dict(pins))
 
 
@@ -94,11 +93,11 @@ _INFERENCE = pa.schema(
 
 @dataclass(frozen=True)
 class Inference:
-    """What a look at documents gave.
+    """What inspecting documents found.
 
-    `shape` is of those that were looked into. `low` is the least place in the order of all rows, `refused` how many texts
-    are not JSON to the letter, `also` how many rows fulfil each condition. `is_cut`: there was more to look into than was asked for,
-    so that `shape` says nothing.
+    `shape` covers the documents that were inspected. `low` is the least order value of all rows, `refused` the number
+    of texts that are not strictly valid JSON, `also` the number of rows that fulfil each condition. `is_cut`: there
+    were more documents to inspect than requested, so `shape` is incomplete.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -108,7 +107,7 @@ class Inference:
     is_cut: bool = False
 
     def with_other(self, other: Inference) -> Inference:
-        """Both together."""
+        """Both combined."""
         shape = Shape()
         shape.add(self.shape)
         shape.add(other.shape)
@@ -127,19 +126,21 @@ class Inference:
 
     @staticmethod
     def of_row(row: Any) -> Inference:
-        """The inverse of `to_batch`, of a row by names."""
+        """The inverse of `to_batch`, from a row with access by name."""
         shape = Shape.from_json(json.loads(row["shape"]))
         return Inference(shape, row["low"], row["refused"], tuple(row["also"]), row["is_cut"])
 
 
 def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:
-    """Which documents the plan's schema does not hold, one too many perhaps, and which texts are not JSON to the letter."""
+    """Which documents the plan's schema may not hold (false positives are possible), and which texts are not strictly
+    valid JSON.
+    """
     typed = decoder_of(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
     return typed.new, typed.refused
 
 
 def shape(texts: pa.Array, marks: pa.Array, values: FieldValues) -> Shape:
-    """What these documents hold, each with its mark, as the options lay it out."""
+    """The shape of these documents, each with its mark, in the layout of the options."""
     found = Shape()
     for text, mark in zip(texts.to_pylist(), marks.to_pylist()):
         exact.observed(found, text, mark, values=values)
@@ -149,11 +150,10 @@ def shape(texts: pa.Array, marks: pa.Array, values: FieldValues) -> Shape:
 def inference(
     plan: Plan, *, everything: bool = False, most: int | None = None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a
-    partition.
+    """For `mapInArrow` over texts, marks, order values, and conditions: one row of `INFERENCE_DDL` per partition.
 
-    Documents that the plan's schema holds already are not looked into, unless `everything` is; nor those after the first `most` of a
-    partition.
+    Documents that fit the plan's schema are not inspected unless `everything` is true; at most the first `most` of a
+    partition are.
     """
     schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
     values = plan.schema.naming.values
@@ -179,7 +179,7 @@ def inference(
 
 
 def new_marks(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow` over texts and their marks: the marks of documents that the plan's schema does not hold."""
+    """For `mapInArrow` over texts and their marks: the marks of documents that the plan's schema may not hold."""
     schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

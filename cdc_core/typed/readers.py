@@ -1,8 +1,8 @@
-"""One reader for each column type: the msgspec type that the decoder gets for it, and its decoded values as an Arrow array.
-Those of documents are in `document_readers`.
+"""One reader per column type: the msgspec type for the decoder, and decoded values as an Arrow array. Documents have
+theirs in `document_readers`.
 
-A reader looks at the classes of a whole column first: where all are what the column holds, the array is made at once; else
-value by value, and `cast` decides about those that are not.
+A reader first checks the classes of a whole column: if all are what the column holds, the array is made at once;
+otherwise value by value, with `cast` for those that differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cdc_core.typed import exact
 from cdc_core.typed.lessons import Lesson
 
 ANY = msgspec.json.Decoder()
-"""Reads any JSON, for a value that is looked at alone."""
+"""Reads any JSON, for a value that is inspected alone."""
 
 NoneType = type(None)
 
@@ -37,12 +37,12 @@ _Classes = set[type]
 
 
 def any_of(*hints: Any) -> Any:
-    """The type of values that are of one of these; they are known at runtime only."""
+    """The union of these types, which are only known at runtime."""
     return Union[hints]
 
 
 def _wrapper(name: str, key: str, type_: Any) -> type[Any]:
-    # Without gc: a struct of texts holds no cycle, and the collector would walk through millions of them.
+    # Without gc: a struct of texts holds no cycles, and the collector would walk through millions of them.
     return msgspec.defstruct(name, [("v", type_)], rename={"v": key}, forbid_unknown_fields=True, gc=False)
 
 
@@ -55,7 +55,7 @@ _BINARY = _wrapper("Binary", "$binary", _Base64)
 _Moment = msgspec.defstruct("Moment", [("t", int), ("i", int)], forbid_unknown_fields=True, gc=False)
 _TIMESTAMP = _wrapper("Timestamp", "$timestamp", _Moment)
 _KEYS: dict[type, int] = {_Long: 1, _DOUBLE: 1, _DATE: 2, _BINARY: 3, _TIMESTAMP: 3} | dict.fromkeys(_STRINGS.values(), 1)
-"""The wrappers that are decoded as such, and how many keys each has."""
+"""The wrappers that are decoded as structs, and how many keys each has."""
 
 _OF_TYPE: dict[ColumnType, dict[str, type[Any]]] = {
     Scalar.BIGINT: {"$numberLong": _Long},
@@ -80,7 +80,7 @@ _AS_TEXT: dict[type, Callable[[Any], str]] = {
     float: lambda value: orjson.dumps(value).decode(),
     bool: lambda value: "true" if value else "false",
 }
-"""What a STRING of anything holds of plain values that are no text."""
+"""The text of plain values in a TEXT column."""
 _CHANGES_INT = frozenset({Kind.INT64, Kind.DOUBLE, Kind.NON_FINITE})
 _EXACT_IN_DOUBLE = 2**53
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
@@ -88,20 +88,20 @@ _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 
 @dataclass
 class Findings:
-    """What reading the columns says about documents, by their number in the slice."""
+    """What reading the columns found about documents, by their number in the slice."""
 
     rescued: dict[int, dict[str, str]] = field(default_factory=dict)
     new: set[int] = field(default_factory=set)
-    """Those that would change the schema."""
+    """Documents that would change the schema."""
     hard: set[int] = field(default_factory=set)
-    """Those whose row only the exact way can decide."""
+    """Documents that need the exact path."""
     laid_out: set[int] = field(default_factory=set)
-    """Those with an array that was read as a document: only the exact way says under which path a value of theirs is rescued."""
+    """Documents with an array that was read as a document: only the exact path knows the paths of values rescued in them."""
     keys: int = 0
-    """The keys that the columns account for; the texts must hold as many."""
+    """The number of keys in the columns' values; the texts must have as many."""
 
     def rescue(self, row: int, path: str | None, text: str) -> None:
-        """Keeps a value; a document with two values of one path goes the exact way, which knows their order."""
+        """Stores a value; a document with two values at one path takes the exact path, which knows their order."""
         entries = self.rescued.setdefault(row, {})
         if path in entries:
             self.hard.add(row)
@@ -109,7 +109,7 @@ class Findings:
 
 
 Where = Callable[[int], "tuple[int, str | None]"]
-"""The document and the dotted path of the value with this number; the document itself has none."""
+"""The document and the dotted path of the value with this number; a document itself has no path."""
 
 
 def of_field(where: Where, name: str) -> Where:
@@ -121,7 +121,7 @@ def of_field(where: Where, name: str) -> Where:
 
 
 def _inside(where: Where, starts: Sequence[int], names: Sequence[str] | None) -> Where:
-    """The elements of arrays, or the values of maps by their `names`."""
+    """The places of an array's elements, or of a map's values by `names`."""
 
     def place(number: int) -> tuple[int, str | None]:
         container = bisect.bisect_right(starts, number) - 1
@@ -132,14 +132,14 @@ def _inside(where: Where, starts: Sequence[int], names: Sequence[str] | None) ->
 
 
 def count_keys(value: Any) -> int:
-    """The fields of all documents in a value."""
+    """The number of fields of all documents in a value."""
     if isinstance(value, dict):
         return len(value) + sum(map(count_keys, value.values()))
     return sum(map(count_keys, value)) if isinstance(value, list) else 0
 
 
 class ColumnReader:
-    """How the values of one place become an Arrow array; `hint` is their type for the decoder.
+    """Turns the values of one place into an Arrow array; `hint` is their type for the decoder.
 
     `is_due`: the settings pin another type, and the first value here changes the column to it.
     """
@@ -150,11 +150,11 @@ class ColumnReader:
     values = FieldValues()
 
     def read(self, values: list[Any], classes: _Classes, where: Where, findings: Findings) -> pa.Array:
-        """The values as the column holds them; `classes` are theirs, None is a value that is not there."""
+        """The values as the column's array; `classes` are their types, None stands for an absent value."""
         raise NotImplementedError
 
     def _cast_alone(self, value: Any, number: int, where: Where, findings: Findings) -> Any:
-        """A value that is not of the class expected, as the column holds it, or rescued."""
+        """A value of an unexpected class, converted or rescued."""
         if type(value) in _KEYS:
             value = msgspec.to_builtins(value)
         else:
@@ -167,7 +167,7 @@ class ColumnReader:
             row, path = where(number)
             for text in rescued.values():
                 findings.rescue(row, path, text)
-            # INT alone is widened by values of other kinds: such a document would change the schema.
+            # Only INT is widened by values of other kinds: such a document would change the schema.
             if self.type is Scalar.INT and kinds.kind(value) in _CHANGES_INT:
                 findings.new.add(row)
         return held
@@ -205,12 +205,13 @@ _UNWRAPPED: dict[ColumnType, tuple[Callable[[dict[str, Any]], Any], int]] = {
     Scalar.BIGINT: (_long_of, _KEYS[_Long]),
     Scalar.TIMESTAMP: (_date_of, _KEYS[_DATE]),
 }
-"""What a column holds of a value in its wrapper, where others in the column have other wrappers, and the wrapper's keys; None where `cast`
-has to say it."""
+"""Reads a value from its wrapper where a column has several wrappers, and the wrapper's number of keys; the function
+returns None if `cast` must decide.
+"""
 
 
 class ScalarReader(ColumnReader):
-    """A scalar: plain, or in its wrapper; everything else value by value."""
+    """A scalar, plain or in its wrapper; everything else value by value."""
 
     def __init__(self, type_: ColumnType, lesson: Lesson | None, is_due: bool) -> None:
         self.type = type_
@@ -219,13 +220,13 @@ class ScalarReader(ColumnReader):
         self._plain = _PLAIN.get(type_)
         known = _OF_DECIMAL if isinstance(type_, Decimal) else _OF_TYPE.get(type_, {})
         wrappers = set(lesson.wrappers) if lesson else set()
-        # These types have one wrapper that is read fast: the decoder expects it before any lesson.
+        # These types have one wrapper with a fast path: the decoder expects it from the start.
         has_one = isinstance(type_, Decimal) or type_ in (Scalar.BIGINT, Scalar.TIMESTAMP, Scalar.BINARY, Scalar.DOUBLE)
         if not wrappers and has_one:
             wrappers = {next(iter(known))}
         self._wrapper = known.get(next(iter(wrappers))) if len(wrappers) == 1 else None
-        # msgspec takes one dict-like type in a union: with a wrapper, a document here is refused as a whole; where several wrappers
-        # were seen, values stay dicts. Lists are let through, so that one of them is rescued alone.
+        # msgspec allows one dict-like type in a union: with a wrapper, the decoder refuses any other document here; if
+        # several wrappers were seen, values stay dicts. Lists are accepted, so that one of them is rescued alone.
         if self._wrapper is not None:
             self.hint = any_of(self._wrapper, list, *SCALARS)
         else:
@@ -235,7 +236,7 @@ class ScalarReader(ColumnReader):
         if self.is_due:
             self._note_due(values, where, findings)
         if self._wrapper is not None and self._wrapper in classes:
-            # The keys of wrappers stand in the text, too, and are counted there.
+            # The wrappers' keys are in the text as well, where they are counted.
             findings.keys += self._wrappers(values, classes) * _KEYS[self._wrapper]
         if isinstance(self.type, Decimal):
             return self._decimals(values, self.type, where, findings)
@@ -252,11 +253,11 @@ class ScalarReader(ColumnReader):
         return sum(type(value) is self._wrapper for value in values)
 
     def _fast(self, values: list[Any], classes: set[type]) -> pa.Array | None:
-        """The array where all values are of the class that is expected, or of its wrapper."""
+        """The array, if all values have the expected class or its wrapper."""
         others = classes - {NoneType}
         if not others:
             return pa.nulls(len(values), self._arrow)
-        # By class and not by isinstance: to Python, True is an int.
+        # By class, not isinstance: in Python, True is an int.
         if others == {self._plain}:
             return pa.array(values, self._arrow)
         if others == {self._wrapper}:
@@ -267,7 +268,7 @@ class ScalarReader(ColumnReader):
             return pa.array([convert(value.v) if type(value) is self._wrapper else value for value in values], self._arrow)
         if self.type is Scalar.DOUBLE and others <= {float, int}:
             whole = [value for value in values if type(value) is int]
-            # Beyond 2**53 not every integer is a double: the exact cast says which.
+            # Beyond 2**53 not every integer is a double: the exact cast decides.
             if -_EXACT_IN_DOUBLE <= min(whole) and max(whole) <= _EXACT_IN_DOUBLE:
                 return pa.array([None if value is None else float(value) for value in values], self._arrow)
         return None
@@ -296,13 +297,13 @@ class ScalarReader(ColumnReader):
         else:
             there = [int(value.v) for value in held]
             times = there
-        # Arrow takes any instant, and PySpark cannot collect those beyond Python's clocks.
+        # Arrow accepts any instant, but PySpark cannot collect those outside Python's datetime.
         if min(there) < cast.MIN_DATE_MS or max(there) > cast.MAX_DATE_MS:
             raise OverflowError
         return pa.array(times, _MILLISECONDS).cast(self._arrow)
 
     def _decimals(self, values: list[Any], type_: Decimal, where: Where, findings: Findings) -> pa.Array:
-        """The array, by the exact cast for each value that is not written in digits for all of which the column has room."""
+        """The array, with the exact cast for each value that is not written in digits that fit the column."""
         texts = pa.array(map(self._digits, values), pa.string())
         whole = type_.precision - type_.scale
         before = rf"[0-9]{{1,{whole}}}" if whole else "0"
@@ -318,7 +319,7 @@ class ScalarReader(ColumnReader):
         return pc.coalesce(array, pa.array(alone, self._arrow))
 
     def _digits(self, value: Any) -> str | None:
-        """A number as it is written; None for what is none."""
+        """A number as it is written; None for other values."""
         if type(value) is self._wrapper:
             text: str = value.v
             return text
@@ -326,7 +327,7 @@ class ScalarReader(ColumnReader):
         return repr(value) if is_number else None
 
     def _slow(self, values: list[Any], where: Where, findings: Findings) -> pa.Array:
-        """The array, by the exact cast for each value that is not plainly what the column holds."""
+        """The array, with the exact cast for each value that the column does not simply hold."""
         is_held, (unwrapped, keys) = self._is_held, _UNWRAPPED.get(self.type, (None, 0))
         texts = _AS_TEXT if self.type is Scalar.TEXT else {}
         held = []
@@ -344,7 +345,7 @@ class ScalarReader(ColumnReader):
         return pa.array(held, self._arrow)
 
     def _is_held(self, value: Any) -> bool:
-        # A plain number of more than 32 bits reads as int as well, and is no INT.
+        # A number of more than 32 bits is an int as well, but not an INT.
         if type(value) is not self._plain:
             return False
         return self._plain is not int or -(2**31) <= value < 2**31
@@ -398,7 +399,7 @@ class MapReader(ColumnReader):
         starts = [*itertools.accumulate(map(len, maps), initial=0)]
         names = [*itertools.chain.from_iterable(maps)]
         findings.keys += len(names)
-        findings.hard.update(  # escaped names, and what may be a wrapper
+        findings.hard.update(  # escaped names, and possible wrappers
             where(bisect.bisect_right(starts, number) - 1)[0] for number, name in enumerate(names) if name.startswith("$")
         )
         flat = [*itertools.chain.from_iterable(each.values() for each in maps)]
@@ -408,7 +409,7 @@ class MapReader(ColumnReader):
 
 def _offsets(values: Sequence[Any], starts: list[int], has_null: bool) -> pa.Array:
     if has_null:
-        # Arrow takes a null offset as the sign of a null list.
+        # In Arrow, a null offset marks a null list.
         places = [None if value is None else start for value, start in zip(values, starts)]
         return pa.array([*places, *starts[-1:]], pa.int32())
     return pa.array(starts, pa.int32())
