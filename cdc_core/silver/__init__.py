@@ -1,1 +1,3 @@
-"""Silver without a table: one row a key out of a batch's events (`reduce`), updates folded onto documents (`fold`), the MERGE (`merge`)."""
+"""Silver without a table: one row per key from a batch's events (`reduce`), updates folded onto documents (`fold`), the
+MERGE (`merge`).
+"""

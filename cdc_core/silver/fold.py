@@ -1,17 +1,17 @@
-"""Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
+"""Partial updates applied to stored documents (`updateDescription`), with the same result as on the server.
 
-A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards, and a column whose field is absent is null
-(`cdc_core.schema.cast.row`). What a record of ExtractNewDocumentState has in its place is said in `cdc_core.unwrap.new_document_state`.
-Silver folds by it in `pipelines.silver.partial_updates`, and in `in_process_fold` without a query.
+A removed field (`$unset`, in `removedFields`) is then absent from the document, and the column of an absent field is
+null (`cdc_core.schema.cast.row`). For records of ExtractNewDocumentState see `cdc_core.unwrap.new_document_state`.
+Silver folds in `pipelines.silver.partial_updates`, and without a Spark query in `in_process_fold`.
 
-Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
-writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
-a text that cannot be read are answers, not errors.
+All functions work on parsed type-exact Extended JSON (`orjson.loads` of the output of
+`cdc_core.extended_json.bson_to_json`) and never raise because of data: a base that is newer than the update, a path
+that leads nowhere, and unreadable text all have defined results.
 
-Every path of an update is resolved against the document (`update_paths`) before any of them is applied; then truncatedArrays,
-updatedFields, removedFields.
+All paths of an update are resolved against the document (`update_paths`) before any is applied; then truncatedArrays,
+updatedFields and removedFields are applied in this order.
 
-Applying a whole history, or the rest of one, to any later state of the document gives its end.
+Applying a whole history, or its end, to any later state of the document gives the history's final state.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ OUTPUT_BYTES = 64 * 1024 * 1024
 
 
 class PartialUpdate(NamedTuple):
-    """One update event's description: immutable (a tuple, because millions are made).
+    """The description of one update event; a tuple, because millions are made.
 
     Paths are the server's, with the fields' real names; values are parsed type-exact Extended JSON.
-    `disambiguated_paths` is None where the server did not send any, which is not the same as an empty one.
+    `disambiguated_paths` is None if the server did not send it, which differs from an empty one.
     """
 
     sequence: str
@@ -50,7 +50,7 @@ class PartialUpdate(NamedTuple):
 
     @classmethod
     def from_bronze(cls, struct: Mapping[str, Any]) -> PartialUpdate:
-        """The update of a bronze row's `sequence` and `updateDescription`; an unreadable one does nothing."""
+        """The update from a bronze row's `sequence` and `updateDescription`; see `unreadable` if it cannot be parsed."""
         description = struct["updateDescription"]
         if description is None:
             return cls.unreadable(struct["sequence"])
@@ -58,46 +58,45 @@ class PartialUpdate(NamedTuple):
 
     @classmethod
     def unreadable(cls, sequence: str) -> PartialUpdate:
-        """An update of which nothing is known but its place in the order."""
+        """An update of which only the place in the order is known; it changes nothing and leaves the document incomplete."""
         return cls(sequence, {}, is_readable=False)
 
 
 class FoldResult(NamedTuple):
-    """A document after many updates; None where nothing of it is known."""
+    """A document after many updates; None if nothing about it is known."""
 
     document: Document | None
     incomplete: bool
 
 
 def fold(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
-    """The document after the updates, in their `sequence`'s order, whatever order they come in.
+    """The document after the updates, which are sorted by `sequence` first.
 
-    Without a base the result holds what the updates tell for certain (whole top-level fields) and is
-    incomplete. An update that was applied already may come again together with those that follow it.
+    Without a base, the result has what the updates tell for certain (whole top-level fields) and is incomplete. An
+    update that was already applied may be applied again together with those that follow it.
     """
     ordered = sorted(map(_owned, updates), key=_sequence)
     return _fold_in_place(None if base is None else _copied(base), ordered)
 
 
 def folded_text(base: str | None, updates: Sequence[PartialUpdate]) -> tuple[str | None, bool]:
-    """`fold` over texts of type-exact Extended JSON: the document, None where nothing is known, and whether it is
-    incomplete."""
+    """`fold` on texts of type-exact Extended JSON: the document (None if nothing is known), and whether it is incomplete."""
     document, incomplete = _folded(base, [_owned(update) for update in updates])
     return None if document is None else document.decode(), incomplete
 
 
 def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One row `__key, document, incomplete` for each row `__key, base, updates`, in order; for `mapInArrow`.
+    """For `mapInArrow`: one row `__key, document, incomplete` for each row `__key, base, updates`, in order.
 
-    `base` STRING is the stored document or null, `updates` ARRAY<STRUCT<sequence, updateDescription>> in any
-    order, `document` STRING the folded document as type-exact Extended JSON, null where nothing is known.
+    `base` STRING is the stored document or null, `updates` ARRAY<STRUCT<sequence, updateDescription>> in any order,
+    `document` STRING the folded document as type-exact Extended JSON, null if nothing is known.
     """
     for batch in batches:
         yield from _folded_batch(batch)
 
 
 def are_readable(descriptions: pa.StructArray) -> bool:
-    """Whether each text of these `updateDescription`s is a document, where there is one."""
+    """Whether all texts in these `updateDescription`s are documents."""
     texts = (descriptions.field(name).drop_null().to_pylist() for name in ("updatedFields", "disambiguatedPaths"))
     return all(map(is_document, itertools.chain.from_iterable(texts)))
 
@@ -108,17 +107,16 @@ def is_document(text: str | None) -> bool:
 
 
 def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
-    """The fold over values that it may keep and change; the updates are in order."""
+    """The fold on values that it may change; the updates are in order."""
     if base is None and not updates:
         return FoldResult(None, True)
     document: Document = {} if base is None else base
-    # Without a base, fields that no update names are not known, whatever comes.
+    # Without a base, fields that no update names stay unknown.
     is_lost = base is None
-    blocked: set[str] = set()  # a hundred thousand updates may end at the same place
+    blocked: set[str] = set()  # a set: a hundred thousand updates may be blocked at one place
     for update in updates:
         if blocked:
-            # A base that is newer than its updates: the later update that made it so comes in the same history, and decides
-            # the path.
+            # The base may be newer than this update: then a later update of the same history explains the blocked path.
             blocked = {path for path in blocked if not _explains(update, path)}
         for undecided in _apply_in_place(document, update):
             if undecided.blocked is None:
@@ -129,10 +127,10 @@ def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> F
 
 
 def _apply_in_place(document: Document, update: PartialUpdate) -> Sequence[UndecidedPath]:
-    """Applies what can be decided and returns the rest; the document takes the update's own values.
+    """Applies the decidable paths and returns the others; the document shares the update's values.
 
-    All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter
-    that those without come first: where both are about the same field, the whole field is what stays.
+    All paths are resolved before any is applied. A dotted path leads into the earlier state, so it may be applied after
+    undotted ones: if both are about one field, the whole field wins.
     """
     if not update.is_readable:
         return (UndecidedPath("", None),)
@@ -161,15 +159,15 @@ _Edit: TypeAlias = Callable[[Any, Any, Any], None]
 def _readings(
     document: Document, update: PartialUpdate, names: update_paths.PathNames
 ) -> list[tuple[_Edit, Target | UndecidedPath | None, Any]]:
-    """The edits of paths of several names, each with where it leads and what it takes."""
+    """The edits for dotted paths, each with its target and its argument."""
     fields = update.updated_fields
     edits: list[tuple[_Edit, str, Any]]
-    # Cuts first, as the server does it: what is set behind a cut makes the array longer again.
+    # Truncation first, as on the server: a later set may extend the array again.
     edits = [(_truncate, path, size) for path, size in update.truncated_arrays if "." in path]
     edits += [(_set, path, fields[path]) for path in names.dotted]
     edits += [(_remove, path, None) for path in names.dotted_gone]
     named = update.disambiguated_paths
-    # What is set inside of what is removed has a name with dots: the field `a.b` beside an `a` that is no more.
+    # A path set inside a removed field has a dotted name: the field `a.b` beside the removed `a`.
     whole = {*fields, *update.removed_fields} if update.removed_fields else fields
     return [
         (edit, update_paths.target(document, path, whole if edit is _set else fields, named, is_set=edit is _set), argument)
@@ -179,19 +177,19 @@ def _readings(
 
 def _set(container: Any, step: Any, value: Any) -> None:
     if isinstance(container, list) and step >= len(container):
-        # As the server does: elements between the old end and the new one are null.
+        # As on the server, elements between the old end and the new one are null.
         container.extend([None] * (step + 1 - len(container)))
     container[step] = value
 
 
 def _remove(container: Any, step: Any, _: None) -> None:
-    """Removes a field. The server removes no elements: an array here is newer than the update, and stays."""
+    """Removes a field. The server never removes array elements: an array here is newer than the update, and stays."""
     if isinstance(container, dict):
         container.pop(step, None)
 
 
 def _truncate(container: Any, step: Any, size: int) -> None:
-    """Cuts an array; what is no array, or shorter, is newer than the update, and stays."""
+    """Truncates an array; anything else, or a shorter array, is newer than the update and stays."""
     if isinstance(container, dict):
         array = container.get(step)
     else:
@@ -201,8 +199,9 @@ def _truncate(container: Any, step: Any, size: int) -> None:
 
 
 def _explains(update: PartialUpdate, blocked: str) -> bool:
-    """Whether this update is why the path is blocked: it removed, cut or replaced the path or what it lies in. A base that is newer than
-    both has seen it."""
+    """Whether this update is the reason that the path is blocked: it removed, truncated or replaced the path or a part of
+    it. A base newer than both updates contains its effect.
+    """
     cut = {*update.removed_fields, *(field for field, _ in update.truncated_arrays)}
     components = blocked.split(".")
     for end in range(1, len(components) + 1):
@@ -210,7 +209,7 @@ def _explains(update: PartialUpdate, blocked: str) -> bool:
         if path in cut:
             return True
         if path in update.updated_fields:
-            # A container goes on there: the base that lacks it has not seen this update, or a later one.
+            # If a container continues there, the base that lacks it contains neither this update nor a later one.
             return not _leads_on(update.updated_fields[path], components[end:])
     return False
 
@@ -226,7 +225,7 @@ def _sequence(update: PartialUpdate) -> str:
 
 
 def _owned(update: PartialUpdate) -> PartialUpdate:
-    """The update with values of its own, so that applying later ones to them changes no argument."""
+    """The update with copied values, so that applying later ones does not change the argument."""
     return update._replace(updated_fields=_copied(update.updated_fields))
 
 
@@ -264,19 +263,19 @@ def _results(
 
 
 def _folded(base: str | None, updates: list[PartialUpdate]) -> tuple[bytes | None, bool]:
-    """One row's result; a stored document that cannot be read counts as unknown."""
-    # Spark's `collect_list` keeps no order.
+    """One row's result; an unreadable stored document counts as unknown."""
+    # Spark's `collect_list` has no order.
     if len(updates) > 1:
         updates.sort(key=_sequence)
     document = _read(base)
-    # Which of two fields of one name the server changed, nobody can say, and one of them is not in what was parsed.
+    # The server may have changed either of two fields with one name, and the parsed document only has the last.
     is_lost = bool(updates) and document is not None and base is not None and _has_repeated(document, base)
     folded = _fold_in_place(document, updates)
     return None if folded.document is None else _written(folded.document), folded.incomplete or is_lost
 
 
 def _read(text: str | None) -> Any:
-    """The parsed document, None where there is none or the text is not a document."""
+    """The parsed document; None if there is none or the text is not a document."""
     if text is None:
         return None
     try:
@@ -287,9 +286,9 @@ def _read(text: str | None) -> Any:
 
 
 def _has_repeated(parsed: Document, text: str) -> bool:
-    """Whether a field stands twice in a document of the text; of two of one name `orjson` has parsed the last alone."""
+    """Whether a document in the text has a field twice; `orjson` parses only the last of them."""
     try:
-        if orjson.dumps(parsed) == text.encode():  # nearly every text was written so, and nothing is cheaper to see
+        if orjson.dumps(parsed) == text.encode():  # nearly all texts were written by orjson, and this is the cheapest check
             return False
     except orjson.JSONEncodeError:
         pass
@@ -304,7 +303,7 @@ def _has_repeated(parsed: Document, text: str) -> bool:
 def _written(document: Document) -> bytes:
     try:
         return orjson.dumps(document)
-    except orjson.JSONEncodeError:  # deeper than its 254 levels
+    except orjson.JSONEncodeError:  # deeper than orjson's 254 levels
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -315,14 +314,14 @@ def _update(
     truncated_arrays: Sequence[Mapping[str, Any]] | None,
     disambiguated_paths: str | None,
 ) -> PartialUpdate:
-    """An update of the texts of a bronze row."""
+    """An update from the texts of a bronze row."""
     updated = _paths(updated_fields)
     named = None if disambiguated_paths is None else _paths(disambiguated_paths)
     if updated is None or (disambiguated_paths is not None and not _is_division(named)):
         return PartialUpdate.unreadable(sequence)
     removed = removed_fields or ()
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
-    # Of two paths with one text, `a.b` in `a` and a field `a.b`, nobody can say which value is whose.
+    # Two paths with one text (`a.b` in `a`, and a field `a.b`) cannot be told apart.
     others = [*removed, *(field for field, _ in cuts)]
     names_twice = others and len({*updated, *others}) < len(updated) + len(others)
     if names_twice:
@@ -331,27 +330,27 @@ def _update(
 
 
 def are_steps(text: str) -> bool:
-    """Whether a text is a `disambiguatedPaths` that can be followed."""
+    """Whether a text is a usable `disambiguatedPaths`."""
     return _is_division(_paths(text))
 
 
 def _is_division(named: Mapping[str, Any] | None) -> bool:
-    """Whether each path is said to have steps that are its own: a person who corrects an event may write others, and its value would get
-    into another field."""
+    """Whether each path is divided into its own steps: after a manual correction of an event they may be wrong, and the
+    value would get into another field.
+    """
     return named is not None and all(
         isinstance(steps, list) and ".".join(map(str, steps)) == path for path, steps in named.items()
     )
 
 
 def _paths(text: str | None) -> Any:
-    """A document whose names are paths, with their real names; None where the text is not a document, or holds more than was
-    parsed."""
+    """A document whose names are paths, with their real names; None if the text is not a document, or has repeated fields."""
     if text is None:
         return {}
     parsed = _read(text)
     if parsed is None or _has_repeated(parsed, text):
         return None
-    # Only an escaped name holds these three characters: all other texts are saved the copy.
+    # Only escaped names contain these three characters; other texts need no copy.
     if parsed and '"$$' in text:
         return {wrappers.unescape_key(path): value for path, value in parsed.items()}
     return parsed
@@ -371,7 +370,7 @@ def _updates(column: pa.Array) -> Iterator[list[PartialUpdate]]:
 
 
 def _values(column: pa.Array) -> Sequence[Any]:
-    """The values as Python's; lists by way of their elements, which is several times as fast."""
+    """The values as Python objects; lists are cut from their flattened elements, which is several times as fast."""
     if column.null_count == len(column):
         return [None] * len(column)
     if not pa.types.is_list(column.type):

@@ -1,9 +1,10 @@
 """The MERGE that brings reduced, typed rows into a collection's table.
 
-A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). A clause applies where the source row's event is
-newer than what the table's row holds or knows of: a late delete removes no newer row, a statement may be run again, and ranges in any
-order. Batches that come late are the ones that need that (`pipelines.silver.ranges._is_late`); newer ones replace rows without
-a MERGE where they can. That a document that was removed does not come back is said in `pipelines.silver.deletes`.
+A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). A clause only applies if the
+source row's event is newer than what the table's row contains or knows of. So a late delete removes no newer row, a
+statement can be repeated, and ranges can be applied in any order. Only late batches need that
+(`pipelines.silver.ranges._is_late`); newer ones replace rows without a MERGE where possible. `pipelines.silver.deletes`
+keeps late events from restoring deleted documents.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class SilverMerge:
     """One MERGE of reduced rows.
 
     `columns` are the table's, in the source too; `added` those of them that come from `add.fields`. `removes`,
-    `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents; `keys` are ranges that hold
-    all of theirs.
+    `marks_deleted` and `has_incomplete` say which rows besides documents may occur; `keys` are ranges that cover all
+    keys.
     """
 
     columns: Sequence[str]
@@ -44,11 +45,11 @@ class SilverMerge:
         only_documents = not (self.removes or self.has_incomplete)
         if self.removes:
             yield sql_merge.Clause(None, f"s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer}")
-        # `__known` is how far the row's document reaches, where `__sequence` has seen more than that.
+        # `__known` is the sequence of the row's document, if `__sequence` is that of a later event.
         holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
         yield sql_merge.Clause(self._document(), f"{'' if only_documents else is_document}{holds_older}")
-        # A row takes the first clause that holds. Those below are for rows whose document is newer than the source's, while the
-        # source knows of a later event: only the marks change.
+        # The first matching clause applies. The next ones are for rows whose document is newer than the source's, while
+        # the source knows of a later event: only the marks change.
         known = {"__known": "coalesce(t.`__known`, t.`__sequence`)"}
         if self.marks_deleted:
             deleted_columns = {"__deleted": "true", "__incomplete": "false", **known}
@@ -65,8 +66,9 @@ class SilverMerge:
         yield sql_merge.Clause(sql_merge.from_source(self.columns), is_kept, is_matched=False)
 
     def _document(self) -> dict[str, str]:
-        """A newer document; a row that knows of an event after it stays incomplete, or deleted, with that event's
-        sequence."""
+        """The values for a newer document; a row that knows of a later event stays incomplete or deleted, with that
+        event's sequence.
+        """
         if not self.is_late:
             return sql_merge.from_source(self.columns)
         is_older = "s.`__sequence` < t.`__sequence`"
@@ -86,4 +88,4 @@ class SilverMerge:
 
 
 HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"
-"""SQL over a silver table: no document of the row was ever known."""
+"""SQL on a silver table: no document of the row was ever known."""

@@ -1,17 +1,16 @@
-"""Events that cannot be read: what is kept of them, what they hold back, and when they are done with.
+"""The quarantine: events that cannot be read, what waits for them, and when that ends.
 
-An event that cannot be read is kept whole, with its reason. Until it comes again, what silver shows of its
-document stays what it was before the event, marked incomplete:
+An unreadable event is stored whole, with the reason. Until it is replayed, silver keeps the document as it was before
+the event, marked incomplete:
 
-* a partial update that comes later follows it into the quarantine, because it says nothing without what it
-  changes;
-* a full document or a delete that comes later supersedes it, and all that followed it;
-* the event itself, when it comes again and can be read, takes its own place in the order, by `sequence`. What
-  followed it has to come again with it (`pipelines.operations.quarantine.replay` sees to that).
+* a later partial update follows it into the quarantine, because it is useless without its base;
+* a later full document or delete supersedes it and all that followed it;
+* when the event is replayed and can be read, it takes its own place in the order, by `sequence`. What followed it must be replayed
+  with it (`pipelines.operations.quarantine.replay` does that).
 
-The quarantine's rows are facts, which are only ever appended: bronze's columns, `reason` and `to`, the last
-batch of the range in which the fact was found. The newest fact of an event counts, and one that ends its stay
-counts before others of the same range, so that a range that is applied again changes nothing.
+The rows are append-only facts: bronze's columns, `reason` and `to`, the last batch of the range in which the fact was
+found. The newest fact of an event counts; within one range, a fact that ends its stay counts before others, so applying
+a range again changes nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 COLUMNS_DDL = f"{bronze.COLUMNS_DDL}, `reason` STRING, `to` BIGINT"
 
 IDENTITY = ("resume_token", "kind", "key")
-"""What an event is known by, however often it comes."""
+"""The columns that identify an event, however often it is delivered."""
 
 
 class Reason(str, Enum):
-    """Why an event is in the quarantine, or, for the last three, why it no longer is held there."""
+    """Why an event is in the quarantine, or, for the last three, why it is not held."""
 
     NO_KEY = "it has no key"
     NO_SEQUENCE = "it has no place in the order"
@@ -58,11 +57,11 @@ ENDINGS = (Reason.UNREADABLE_BEFORE, Reason.SUPERSEDED, Reason.REPLAYED)
 
 @dataclass(frozen=True)
 class QuarantineSplit:
-    """A range's events, parted.
+    """A range's events, split.
 
-    `events` has the columns of bronze and is what silver applies: where a document waits for an event in the
-    quarantine, an update of which nothing is known (`op` u, without `after` or `updateDescription`) stands
-    just before that event's place and leaves the document incomplete. `facts` are the quarantine's new rows.
+    `events` has bronze's columns and is what silver applies. Where a document waits for a quarantined event, an update
+    of which nothing is known (`op` u, without `after` or `updateDescription`) stands just before that event's place and
+    leaves the document incomplete. `facts` are the quarantine's new rows.
     """
 
     events: DataFrame
@@ -73,7 +72,7 @@ class QuarantineSplit:
 
 
 def reason() -> Column:
-    """Why an event cannot be read, as a `Reason`'s text; null where it can."""
+    """Why an event cannot be read, as a `Reason`'s text; null if it can."""
     op, after = F.col("op"), F.col("after")
     update = F.col("updateDescription")
     problems = (
@@ -89,22 +88,22 @@ def reason() -> Column:
 
 
 def is_suspect() -> Column:
-    """Whether `split` has anything to say about an event by itself: one cheap look at each of its texts."""
+    """Whether the event needs `split` in its own right: a cheap check of its texts."""
     return reason().isNotNull() | _is_unreadable(F.col("before"))
 
 
 _LONG_NAME = r'"[^"\\]{50000,}"(?=\s*:)'
-"""Longer names Spark's reader of JSON does not read; MongoDB holds them, and whatever else reads documents here."""
+"""Names too long for Spark's JSON reader; MongoDB and our own readers accept them."""
 
 
 def _is_unreadable(text: Column) -> Column:
-    """Whether a text is there that is not one JSON document; every token of it is looked at."""
+    """Whether the text is present and is not one JSON document; all of it is parsed."""
     is_refused = F.json_object_keys(text).isNull()
     shortened = F.when(is_refused, F.regexp_replace(text, _LONG_NAME, '"long"'))
     return text.isNotNull() & ((is_refused & F.json_object_keys(shortened).isNull()) | ~text.endswith("}"))
 
 
-# What is held
+# Held events
 
 
 def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
@@ -115,7 +114,7 @@ def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
 def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
     """The newest fact of each event, as of the ranges up to batch `before`."""
     known = facts if before is None else facts.where(F.col("to") <= before)
-    # A range that is applied again notes its facts again: an ending has to win over the fact that it ended in the same
+    # A range that is applied again adds its facts again: an ending must win over the fact that it ended in the same
     # range.
     order = Window.partitionBy(*IDENTITY).orderBy(F.col("to").desc(), _is_ending().desc(), F.col("batch").desc())
     ranked = known.withColumn("_place", F.row_number().over(order))
@@ -126,18 +125,17 @@ def _is_ending() -> Column:
     return F.col("reason").isin([each.value for each in ENDINGS])
 
 
-# What becomes of a range
+# Splitting a range
 
 
 def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[str] | None = None) -> QuarantineSplit:
-    """The events of a range that ends with batch `to`, and the facts about it.
+    """The events of a range that ends with batch `to`, split.
 
-    `events` are bronze's rows of one collection (without its deletes where the delete mode keeps rows),
-    `waiting` is what `held` says of the ranges before. `keys`, where it is given, holds at least every key of
-    `waiting` and of the unreadable events, and saves looking at the others. A function of its arguments: the
-    same range gives the same result.
+    `events` are bronze's rows of one collection (without deletes if the delete mode keeps rows), `waiting` is `held`
+    for the earlier ranges. `keys`, if given, must include every key of `waiting` and of unreadable events; other events
+    are then not inspected. The result depends on the arguments alone: the same range gives the same result.
     """
-    # An event without a key is no document's, and has to be looked at all the same.
+    # An event without a key belongs to no document, but must be inspected too.
     is_concerned = F.lit(True) if keys is None else F.col("key").isNull() | F.col("key").isin(list(keys))
     placed = _placed(events.where(is_concerned), waiting)
     untouched = events.where(~is_concerned)
@@ -149,14 +147,14 @@ def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[st
 
 _APPLIED, _WAITS, _PASSED = "applied", "waits", "passed"
 _NOWHERE = (Reason.NO_KEY.value, Reason.NO_SEQUENCE.value)
-"""The reasons of events that are no document's, or have no place in its history."""
+"""The reasons of events that belong to no document, or have no place in its history."""
 
 
 def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
-    """The events, and what waited for them and did not come again, each with its `_fate`.
+    """The events, and waiting ones that were not delivered again, each with its `_fate`.
 
-    `_is_old` marks what waited and `_is_again` what waited and came; `_first` is the first event that its
-    document still waits for, where the range holds any event of the document.
+    `_is_old` marks waiting events, `_is_again` events that waited and were delivered again. `_first` is the first event
+    that its document still waits for, if the range has any event of the document.
     """
     fresh = events.withColumn("_reason", reason()).withColumn("_is_old", F.lit(False))
     old = waiting.withColumnRenamed("reason", "_reason").withColumn("_is_old", F.lit(True))
@@ -170,7 +168,7 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
         "_has_come": ~F.min("_is_old").over(event),
         "_mended": F.max(F.when(is_readable, F.col("offset"))).over(event),
     }
-    # A rebuild finds an event and its replay in one range: what could not be read holds nothing back any more.
+    # A rebuild finds an event and its replay in one range: then the unreadable one holds nothing back.
     is_mended = "coalesce(_reason IS NOT NULL AND offset < _mended, false)"
     came = both.withColumns(of_the_event).where(f"NOT (_is_old AND _has_come) AND NOT {is_mended}")
     sequence, is_whole = F.col("sequence"), F.col("_reason").isNull() & ~reduce.is_partial()
@@ -195,7 +193,7 @@ def _is_hole() -> Column:
 
 
 def _fate() -> Column:
-    """What becomes of a placed event: it is applied, it waits, or a whole document made it needless."""
+    """What happens to an event: it is applied, it waits, or a later document or delete supersedes it."""
     follows = reduce.is_partial() & (F.col("_hole") > F.coalesce(F.col("_whole"), F.lit("")))
     is_out = F.coalesce(F.col("_reason").isNotNull() | follows, F.lit(False))
     is_passed = F.coalesce((F.col("_last") > F.col("sequence")) & ~_has_no_place(), F.lit(False))
@@ -203,8 +201,7 @@ def _fate() -> Column:
 
 
 def _given(placed: DataFrame) -> DataFrame:
-    """What silver applies: the events that are applied, and a mark where the first one stands that is waited
-    for.
+    """The events that silver applies, and a mark at the first event that a document waits for.
 
     A mark is an update of which nothing is known, just before that event.
     """
@@ -214,7 +211,7 @@ def _given(placed: DataFrame) -> DataFrame:
 
 
 def _facts(placed: DataFrame, to: int) -> DataFrame:
-    """New facts: what is to be held, and the end of what was, or would have been."""
+    """New facts: events to hold, and endings."""
     is_new, is_applied = ~F.col("_is_old"), F.col("_fate") == _APPLIED
     found = (
         (is_new & ~is_applied, F.coalesce("_reason", F.lit(Reason.FOLLOWS.value))),
@@ -231,9 +228,9 @@ def _fact_columns(to: int) -> tuple[Column, ...]:
 
 
 def readable(events: DataFrame, *, with_holes: bool = False) -> DataFrame:
-    """The events that can be read, without the pre-images that cannot: what was done to a document is known without them.
+    """The readable events, without unreadable pre-images, which are not needed.
 
-    `with_holes` puts an update of which nothing is known in the place of each that cannot be read but has a place.
+    `with_holes` replaces each unreadable event that has a place with an update of which nothing is known.
     """
     if not with_holes:
         return events.where(reason().isNull()).select(*(_readable(name) for name in bronze.SCHEMA.names))
@@ -242,7 +239,9 @@ def readable(events: DataFrame, *, with_holes: bool = False) -> DataFrame:
 
 
 def _or_nothing_known(is_hole: Column, **others: Column) -> list[Column]:
-    """The columns of bronze, of an update of which nothing is known where `is_hole`; `others` are of that update, too."""
+    """Bronze's columns, replaced with those of an update of which nothing is known where `is_hole`; `others` override its
+    values.
+    """
     nothing = dict.fromkeys(("before", "after", "updateDescription"), F.lit(None))
     blank = {"op": F.lit(bronze.Op.UPDATE.value), **nothing, **others}
     return [
@@ -252,15 +251,15 @@ def _or_nothing_known(is_hole: Column, **others: Column) -> list[Column]:
 
 
 def _readable(name: str) -> Column:
-    """A column of bronze, null where it is a pre-image that cannot be read."""
+    """A bronze column; an unreadable pre-image is null."""
     if name != "before":
         return F.col(name)
     return F.when(~_is_unreadable(F.col("before")), F.col("before")).alias("before")
 
 
 def _just_before(sequence: Column) -> Column:
-    """A text that sorts after every sequence that is less than this one, and before this one."""
+    """A text that sorts after every smaller sequence, and before this one."""
     time, index = F.substring(sequence, 1, 16), F.conv(F.substring(sequence, 17, 8), 16, 10).cast("bigint")
-    # `~` sorts after every hex digit: after the sequence that is one less, and before this one.
+    # `~` sorts after every hex digit, so this is after the previous sequence and before this one.
     previous = F.lower(F.lpad(F.hex(index - 1), 8, "0"))
     return F.when(index > 0, F.concat(time, previous, F.lit("~"))).otherwise(time)

@@ -1,19 +1,19 @@
-"""The events of a range as one row a key: what a merge into a collection's table must do about it.
+"""The events of a range as one row per key: the input of the MERGE into a collection's table.
 
-A key's events are *decisive* (a full document, or a delete) or *partial* (an update whose document is not there). The
-last decisive event wins, by `sequence` and then by `offset`, so that order of arrival and repetition do not count.
-Partial updates after it are folded where the stored document is kept; elsewhere they only mark the row incomplete.
+An event is *decisive* (a full document, or a delete) or *partial* (an update without its document). A key's last
+decisive event wins, by `sequence` and then by `offset`, so order of arrival and repetition do not matter. Later partial
+updates are folded if the stored document is kept; otherwise they only mark the row incomplete.
 
 A reduced row:
 
     __key STRING, __action STRING (`Action`)
     __sequence STRING   the last event that the row knows of
-    __guard STRING      the sequence of the event whose document it holds; only rows that hold an older document take it
+    __guard STRING      the sequence of the event whose document it has; it only replaces rows with an older document
     __known STRING      null: the document is as of `__sequence`. A sequence: later events came without their document (the row
                         is incomplete, or was deleted without a pre-image), and the document is as of this one. Empty: no
                         document is known
     __incomplete, __deleted BOOLEAN
-    after STRING        the document as type-exact Extended JSON, null where the action needs none
+    after STRING        the document as type-exact Extended JSON, null if the action needs none
     and the bronze columns of `needed`
 """
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 DELETED = ("before", "documentKey")
-"""The bronze columns that a delete's row is made of, where the delete mode keeps one."""
+"""The bronze columns that a delete's row is made of, if the delete mode keeps one."""
 
 
 class Action(str, Enum):
-    """What a merge does with a reduced row."""
+    """What the MERGE does with a reduced row."""
 
     DOCUMENT = "document"
     REMOVE = "remove"
@@ -57,16 +57,16 @@ def is_partial() -> Column:
 def latest(
     events: DataFrame, *, has_partial: bool = True, columns: Sequence[str] = ("op",), keeps_last: bool = False
 ) -> DataFrame:
-    """The last decisive event of each key, with the partial updates after it noted.
+    """The last decisive event of each key, with the sequence of later partial updates.
 
-    `events` are bronze rows with kinds of `bronze.DOCUMENT_KINDS`. Result: key, sequence and offset of the decisive event (null where the
-    key has none), `after`, `columns` (of the last event where there is no decisive one), and `partial_sequence`: the last
-    partial update's sequence where it is later, else null. `keeps_last` adds `last`, the last full document with its
-    sequence, which a delete may need. `has_partial` false promises that there is no partial update, and saves looking
-    for them.
+    `events` are bronze rows with kinds of `bronze.DOCUMENT_KINDS`. Result: key, sequence and offset of the decisive
+    event (null if the key has none), `after`, `columns` (of the last event if there is no decisive one), and
+    `partial_sequence`: the last partial update's sequence if it is later, else null. `keeps_last` adds `last`, the last
+    full document with its sequence, which a delete may need. `has_partial=False` promises that there are no partial
+    updates, and is faster.
     """
     order = F.struct("sequence", "offset")
-    # The offset decides between rows of one sequence: an event that was replayed, a chunk that was read again.
+    # The offset decides between rows with one sequence: a replayed event, or a chunk that was read again.
     payload = F.struct("sequence", "offset", "after", *columns)
     kept = [_last_document(order)] if keeps_last else []
     names = ["last"] if keeps_last else []
@@ -94,16 +94,15 @@ def latest(
 
 
 def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",), bare: DataFrame | None = None) -> DataFrame:
-    """What `latest` gives for events among which no update is partial, for many of them.
+    """`latest` for many events without partial updates.
 
-    `bare` are the same events without what is dear to compute.
-
-    The winners are found by key and order alone, and only they are carried on: documents are neither shuffled nor sorted.
+    `bare` are the same events without columns that are expensive to compute. The winners are found by key and order
+    alone, and only they go on: documents are neither shuffled nor sorted.
     """
     order = F.struct("sequence", "offset")
     narrow = events if bare is None else bare
     winners = narrow.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
-    # An offset names one row of bronze: the join needs neither the key nor the order.
+    # An offset identifies one bronze row, so the join needs neither key nor order.
     won = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
     return won.select("key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence"))
 
@@ -111,8 +110,8 @@ def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",), bare:
 def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last: bool = False) -> DataFrame:
     """The last decisive event of each key as in `latest`, with the partial updates after it, for a fold.
 
-    `updates` ARRAY<STRUCT<sequence, updateDescription>> is in no order; where there are any, `columns` are the last
-    update's. `is_delete` tells what the decisive event was, null where there is none.
+    `updates` ARRAY<STRUCT<sequence, updateDescription>> is unordered; if there are any, `columns` are the last
+    update's. `is_delete`: the decisive event is a delete, null if there is none.
     """
     partial = is_partial()
     order = F.struct("sequence", "offset")
@@ -150,7 +149,7 @@ FOLDED_DDL = "`document` STRING, `incomplete` BOOLEAN"
 
 
 def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows with `__key, base, updates` and others beside them, as the others with `document, incomplete`; for `mapInArrow`.
+    """For `mapInArrow`: replaces `__key, base, updates` with `document, incomplete`, and keeps all other columns.
 
     Both are null for rows without updates, whose `base` must be null.
     """
@@ -168,10 +167,10 @@ def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str] = ("op",)) -> DataFrame:
-    """Reduced rows of `latest` under a delete mode.
+    """The rows of `latest` as reduced rows under a delete mode.
 
-    Deletes must have been left out of `latest` where the mode keeps rows; where it marks them, a delete's row is its
-    pre-image, else the last document of the range (`last`, where `latest` kept it), else its key. `columns` stay.
+    If the mode keeps rows, `latest` must be without deletes. If it marks them, a delete's row is its pre-image, else
+    the last document of the range (`last`, if `latest` kept it), else its key. `columns` are kept.
     """
     is_decisive = F.col("sequence").isNotNull()
     is_delete = is_decisive & (F.col("op") == bronze.Op.DELETE.value)
@@ -210,7 +209,7 @@ def deleted_document() -> Column:
 
 
 def swept(mark: str, *, keys: DataFrame, columns: Sequence[str] = ("op",)) -> DataFrame:
-    """Delete events, in the shape of `latest`, at sequence `mark` for the column `__key` of `keys`."""
+    """Delete events like rows of `latest`, at sequence `mark`, for the column `__key` of `keys`."""
     values = {"op": F.lit(bronze.Op.DELETE.value), "key": F.col("__key"), "sequence": F.lit(mark)}
     names = ("key", "sequence", "offset", "after", *columns)
     return keys.select(
@@ -223,7 +222,7 @@ def swept(mark: str, *, keys: DataFrame, columns: Sequence[str] = ("op",)) -> Da
 
 
 def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
-    """The bronze columns that reduced rows need beside key, order and document; only these, because they are shuffled."""
+    """The bronze columns that reduced rows need besides key, order and document; no others, because they are shuffled."""
     names = ["op"]
     if options.delete_tombstone_handling_mode.marks_deleted:
         names += DELETED
@@ -236,8 +235,8 @@ def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
 class AddedColumn:
     """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns.
 
-    `path` is where bronze has that very value: a column, or a field of one; empty for one that is always null, None for
-    one that is made of what bronze has.
+    `path` is where bronze has exactly this value: a column, or a field of one; empty for a column that is always null,
+    None for a computed value.
     """
 
     name: str
@@ -249,11 +248,11 @@ class AddedColumn:
 def added(
     options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = (), earlier: Iterable[str] = ()
 ) -> tuple[AddedColumn, ...]:
-    """The columns that `add.fields` and then `add.headers` ask for, each name once.
+    """The columns of `add.fields` and then `add.headers`, each name once.
 
-    A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text. A name that a
-    column of the documents has already (`documents`), or one of the engine's, gets `_2`, `_3`, …; one that a column of
-    `earlier` settings has in other letters is spelled as that.
+    A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text. A name that
+    is used by a document's column (`documents`) or the engine gets `_2`, `_3`, …; a name that differs only in case from
+    a column of `earlier` settings is spelled like it.
     """
     by_name: dict[str, AddedColumn] = {}
     for field in (*options.add_fields, *options.add_headers):

@@ -1,14 +1,13 @@
-"""The paths of an update, read against a document: where each of them leads, or that nobody can say.
+"""The paths of an update, resolved against a document.
 
-The server joins names by dots, and a name may hold dots itself:
+The server joins names with dots, but a name may contain dots itself:
 
-* where the server says how (`disambiguatedPaths`, MongoDB 6.1 with `showExpandedEvents`), that decides, and a
-  path that it does not list has no names with dots;
-* otherwise a numeric component is an index in an array and a name in a document, and a *name that holds dots*
-  that takes part in any reading of the path leaves it undecided: nothing is applied there, the document is
-  incomplete;
-* a path that leads through a scalar: the base is probably newer than this update, so nothing is applied there. It stays
-  undecided until a later update of the same history explains it, since a new field with dots in its name looks the same.
+* `disambiguatedPaths` (MongoDB 6.1 with `showExpandedEvents`) decides if present; a path that it does not list has no dotted
+  names;
+* otherwise a numeric component is an index in an array and a name in a document. If a *name with dots* could be part of the path,
+  the path is undecided: nothing is applied, and the document is incomplete;
+* a path that leads through a scalar: the base is probably newer than this update, and nothing is applied. The path stays undecided
+  until a later update of the same history explains it, because a new field with dots in its name looks the same.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ Document: TypeAlias = dict[str, Any]
 Container: TypeAlias = dict[str, Any] | list[Any]
 
 PADDING_LIMIT = 1_500_000
-"""How far past its end the server extends an array; a greater index is no index."""
+"""How far past its end the server extends an array; a greater index is not an index."""
 MANY_PATHS = 4096
-"""So many paths are remembered with what follows from their text alone: updates name the same ones again and again."""
+"""The number of cached paths: updates name the same ones again and again."""
 MAX_COMPONENTS = 200
-"""No document is so deep (MongoDB takes 180 levels): a path of more components has a name with dots."""
+"""A path with more components has a dotted name, because MongoDB allows only 180 levels."""
 
 _INDEX = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
 
 
 class UndecidedPath(NamedTuple):
-    """A path left out. `blocked`: where the plain way ends; None where only a whole document can decide."""
+    """A path that is not applied. `blocked`: where the plain path ends; None if only a whole document can decide."""
 
     path: str
     blocked: str | None
@@ -48,7 +47,7 @@ class Target(NamedTuple):
 
 
 class PathNames(NamedTuple):
-    """What follows from the paths of an update alone: those of one name, each with the name as stored, and those of several."""
+    """An update's paths: undotted ones, each with the stored name, and dotted ones."""
 
     whole: tuple[tuple[str, str], ...]
     dotted: tuple[str, ...]
@@ -58,7 +57,7 @@ class PathNames(NamedTuple):
 
 @functools.lru_cache(maxsize=MANY_PATHS)
 def path_names(fields: tuple[str, ...], removed: tuple[str, ...]) -> PathNames:
-    """The paths that an update sets and removes, by whether they are of one name."""
+    """The paths that an update sets and removes, split into undotted and dotted ones."""
     return PathNames(
         tuple((path, stored_name(path)) for path in fields if "." not in path),
         tuple(path for path in fields if "." in path),
@@ -68,10 +67,10 @@ def path_names(fields: tuple[str, ...], removed: tuple[str, ...]) -> PathNames:
 
 
 class PathParts(NamedTuple):
-    """What follows from the text of a path of several names alone; `stored` names and `indexes` are one for each component.
+    """What follows from the text of a dotted path alone; `stored` names and `indexes` have one entry per component.
 
-    `above` are the paths of what it lies in, `dotted` the names, as stored, that two or more components can be, by the
-    component that they begin with.
+    `above` are the paths of its parents; `dotted` the stored names that two or more components can form, by their first
+    component.
     """
 
     components: tuple[str, ...]
@@ -88,7 +87,7 @@ def _split(path: str) -> PathParts:
 
 @functools.lru_cache(maxsize=MANY_PATHS)
 def path_parts(components: tuple[str, ...]) -> PathParts:
-    """What follows from a path's components."""
+    """The `PathParts` of these components."""
     ends = range(1, len(components) + 1)
     return PathParts(
         components,
@@ -110,10 +109,10 @@ def target(
     *,
     is_set: bool,
 ) -> Target | UndecidedPath | None:
-    """Where a path of several names leads in the document; None where there is nothing to do.
+    """Where a dotted path leads in the document; None if there is nothing to do.
 
-    `others` are paths that the same update sets, or removes: no path that it sets lies in one of them. `named` is its
-    `disambiguatedPaths`.
+    `others` are paths that the same update sets or removes: no path that it sets lies inside one of them. `named` is
+    its `disambiguatedPaths`.
     """
     if named is not None and path in named:
         parts = path_parts(tuple(str(part) for part in named[path]))
@@ -125,7 +124,7 @@ def target(
     length, end = len(parts.components), way[-1]
     step = _step(end, parts, length - 1) if len(way) == length else None
     if named is None:
-        # A name with dots takes part: one that is there, or a new one whose neighbours have dots too.
+        # A dotted name could be part of it: an existing one, or a new one beside others with dots.
         is_new = is_set and not (step is not None and _has(end, step))
         if is_dotted or not parts.above.isdisjoint(others) or (is_new and _have_dots(way[: length - 1])):
             return UndecidedPath(path, None)
@@ -135,11 +134,12 @@ def target(
 
 
 def containers(document: Container, parts: PathParts) -> tuple[list[Container], bool]:
-    """The containers that the components lead through, fewer than these where the way ends early; and whether one of
-    them has a name with dots that the path can mean."""
+    """The containers that the components lead through, fewer if the path ends early; and whether one of them has a dotted
+    name that the path can mean.
+    """
     here, is_dotted = document, False
     way = [here]
-    for depth, names in enumerate(parts.dotted):  # one loop without calls: a fold does little else
+    for depth, names in enumerate(parts.dotted):  # no calls in this loop: folding spends most of its time here
         child: Any
         if isinstance(here, dict):
             is_dotted = is_dotted or not here.keys().isdisjoint(names)
@@ -160,19 +160,19 @@ def _have_dots(documents: Sequence[Container]) -> bool:
 
 
 def is_container(value: object) -> TypeGuard[Container]:
-    """A document or an array, and not the wrapper of a scalar."""
+    """Whether the value is a document or an array, not the wrapper of a scalar."""
     if isinstance(value, dict):
         return not wrappers.is_wrapper(value)
     return isinstance(value, list)
 
 
 def _has(container: Container, step: Any) -> bool:
-    """Whether what a step names is there."""
+    """Whether the field or element exists."""
     return step in container if isinstance(container, dict) else step < len(container)
 
 
 def _step(container: Container, parts: PathParts, depth: int) -> Any:
-    """The stored name in a document, the index in an array; None for what no array has as an index."""
+    """The stored name in a document, the index in an array; None if it is not a valid index."""
     if isinstance(container, dict):
         return parts.stored[depth]
     index = parts.indexes[depth]
@@ -180,5 +180,5 @@ def _step(container: Container, parts: PathParts, depth: int) -> Any:
 
 
 def stored_name(name: str) -> str:
-    """A field's name as it stands in our text."""
+    """A field's name as stored in Extended JSON."""
     return wrappers.escape_key(name) if name[:1] == "$" else name
