@@ -1,1 +1,1 @@
-"""A settings document, validated: `parse` is the way in, each section has its reader."""
+"""A settings document, validated: start at `parse`; each section has its reader."""

@@ -1,15 +1,15 @@
-"""How each property of a Debezium connector becomes a setting: what is taken over, what is left out and why, what is a secret.
+"""Settings from a Debezium connector: which properties are taken over, which are left out and why, and which hold secrets.
 
-Which properties there are, with types and defaults, stands in `cdc_core.properties.source`; how a settings file's are read and checked
-against each other, in `cdc_core.settings.source_section`.
+`cdc_core.properties.source` defines the properties with types and defaults; `cdc_core.settings.source_section` reads
+and cross-checks them.
 
-    source properties            under `source`, the ones of older versions under their names of today
+    source properties            under `source`; those of older versions under their current names
     ExtractNewDocumentState      its options under `silver.defaults`
-    debezium.source.…            Debezium Server's: the same properties without that beginning
+    debezium.source.…            Debezium Server: the same properties without the prefix
     topic.prefix, mongodb.name   the pipeline's `name`
-    passwords                    references `${env:…}`; the values are dropped here and appear in nothing that is returned
+    passwords                    references `${env:…}`; the values are dropped and appear in no result
 
-Sources: Debezium "MongoDB connector", connector properties, today's and those of 1.x (`mongodb.hosts`, `*.whitelist`).
+Sources: Debezium "MongoDB connector", connector properties, current and 1.x (`mongodb.hosts`, `*.whitelist`).
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ RENAMED: Mapping[str, str] = {
     "connect.backoff.initial.delay.ms": "errors.retry.delay.initial.ms",
     "connect.backoff.max.delay.ms": "errors.retry.delay.max.ms",
 }
-"""Names of older versions, and what the same thing is called now."""
+"""Names in older versions, and their current names."""
 
 OLDER: tuple[str, ...] = (*RENAMED, "mongodb.hosts", "mongodb.name", "mongodb.members.auto.discover")
-"""Every name of older versions that is translated."""
+"""All names of older versions that are translated."""
 
 REMARKS: Mapping[str, str] = {
     "max.batch.size": "taken over; it bounds one Delta commit here: leave it out and a commit holds 100000 events",
     "snapshot.mode.custom.name": "a Python class is expected here, as package.module:Class",
 }
-"""What is to be said of a property that is taken over."""
+"""Remarks about properties that are taken over."""
 
 _SERVER, _SERVER_SOURCE = "debezium.", "debezium.source."
-"""What properties of Debezium Server begin with, and those of the connector that it runs."""
+"""Prefixes of Debezium Server's properties, and of those of its source connector."""
 
 _SERVER_ONLY: Mapping[str, str] = {
     "debezium.sink.": "events go to the tables of the lakehouse",
     "debezium.format.": "events go to the tables of the lakehouse, in types of Delta",
     "debezium.predicates": "only ExtractNewDocumentState is applied here, to every event",
 }
-"""What of Debezium Server has no meaning here, by what its name begins with, and why."""
+"""Prefixes of Debezium Server's properties that have no meaning here, and why."""
 
 _NOT_OURS = "it configures Debezium Server"
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
@@ -72,7 +72,7 @@ _SECRET_OPTIONS = {name.lower(): variable for name, variable in values.SECRET_OP
 
 @dataclass(frozen=True)
 class PropertyNote:
-    """A property of the connector, and the word that is due about it."""
+    """A property of the connector, and a remark about it."""
 
     name: str
     why: str
@@ -80,7 +80,7 @@ class PropertyNote:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of the environment that has to be set, and what it has to hold."""
+    """An environment variable to set, and what its value must be."""
 
     name: str
     holds: str
@@ -88,7 +88,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class ConnectorImport:
-    """A settings document that `settings.parse` takes; `warnings` are those that it gives."""
+    """A settings document that `settings.parse` accepts, and the `warnings` that it gives."""
 
     document: Mapping[str, object]
     notes: tuple[PropertyNote, ...]
@@ -97,12 +97,12 @@ class ConnectorImport:
 
 
 def imported(connector: object, *, root: str, where: str = "") -> ConnectorImport:
-    """The settings of a connector: its flat map of properties, the document `{"name": …, "config": {…}}`, or the properties of
-    Debezium Server.
+    """The settings for a connector, given as a flat map of properties, as `{"name": …, "config": {…}}`, or as properties
+    of Debezium Server.
 
-    Raises `SettingsError` with every mistake, each under the connector's own name for the property: values outside the
-    closed sets, unknown properties with the nearest right name, another connector's class. No value of a secret is in
-    any message.
+    Raises `SettingsError` with all mistakes, each under the connector's name for the property: values outside the
+    closed sets, unknown properties with the nearest name, another connector's class. No message contains the value of a
+    secret.
     """
     given, report = _given(connector, where), _ImportReport()
     if any(name.startswith(_SERVER) for name in given):
@@ -131,7 +131,7 @@ def _given(connector: object, where: str) -> Mapping[str, object]:
 
 
 def _of_server(given: Mapping[str, object], report: _ImportReport) -> Mapping[str, object]:
-    """The properties of the connector that Debezium Server runs, and of its transformations, as a connector has them."""
+    """The properties of Debezium Server's source connector and its transformations, under a connector's names."""
     found = {}
     for name, value in given.items():
         own = name.removeprefix(_SERVER_SOURCE)
@@ -146,7 +146,7 @@ def _of_server(given: Mapping[str, object], report: _ImportReport) -> Mapping[st
 
 @dataclass
 class _ImportReport:
-    """What an import says of a connector: remarks and mistakes under the connector's own names, and the variables to set."""
+    """The result of an import: remarks and mistakes under the connector's names, and the variables to set."""
 
     notes: list[PropertyNote] = field(default_factory=list)
     problems: list[errors.Problem] = field(default_factory=list)
@@ -164,7 +164,7 @@ class _ImportReport:
         return f"${{env:{name}}}"
 
     def variables(self, source: Mapping[str, object]) -> tuple[Variable, ...]:
-        """Those that the settings refer to, in the order of the file."""
+        """The variables that the settings refer to, in the order of the file."""
         found: dict[str, Variable] = {}
         for name, value in source.items():
             for kind, text in values.Reference(str(value)).parts():
@@ -173,20 +173,19 @@ class _ImportReport:
         return tuple(found.values())
 
     def renamed(self, problem: errors.Problem) -> errors.Problem:
-        """A mistake of the settings under the name that the connector has for it."""
+        """A mistake in the settings under the connector's name for it."""
         return dataclasses.replace(problem, path=self.origins.get(problem.path, problem.path.removeprefix("source.")))
 
 
 @dataclass
 class _ConnectionReader:
-    """How the source is reached: the connection string, or `mongodb.hosts` of older versions, and references for its
-    secrets."""
+    """How to reach the source: the connection string, or `mongodb.hosts` of older versions, with references for secrets."""
 
     given: Mapping[str, object]
     report: _ImportReport
 
     def read(self) -> dict[str, object]:
-        """The properties of the connection as they stand under `source`."""
+        """The properties of the connection, for `source`."""
         source: dict[str, object] = {}
         uri = _text(self.given, "mongodb.connection.string")
         if uri and _text(self.given, "mongodb.hosts"):
@@ -214,7 +213,7 @@ class _ConnectionReader:
         return source
 
     def _from_hosts(self) -> str:
-        """`mongodb.hosts`, `[replica set/]host[:port], …`, as a connection string; empty where it cannot be one."""
+        """`mongodb.hosts`, `[replica set/]host[:port], …`, as a connection string; empty if there is none."""
         hosts = _text(self.given, "mongodb.hosts")
         self.report.origins["source.mongodb.connection.string"] = "mongodb.hosts" if hosts else "mongodb.connection.string"
         if not hosts:
@@ -222,7 +221,7 @@ class _ConnectionReader:
         if ";" in hosts:
             hint = "a sharded cluster is read through its mongos routers: mongodb.connection.string"
             self.report.refuse("mongodb.hosts", "one replica set is expected", hint)
-            # Any valid address: without one a second mistake would be reported for the same property.
+            # Any valid address, because an empty one would be reported as a second mistake of the same property.
             return "mongodb://one"
         replica_set, slash, rest = hosts.rpartition("/")
         members = ",".join(values.NameList().read(rest))
@@ -234,18 +233,18 @@ class _ConnectionReader:
         return f"mongodb://{members}/" + (f"?{'&'.join(options)}" if options else "")
 
     def _without_secrets(self, uri: str) -> str:
-        """The connection string with a reference in the place of each secret, or for the whole where that is not safe."""
+        """The connection string with references in place of its secrets, or one reference for the whole if that is safer."""
         if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
             return self.report.variable("MONGODB_URI", "the connection string")
         scheme, separator, rest = uri.partition("://")
-        # An unescaped `/` or `?` in a password must not cut it in two, or one half would stay in the file.
+        # An unescaped `/` or `?` must not split a password, because a part of it would remain in the file.
         authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
         credentials, at, hosts = authority.rpartition("@")
         path, question, options = rest[len(authority) :].partition("?")
         between = "&" if "&" in options else ";"
         kept = between.join(self._option(option) for option in options.split(between))
         clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
-        # What is no connection string goes on as it is, so that the settings name the mistake.
+        # An invalid connection string is kept, so that the settings report it.
         is_one = scheme in ("mongodb", "mongodb+srv")
         return clean if not is_one or _is_clean(clean) else self.report.variable("MONGODB_URI", "the connection string")
 
@@ -272,7 +271,7 @@ class _ConnectionReader:
 
 @dataclass
 class _ConnectorReader:
-    """One connector in the reading: the properties that are there, and what has come of them."""
+    """Reads one connector's properties into the settings."""
 
     given: Mapping[str, object]
     report: _ImportReport
@@ -301,7 +300,7 @@ class _ConnectorReader:
             self.report.refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(found)}")
 
     def _read_name(self) -> None:
-        """`topic.prefix`, or `mongodb.name` of older versions; what cannot name a table becomes `_`."""
+        """`topic.prefix`, or `mongodb.name` of older versions; characters that a table's name cannot have become `_`."""
         wanted = [name for name in ("topic.prefix", "mongodb.name") if _text(self.given, name)]
         if not wanted:
             self.report.refuse("topic.prefix", "a name for the pipeline is expected")
@@ -316,7 +315,7 @@ class _ConnectorReader:
             self.report.note(name, f"{origin} stands beside it, and wins")
 
     def _read_transforms(self) -> None:
-        """The options of the one transformation that silver applies; the others are named."""
+        """Reads the options of the transformation that silver applies; reports others."""
         listed = values.NameList().read(_text(self.given, "transforms"))
         written = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
         unwrapping: list[str] = []
@@ -372,7 +371,7 @@ class _ConnectorReader:
             self.report.refuse(origin, "there is no such property", values.did_you_mean(name, known))
 
     def _take(self, origin: str, each: properties.Property) -> None:
-        """Put a property under `source`, unless its value is empty."""
+        """Puts a property under `source`, unless its value is empty."""
         value = self._translated(origin, each)
         if value is None or (isinstance(value, str) and not value.strip()):
             return
@@ -386,8 +385,9 @@ class _ConnectorReader:
             self.report.note(origin, REMARKS[each.name])
 
     def _take_option(self, origin: str, option: str) -> None:
-        """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do
-        instead."""
+        """Puts an option of a Kafka client under `source`; options that only the Java client has are reported with the
+        alternative.
+        """
         if (why := properties.of_javas_client(option)) is not None:
             self.report.note(origin, f"it is an option of Kafka's Java client: {why}")
         elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:
@@ -397,7 +397,7 @@ class _ConnectorReader:
             self.source[origin] = self.given[origin]
 
     def _read_brokers(self) -> None:
-        """Kafka Connect's own brokers take the notifications; a connector does not say which those are."""
+        """Adds a variable for the brokers of Kafka Connect, which take the notifications and do not appear in a connector."""
         channels = [each.strip() for each in _text(self.given, "notification.enabled.channels").split(",")]
         known = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
         if "sink" in channels and not any(name in self.given for name in known):
@@ -406,7 +406,7 @@ class _ConnectorReader:
             )
 
     def _translated(self, origin: str, each: properties.Property) -> object:
-        """The value in today's words; None where it only says what holds here anyway."""
+        """The value in current terms; None if it only states the behaviour here."""
         value = self.given[origin]
         if not isinstance(each.type, (values.Boolean, values.Integer)) and isinstance(value, (int, float)):
             value = values.written(value)
@@ -433,7 +433,7 @@ def _text(given: Mapping[str, object], name: str) -> str:
 
 
 def _is_clean(uri: str) -> bool:
-    """Whether a settings file may hold the connection string."""
+    """Whether a settings file may contain the connection string."""
     try:
         values.ConnectionString().read(uri)
     except values.InvalidValue:
@@ -442,7 +442,7 @@ def _is_clean(uri: str) -> bool:
 
 
 def _split_reference(credentials: str) -> tuple[str, str, str]:
-    """User, colon and password where the user is a reference, which holds colons of its own."""
+    """User, colon and password if the user is a reference, which contains colons itself."""
     end = credentials.find("}:")
     return (credentials, "", "") if end < 0 else (credentials[: end + 1], ":", credentials[end + 2 :])
 
@@ -457,5 +457,5 @@ def _located(problem: errors.Problem, where: str) -> errors.Problem:
 
 
 def said(notes: Iterable[PropertyNote]) -> list[str]:
-    """A line for each property, in the order of the connector."""
+    """One line per remark, in the order of the connector."""
     return [f"{note.name}: {note.why}" for note in notes]

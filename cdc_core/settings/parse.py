@@ -1,7 +1,7 @@
-"""The settings of one pipeline: validated, frozen, and without a secret in them.
+"""The settings of one pipeline: validated, frozen, and without secrets.
 
-`parse` reads a whole document (what YAML or JSON gave) and reports all of its mistakes at once. References
-such as ``${env:NAME}`` stay references: `pipelines.settings.secrets` resolves them at the last moment.
+`parse` reads a whole document (from YAML or JSON) and reports all mistakes at once. References such as ``${env:NAME}``
+stay references: `pipelines.settings.secrets` resolves them when they are needed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from cdc_core.stream import filters
 
 
 class OnConflict(enum.Enum):
-    """`schema.on.conflict`: what becomes of a value that its column cannot hold and cannot be widened to."""
+    """`schema.on.conflict`: what happens to a value that its column can neither hold nor be widened to."""
 
     RESCUE = "rescue"
     RETYPE = "retype"
 
 
 class OnGone(enum.Enum):
-    """`collection.drop.handling.mode` and `collection.rename.handling.mode`: what becomes of the rows of a collection
-    whose documents are gone with it.
+    """`collection.drop.handling.mode` and `collection.rename.handling.mode`: what happens to the rows of a collection
+    whose documents are gone.
     """
 
     DELETE = "delete"
@@ -43,10 +43,10 @@ class OnGone(enum.Enum):
 
 @dataclass(frozen=True)
 class Lakehouse:
-    """Where the tables lie: below `root`, or in `catalog` as ``<schema_prefix><layer>.<table>``.
+    """Where the tables are: below `root`, or in `catalog` as ``<schema_prefix><layer>.<table>``.
 
-    `single_driver` vouches that one driver alone writes them, where the store cannot exclude a second one. `store` holds
-    Hadoop's settings of the root's file system, credentials as references.
+    `single_driver` declares that only one driver writes them, for stores that cannot exclude a second one. `store` has
+    Hadoop's settings of the root's file system, with credentials as references.
     """
 
     root: str | None = None
@@ -58,9 +58,9 @@ class Lakehouse:
 
 @dataclass(frozen=True)
 class CollectionSettings:
-    """What silver does with one collection.
+    """How silver treats one collection.
 
-    `schema` pins columns: dotted path to Spark type. `keep_document` is None where the capture mode decides.
+    `schema` pins columns: dotted path to Spark type. `keep_document` is None if the capture mode decides.
     """
 
     unwrap: unwrap_options.UnwrapOptions = unwrap_options.UnwrapOptions()
@@ -75,7 +75,7 @@ class CollectionSettings:
 
     @property
     def pins(self) -> Pins:
-        """The columns that the settings pin: of a path that `map.fields` names, too, `schema` says more."""
+        """The pinned columns; `schema` takes precedence over `map.fields`."""
         return parse_pins({**dict.fromkeys(self.map_fields, "map"), **self.schema})
 
 
@@ -95,7 +95,7 @@ class SilverSettings:
 class GoldSettings:
     """The folders of SQL models and of expectations; None for none.
 
-    `deletion_vectors` is None where new tables have them, and those that are there stay as they are.
+    `deletion_vectors` None: new tables have them, existing tables stay as they are.
     """
 
     models: str | None = None
@@ -105,7 +105,7 @@ class GoldSettings:
 
 @dataclass(frozen=True)
 class QuietHours:
-    """A part of the day, in minutes since midnight UTC; it may go over midnight."""
+    """A part of the day, in minutes since midnight UTC; it may span midnight."""
 
     begin: int
     end: int
@@ -119,7 +119,7 @@ class QuietHours:
 
 @dataclass(frozen=True)
 class MaintenanceSettings:
-    """How long what is not the source's own is kept, in days (None: for ever), and when `run` maintains by itself."""
+    """How many days derived data is kept (None: forever), and when `run` maintains tables by itself."""
 
     ops_retention_days: int = 90
     deletes_retention_days: int = 90
@@ -129,7 +129,7 @@ class MaintenanceSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole settings file. Nothing that it prints is a secret."""
+    """A whole settings file; printing it reveals no secret."""
 
     name: str
     lakehouse: Lakehouse
@@ -140,18 +140,19 @@ class Settings:
     warnings: tuple[str, ...] = ()
 
     def keeps_document(self, namespace: str, *, has_waiting: Callable[[], bool] = lambda: False) -> bool:
-        """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs
-        it, or needed it: `has_waiting` tells whether updates that another mode wrote are to be folded still."""
-        # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
+        """Whether a collection's table keeps whole documents: if the settings say so, or the capture mode needs them.
+
+        `has_waiting` returns whether updates from an earlier capture mode still need folding.
+        """
+        # Without full updates an event has no document: the table must have one to fold it onto.
         kept = self.silver.for_collection(namespace).keep_document
         return not self.source.capture_mode.has_full_updates or has_waiting() if kept is None else kept
 
 
 def parse(document: object, *, where: str = "") -> Settings:
-    """The settings that `document` holds; `where` names it in messages.
+    """The settings in `document`; `where` names it in messages.
 
-    Raises `SettingsError` with every mistake: the path of the key, what was expected, and the nearest right
-    name.
+    Raises `SettingsError` with all mistakes: path of the key, what was expected, and the nearest name.
     """
     if not isinstance(document, Mapping):
         expected = "a mapping with the keys name, lakehouse and source"
@@ -240,7 +241,7 @@ def _lakehouse(reader: SectionReader, sections: Mapping[str, Any]) -> Lakehouse:
 
 
 def _store(reader: SectionReader, found: object) -> dict[str, values.Reference]:
-    """Hadoop's settings of a file system. Those that may hold a credential hold a reference to it."""
+    """Hadoop's settings of a file system; possible credentials must be references."""
     store: dict[str, values.Reference] = {}
     for name, value in reader.section("lakehouse.store", found).items():
         path = f"lakehouse.store.{name}"
@@ -279,7 +280,7 @@ def _maintenance(reader: SectionReader, found: object) -> MaintenanceSettings:
     if hours is not None:
         first, second, third, fourth = map(int, hours.groups())
         quiet = QuietHours(first * 60 + second, third * 60 + fourth)
-        if quiet.begin == quiet.end:  # it would hold no minute, and nothing be maintained
+        if quiet.begin == quiet.end:  # the range would be empty, so nothing would be maintained
             reader.refuse("maintenance.quiet.hours", f"two times of day are expected, found {text}", '"00:00-23:59"')
     return MaintenanceSettings(
         read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet
@@ -311,7 +312,7 @@ def _silver(reader: SectionReader, found: object, source: Source) -> SilverSetti
 
 
 def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], source: Source) -> None:
-    # Filters with a mistake say nothing about collections: one mistake gives one message.
+    # With a mistake in the filters it is unknown what they capture: one mistake gives one message.
     is_readable = not any(problem.path.startswith("source") for problem in reader.problems)
     captured = filters.of(source) if is_readable else filters.Filter()
     for namespace in namespaces:
@@ -323,14 +324,12 @@ def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], s
 
 
 def _collection(reader: SectionReader, path: str, shared: Mapping[str, Any], own: Mapping[str, Any]) -> CollectionSettings:
-    """One collection's settings: its own keys over the defaults; mistakes in the defaults are reported with
-    them.
-    """
+    """One collection's settings: its own keys, else the defaults; mistakes in the defaults are only reported there."""
     is_default = path == "silver.defaults"
     mine = shared if is_default else own
     merged = {**shared, **own}
     reader.unknown(path, mine, _COLLECTION_NAMES)
-    # Mistakes in what a collection only inherits are reported once, with the defaults: this reader's are dropped.
+    # Mistakes in inherited values are reported with the defaults, so this reader's are dropped.
     quiet = SectionReader()
     plain = {name: (reader if name in mine else quiet).key(path, name, key, merged) for name, key in _COLLECTION.items()}
     schema = {**_pins(quiet, path, shared.get("schema")), **_pins(reader, path, mine.get("schema"))}
@@ -354,7 +353,7 @@ def _unwrap(
     written = {name: value for name, value in options.items() if name in mine}
     for name, older in unwrap_options.OLDER.items():
         if name not in written and not written.keys().isdisjoint(older):
-            options.pop(name, None)  # inherited: it does not win over what the collection itself has
+            options.pop(name, None)  # the inherited option yields to the collection's older one
     reader.warnings.extend(f"{path}.{ignored}" for ignored in unwrap_options.ignored(written))
     try:
         return unwrap_options.parse(options, where=path)
@@ -365,7 +364,7 @@ def _unwrap(
 
 
 def _pins(reader: SectionReader, path: str, found: object) -> dict[str, str]:
-    """Pinned types as one spelling each; whether they are types at all is for the document schema to say."""
+    """Pinned types in one spelling; `parse_pins` validates them."""
     section = reader.section(f"{path}.schema", found)
     pins = {name: _pin(reader, f"{path}.schema.{name}", text) for name, text in section.items()}
     try:

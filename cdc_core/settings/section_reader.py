@@ -1,4 +1,4 @@
-"""Sections of a settings document, read with every mistake gathered and none repeated that holds a secret."""
+"""Reads sections of a settings document, collects all mistakes, and never repeats a secret."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from cdc_core.properties import types as values
 
 @dataclass(frozen=True)
 class SectionKey:
-    """A key outside `source`: its type, and the value where it is left out."""
+    """A key outside `source`: its type, and its default."""
 
     type: values.PropertyType
     default: object
 
 
 class SectionReader:
-    """Gathers mistakes while settings are read; what cannot be read takes its default, so that reading goes
-    on.
-    """
+    """Collects mistakes while settings are read; an invalid value is replaced with its default, so that reading continues."""
 
     def __init__(self) -> None:
         self.problems: list[errors.Problem] = []
@@ -31,18 +29,18 @@ class SectionReader:
         self.problems.append(errors.Problem(path, message, hint))
 
     def value(self, path: str, type_: values.PropertyType, found: object, default: Any) -> Any:
-        """The value as its type reads it; secrets are never repeated."""
+        """The value as its type reads it; messages never contain secrets."""
         try:
             return type_.read(found)
         except values.InvalidValue as refused:
-            # A secret that was mistyped must not stand in a message, which ends up in logs.
+            # A mistyped secret must not appear in a message, which ends up in logs.
             hidden = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
             seen = "" if hidden else f", found {values.shown(found)}"
             self.refuse(path, f"{refused.expected} is expected{seen}", refused.hint)
             return default
 
     def section(self, path: str, found: object) -> Mapping[str, Any]:
-        """A mapping with texts as keys; empty for nothing."""
+        """A mapping with strings as keys; empty for None."""
         if found is None:
             return {}
         if not isinstance(found, Mapping):
@@ -64,7 +62,7 @@ class SectionReader:
         return key.default if found is None else self.value(join_path(path, name), key.type, found, key.default)
 
     def unknown(self, path: str, section: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        """Refuses every key that is not known."""
+        """Refuses every unknown key."""
         for name in section:
             if name not in known:
                 hint = values.did_you_mean(name, known) or f"known are {', '.join(known)}"

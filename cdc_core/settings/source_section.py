@@ -1,4 +1,4 @@
-"""The section `source` of a settings document: each property by its own type, then what properties say about each other."""
+"""The section `source` of a settings document: reads each property by its type, then cross-checks them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
         return _UNKNOWN_SOURCE
     section = reader.section("source", sections["source"])
     _refuse_unknown_properties(reader, section)
-    # The match mode decides how the lists are read, so it is looked at before any of them.
+    # First the match mode, which decides how the lists are read.
     is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
     found = {each.attribute: _read_property(reader, each, section, is_literal) for each in PROPERTIES}
     overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
@@ -77,7 +77,7 @@ def _read_property(reader: SectionReader, each: Property, section: Mapping[str, 
 
 
 def _read_family(reader: SectionReader, family: Family, section: Mapping[str, Any]) -> dict[str, Reference]:
-    """The options of a Kafka client; what hides a secret is a reference."""
+    """The options of a Kafka client; secrets must be references."""
     found = {}
     for name, value in section.items():
         option = name.removeprefix(family.prefix)
@@ -141,7 +141,7 @@ def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
     for list_name in _PATTERN_LISTS:
         referring = [entry for entry in _value(source, list_name) if _REFERENCE.search(entry)]
         for entry in referring:
-            # No name holds a $: such a list would capture nothing, and the position move on.
+            # No name contains a $: such a list would match nothing while the position advances.
             reader.refuse(f"source.{list_name}", f"names are expected, found {entry}", "only secrets may be references")
         if source.filters_match_mode is MatchMode.REGEX and not referring:
             _check_patterns(reader, list_name, _value(source, list_name))
@@ -154,7 +154,7 @@ def _check_patterns(reader: SectionReader, list_name: str, entries: tuple[str, .
         except values.InvalidValue as refused:
             reader.refuse(f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint)
             continue
-        # The collections of a snapshot are matched here, by name: no server has to know the pattern.
+        # A snapshot's collections are matched here by name; the server need not support the pattern.
         if pattern.server_text is None and not list_name.startswith("snapshot"):
             reader.warnings.append(
                 f"source.{list_name}: the server cannot be asked for {entry}; it sends every event, "
@@ -206,7 +206,7 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
 
 
 def _warn_of_unread_signals(reader: SectionReader, source: Source) -> None:
-    """A narrower scope carries no other collection's inserts, a signal's neither."""
+    """Warns if the capture scope is narrower than the signal collection, whose inserts it then does not receive."""
     target, signals = source.capture_target, source.signal_data_collection
     if source.capture_scope in (None, CaptureScope.DEPLOYMENT) or target is None or signals is None:
         return
