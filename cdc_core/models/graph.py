@@ -1,4 +1,4 @@
-"""The order of models: each after those that it refers to."""
+"""The order of models: each after the models that it refers to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cdc_core.properties import types as values
 
 @dataclass(frozen=True)
 class Order:
-    """The models that can be made, each after those that it refers to, otherwise by name; and what is wrong with others.
+    """The models that can be built, each after those that it refers to, otherwise by name; and the problems of others.
 
-    A model that refers to one of these others is in neither: it waits until they are mended.
+    A model that refers to one with a problem is not built either, and not reported.
     """
 
     models: tuple[sql_model.Model, ...]
@@ -30,13 +30,14 @@ def ordered(
     unread: Collection[str] = (),
     taken: Mapping[str, str] | None = None,
 ) -> Order:
-    """The order of the models, and every reference to nothing, every pair that meets in one name, and every circle.
+    """The order of the models, with unknown references, name collisions and cycles as problems.
 
-    `collections` are those that silver knows; another one may come later where the filters let it in. `unread` are the
-    names of models whose files could not be read, `taken` says of a model whose table its own would be.
+    `collections` are those that silver has; a missing one may come later if the filters capture it. `unread` are the
+    names of models whose files could not be read; `taken` maps a model's name to the collection whose table has that
+    name.
     """
     names = {*unread, *(each.name for each in found)}
-    # Also what meets an unread one in its name: both have one table.
+    # Also models with the same name as an unread one: both would have one table.
     lost = {name.lower() for name in unread}
     wrong: set[str] = {*unread, *(each.name for each in found if each.name.lower() in lost)}
     problems: list[errors.Problem] = []
@@ -51,7 +52,7 @@ def ordered(
             problems.append(problem)
     by_name = {each.name: each for each in sorted(found, key=lambda each: each.name)}
     while True:
-        # What refers to a model that is wrong is not made either, nor what refers to that.
+        # A model that refers to a wrong one is not built either, and so on.
         while waiting := {name for name, each in by_name.items() if name not in wrong and wrong & set(each.names)}:
             wrong |= waiting
         graph = {
@@ -67,21 +68,21 @@ def ordered(
 
 
 def _from_least(circle: Sequence[str]) -> list[str]:
-    """The circle in the direction of the references, from the first name of the alphabet and back to it."""
-    # graphlib begins a circle anywhere and goes against the references; the message is to be the same each time.
+    """The cycle in the direction of the references, from its alphabetically first name back to it."""
+    # graphlib starts a cycle anywhere and goes against the references; the message must always be the same.
     around = [*reversed(circle[:-1])]
     at = around.index(min(around))
     return [*around[at:], *around[:at], around[at]]
 
 
 _Found = Iterator[tuple[sql_model.Model, errors.Problem | None]]
-"""Models with what is wrong with them, None where it is told of another one."""
+"""Models with their problems; None if it is reported for another model."""
 
 
 def _of_collections(found: Sequence[sql_model.Model], taken: Mapping[str, str]) -> _Found:
     for each in found:
         if each.name in taken:
-            # Each would overwrite the rows of the other.
+            # Each would overwrite the other's rows.
             yield (
                 each,
                 errors.Problem(
@@ -93,7 +94,7 @@ def _of_collections(found: Sequence[sql_model.Model], taken: Mapping[str, str]) 
 def _met(found: Sequence[sql_model.Model]) -> _Found:
     seen: dict[str, sql_model.Model] = {}
     for each in found:
-        # Spark's catalogs do not tell upper case from lower in the names of tables.
+        # Spark's catalogs ignore case in table names.
         other = seen.setdefault(each.name.lower(), each)
         if other is not each:
             message = f"the model {other.where} already has this name"

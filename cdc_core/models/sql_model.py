@@ -1,6 +1,6 @@
-"""A model: one query over gold's tables and other models, from the text of its file.
+"""A model: one query over gold tables and other models, parsed from the text of its file.
 
-The notation is dbt's, as far as it names tables and settings:
+The notation is dbt's, for references and settings:
 
     {{ config(materialized='incremental', unique_key='customer') }}
     SELECT o.customer, count(*) AS orders
@@ -8,11 +8,12 @@ The notation is dbt's, as far as it names tables and settings:
     JOIN {{ ref('customers_by_city') }} AS c ON c._id = o.customer
     GROUP BY o.customer
 
-`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment; in SQL's
-own comments and strings a tag is text. There are no loops and no conditions: a model is one query. `key` (not dbt's)
-names the columns of that table whose values are those of `unique_key` in the rows that come of it: an incremental
-model's row depends, in tables that are referred to with a key, on rows of that key alone. So the keys of changed rows,
-as they were and as they are, are the keys that may change.
+`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment; a tag in
+SQL's own comments and strings is text. There are no loops or conditions: a model is one query.
+
+`key` (not in dbt) names the columns of the referenced table that hold the result's `unique_key`. A row of an
+incremental model may only depend on rows with its own key in tables that have a `key`. So the keys of changed rows,
+before and after the change, are the keys whose results may change.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from cdc_core import errors
 from cdc_core.properties import types as values
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-# What only closes a tag is text, as in dbt: JSON in a query ends with }}.
+# A closing tag alone is text, as in dbt: JSON in a query ends with }}.
 _TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
 _QUIET = re.compile(
     r"""--[^\n]*|/\*.*?\*/|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
 )
-"""SQL's comments, strings and quoted names: what looks like a tag or an end there is text."""
+"""SQL comments, strings and quoted names, whose content is text."""
 _QUIET_OR_COMMENT = re.compile(rf"(?P<quiet>{_QUIET.pattern})|\{{#.*?#\}}", re.DOTALL)
 _QUIET_OR_TAG = re.compile(f"(?P<quiet>{_QUIET.pattern})|{_TAG.pattern}", re.DOTALL)
 _END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
@@ -42,7 +43,7 @@ _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
 
 class Materialization(enum.Enum):
-    """What becomes of a model's rows."""
+    """How a model's rows are stored."""
 
     TABLE = "table"
     VIEW = "view"
@@ -58,13 +59,13 @@ class Ref:
 
     @property
     def is_collection(self) -> bool:
-        """Whether it names a collection's gold table, and no model."""
+        """Whether it names a collection's gold table instead of a model."""
         return "." in self.name
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model. `parts` is its query, cut at the tables that it refers to; `where` names its file in messages."""
+    """One model. `parts` is its query, split at the references; `where` names its file in messages."""
 
     name: str
     parts: tuple[str | Ref, ...]
@@ -77,17 +78,17 @@ class Model:
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        """The tables that it refers to, each once a key, in the order of the text."""
+        """The references without duplicates, in the order of the text."""
         return tuple(dict.fromkeys(part for part in self.parts if isinstance(part, Ref)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names, each once."""
+        """Their names without duplicates."""
         return tuple(dict.fromkeys(ref.name for ref in self.refs))
 
     @property
     def digest(self) -> str:
-        """What is different in another version of the model, as short text."""
+        """A short hash that changes with the model."""
         parts = [
             [[part.name, *part.key] if isinstance(part, Ref) else part for part in self.parts],
             self.materialized.value,
@@ -98,15 +99,12 @@ class Model:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
     def query(self, relation: Callable[[Ref], str]) -> str:
-        """The query with each reference as `relation` writes it; lines stay where they are in the file."""
+        """The query with each reference as `relation` renders it; line numbers are those of the file."""
         return "".join(part if isinstance(part, str) else relation(part) for part in self.parts)
 
 
 def parse(name: str, text: str, *, where: str) -> Model:
-    """The model in a file's text.
-
-    Raises `SettingsError` with every mistake, each with its line.
-    """
+    """The model in a file's text. Raises `SettingsError` with all mistakes and their lines."""
     problems: list[errors.Problem] = []
     if not _NAME.fullmatch(name):
         problems.append(
@@ -114,7 +112,7 @@ def parse(name: str, text: str, *, where: str) -> Model:
         )
     parts: list[str | Ref] = []
     config: dict[str, object] | None = None
-    # A comment leaves its line breaks, so that line numbers in messages are those of the file.
+    # Keeps the line breaks of comments, so that line numbers in messages are right.
     plain = _QUIET_OR_COMMENT.sub(lambda found: found["quiet"] or "\n" * found[0].count("\n"), text)
     for tag in _tagged(plain):
         if isinstance(tag, str):
@@ -148,9 +146,10 @@ def parse(name: str, text: str, *, where: str) -> Model:
 
 
 def _more_than_one(text: str, where: str) -> Iterator[errors.Problem]:
-    """What ends the query before the end of its file: a semicolon, or the closing parenthesis of none. The query is
-    read as a part of others, where Spark would tell of a parenthesis that is not in the file, or take what follows for
-    its own."""
+    """Problems that end the query too early: a semicolon, or an unmatched closing parenthesis.
+
+    The query becomes a part of other statements, so Spark would report other places, or accept the text that follows.
+    """
     code = _END.sub("", _QUIET_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
     depth = 0
     for found in re.finditer(r"[();]", code):
@@ -201,12 +200,12 @@ def _tagged(text: str) -> Iterator[str | _Tag]:
 
 
 def _call(body: str) -> _Call:
-    """A tag's content as the call that it is; its arguments are literals."""
+    """A tag's content as a call with literal arguments."""
     try:
         tree = ast.parse(body.strip(), mode="eval").body
         if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
             raise _Mistake("this is no reference", _KNOWN)
-        # Literals alone: reading a file of models must not run code.
+        # Only literals: reading a model must not run code.
         given = tuple(ast.literal_eval(each) for each in tree.args)
         named = {each.arg or "**": ast.literal_eval(each.value) for each in tree.keywords}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
@@ -249,7 +248,7 @@ def _materialized(found: object) -> Materialization:
 
 
 def _columns(found: object) -> tuple[str, ...]:
-    """One name or several; none for what is neither."""
+    """One name or several as a tuple; empty for anything else."""
     listed = [found] if isinstance(found, str) else found
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
         return ()
@@ -257,7 +256,7 @@ def _columns(found: object) -> tuple[str, ...]:
 
 
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
-    """The query without the semicolon that a file may end with, and comments behind it."""
+    """The query without a final semicolon and the comments after it."""
     found = [part for part in parts if part != ""]
     if found and isinstance(found[-1], str):
         found[-1] = _END.sub("", found[-1])
@@ -265,7 +264,7 @@ def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
 
 
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:
-    """What does not fit together in one model."""
+    """Contradictions within one model."""
     if not any(
         isinstance(part, Ref) or re.sub(r"--[^\n]*|/\*.*?\*/", "", part, flags=re.DOTALL).strip() for part in model.parts
     ):
@@ -297,10 +296,9 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
 
 
 def described(models: Sequence[Model], document: object, *, where: str, unread: Sequence[str] = ()) -> tuple[Model, ...]:
-    """The models with the descriptions that a YAML file beside them gives, which has the form of dbt's. It may name those that
-    are `unread`, too.
+    """The models with the descriptions from a YAML file beside them, in dbt's format; it may also name `unread` models.
 
-    Raises `SettingsError` with every mistake.
+    Raises `SettingsError` with all mistakes.
     """
     problems: list[errors.Problem] = []
     by_name = {model.name: model for model in models}
