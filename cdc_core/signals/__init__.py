@@ -1,1 +1,1 @@
-"""Signals and notifications in Debezium's shapes; where they come from and go to is `pipelines.channels`."""
+"""Signals and notifications in Debezium's formats; `pipelines.channels` receives and sends them."""

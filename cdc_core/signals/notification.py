@@ -1,4 +1,4 @@
-"""Notifications: what a capture reports of its snapshots, in the shape of Debezium's.
+"""Notifications: a capture's reports about its snapshots, in Debezium's format.
 
 Source: Debezium "Receiving notifications" (initial and incremental snapshot).
 """
@@ -28,7 +28,7 @@ class NotificationType(str, Enum):
 
 @dataclass(frozen=True)
 class Notification:
-    """`id` is the signal's, or the snapshot's own; `timestamp` in milliseconds since 1970."""
+    """`id` is the signal's, or the snapshot's own; `timestamp` is in milliseconds since 1970."""
 
     id: str
     aggregate_type: str

@@ -1,9 +1,9 @@
-"""Signals: what a person asks of a capture while it runs, in the shape of Debezium's.
+"""Signals: requests to a running capture, in Debezium's format.
 
     {"id": "ad-hoc-1", "type": "execute-snapshot", "data": {"data-collections": ["shop.orders"], "type": "incremental"}}
 
-In the signal collection of the source the identifier is `_id`, and `data` may be called `payload`; it is a document or its
-JSON text. Source: Debezium "Sending signals", signal actions of the MongoDB connector.
+In the source's signal collection the identifier is `_id`, and `data`, which may be called `payload`, is a document or
+its JSON text. Source: Debezium "Sending signals", signal actions of the MongoDB connector.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cdc_core.stream import patterns
 
 
 class SignalType(str, Enum):
-    """What a signal asks for."""
+    """The action that a signal requests."""
 
     EXECUTE_SNAPSHOT = "execute-snapshot"
     STOP_SNAPSHOT = "stop-snapshot"
@@ -35,15 +35,15 @@ class SignalType(str, Enum):
 
 
 class SnapshotType(str, Enum):
-    """Whether the stream goes on beside an ad hoc snapshot, or waits for its end."""
+    """Whether the stream continues during an ad hoc snapshot, or waits for its end."""
 
     INCREMENTAL = "incremental"
     BLOCKING = "blocking"
 
 
 def snapshot_command(*names: str) -> str:
-    """The command, as a shell takes it, that has these collections read anew, and no other."""
-    # With one dot the name itself is the expression of no other one.
+    """The shell command for a new snapshot of these collections and no others."""
+    # A name with one dot is also a regular expression that matches no other name.
     chosen = (each if _UNAMBIGUOUS.fullmatch(each) else shlex.quote(_expression(each)) for each in names)
     return "medallion signal execute-snapshot" + "".join(f" --data-collections {each}" for each in chosen)
 
@@ -52,17 +52,17 @@ _UNAMBIGUOUS = re.compile(r"[\w-]+\.[\w-]+")
 
 
 def _expression(name: str) -> str:
-    # The option has several, with commas between them.
+    # The option takes a comma-separated list.
     return patterns.literal(name).text.replace(",", r"\,")
 
 
 class SignalRefused(ValueError):
-    """A signal that says nothing that can be done; the message says what is wrong with it."""
+    """An invalid signal; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
 class AdditionalCondition:
-    """An additional condition: what a snapshot reads of the collections that a regular expression names."""
+    """An additional condition: the filter for the collections that a regular expression matches."""
 
     data_collection: str
     filter: str
@@ -70,7 +70,7 @@ class AdditionalCondition:
 
 @dataclass(frozen=True)
 class Signal:
-    """One signal, as it came: its identifier, its type as written, and its data."""
+    """One signal as received: its identifier, its type as written, and its data."""
 
     id: str
     type: str
@@ -78,8 +78,7 @@ class Signal:
     channel: str = "source"
 
     def payload(self, **more: object) -> dict[str, Any]:
-        """The signal as a bronze row's payload holds it; without its data, and its text escaped, where JSON cannot say
-        it."""
+        """The signal as the payload of a bronze row; without data, and with escaped text, if it cannot be written as JSON."""
         payload = {"id": self.id, "type": self.type, "data": dict(self.data), "channel": self.channel, **more}
         if _is_json(payload):
             return payload
@@ -90,7 +89,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class ReceivedSignal:
-    """A signal, and by what its channel knows it."""
+    """A signal, and its channel's mark for it."""
 
     signal: Signal
     mark: str
@@ -98,7 +97,7 @@ class ReceivedSignal:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """What a signal asks for, checked: `collections` are regular expressions over ``database.collection``, none for all."""
+    """A validated signal; `collections` are regular expressions over ``database.collection``, none for all."""
 
     type: SignalType
     collections: tuple[str, ...] = ()
@@ -107,14 +106,14 @@ class SignalRequest:
     message: str = ""
 
     def chosen(self, namespaces: Iterable[str]) -> tuple[str, ...]:
-        """Those of the namespaces that are meant, in their order."""
+        """The selected namespaces, in their order."""
         if not self.collections:
             return tuple(namespaces)
         read = [_pattern(text) for text in self.collections]
         return tuple(name for name in namespaces if any(pattern.matches(name) for pattern in read))
 
     def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
-        """The find filter of each namespace that has one; the first condition that names it counts."""
+        """The find filter of each namespace that has one; the first condition that matches it counts."""
         found = {}
         for name in namespaces:
             fitting = (each.filter for each in self.conditions if _pattern(each.data_collection).matches(name))
@@ -125,7 +124,7 @@ class SignalRequest:
 
 
 def from_document(document: object) -> Signal:
-    """The signal that a document of the signal collection is; raises `SignalRefused`."""
+    """The signal in a document of the signal collection. Raises `SignalRefused`."""
     if document is None:
         raise SignalRefused("its document is missing: a stage of cursor.pipeline takes it away")
     if not isinstance(document, Mapping):
@@ -136,7 +135,7 @@ def from_document(document: object) -> Signal:
 
 
 def from_json(text: str, *, channel: str) -> Signal:
-    """The signal that a line of a file, or a message, is; raises `SignalRefused`."""
+    """The signal in a line of a file, or in a message. Raises `SignalRefused`."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -150,7 +149,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     type_ = fields.get("type")
     if not isinstance(type_, str) or not type_:
         raise SignalRefused("a signal's type is missing")
-    # Both names are accepted: signals that were written for the connector carry either.
+    # Accepts both names, because signals that were written for the connector may have either.
     data = fields.get("data", fields.get("payload"))
     if isinstance(data, str):
         try:
@@ -166,8 +165,8 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
 
 
 def request(signal: Signal) -> SignalRequest:
-    """What the signal asks for; raises `SignalRefused` for what the connector would not do either."""
-    # A row of bronze must be able to hold what was done; what it cannot hold is refused before it is done.
+    """The validated request of a signal. Raises `SignalRefused` for what the connector would not do either."""
+    # A bronze row records each executed signal, so one that it cannot hold is refused first.
     if "data" not in signal.payload():
         raise SignalRefused("its text is not Unicode, a number has more than 64 bits, or its data has too many levels")
     try:
@@ -175,7 +174,7 @@ def request(signal: Signal) -> SignalRequest:
     except ValueError:
         hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
         raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
-    # Its data is a message for the log, and names no collections that could be wrong.
+    # Its data is only a message for the log.
     if type_ is SignalType.LOG:
         return SignalRequest(type_, message=str(signal.data.get("message", "")))
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
@@ -230,7 +229,7 @@ def _filter_text(given: Any) -> str:
 
 
 def _check_filter(text: str) -> None:
-    """Raise `SignalRefused` for a filter that cannot be read, or not be sent to a server: each read of it would fail."""
+    """Raises `SignalRefused` for a filter that cannot be read, or cannot be sent to a server."""
     try:
         is_object = isinstance(query.checked(text), dict)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Whether a table holds what the source holds: the rule of "source equals gold", without a table and without a source."""
+"""Whether a table matches the source: the rules of "source equals gold", without a table or a source."""

@@ -1,11 +1,11 @@
-"""The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing
-else is.
+""" "Source equals gold" for one document: its values are in their columns or in `__rescued`, and nothing else is.
 
-The expected row is the exact path's (`cast.row`). A row that was written under an earlier schema may hold a value
-in `__rescued` that would have a column today, and is equal all the same: such values are taken out of the document before
-the rest is compared. Absent is null, NaN is NaN, the order of fields does not count.
+The expected row is that of the exact path (`cast.row`). A row written under an earlier schema may have a value in
+`__rescued` that would have a column today, which still counts as equal: such values are removed from the document
+before the rest is compared. Absent equals null, NaN equals NaN, and the order of fields is ignored.
 
-What differs is told by path and in words, never by value: reports are read by people who may not see documents.
+Differences are reported by path and in words, never by value, because readers of reports may not be allowed to see
+documents.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MICROSECOND = datetime.timedelta(microseconds=1)
 _NUMBERED = re.compile(r"#\d+$")
 _PLAIN = frozenset({bool, int, str})
 _MARK = "\0"
-"""What no field's name holds: a tagged value is never taken for a document."""
+"""Appears in no field name, so a tagged value is never confused with a document."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A table's row: the cells of the document's columns and of columns that no document has, and what was rescued."""
+    """A table's row: the cells of the document's columns and of columns that belong to no field, and what was rescued."""
 
     columns: Mapping[str, Any]
     rescued: Mapping[str, str]
@@ -47,14 +47,14 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """One place at which document and row differ, in words."""
+    """One place where document and row differ, in words."""
 
     path: str
     what: str
 
 
 def canonical(value: Any) -> Any:
-    """A cell as JSON values that are the same where the cells are: of a table's row, and of an expected one."""
+    """A cell as JSON values: equal for equal cells of a table's row and of an expected one."""
     kind = type(value)
     if kind in _PLAIN or value is None:
         return value
@@ -63,7 +63,7 @@ def canonical(value: Any) -> Any:
     if kind is list or kind is tuple:
         return [canonical(item) for item in value]
     if kind is float:
-        # JSON has neither NaN nor infinities, and NaN has to be equal to itself here.
+        # JSON has neither NaN nor infinities, and NaN must equal itself here.
         return value if math.isfinite(value) else {_MARK: "NaN" if math.isnan(value) else repr(value)}
     if kind is bytes:
         return {_MARK + "bytes": value.hex()}
@@ -71,7 +71,7 @@ def canonical(value: Any) -> Any:
         return {_MARK + "time": (value - _EPOCH) // _MICROSECOND}
     if kind is decimal.Decimal:
         return {_MARK + "decimal": format(value, "f")}
-    # No column of ours has such a type: another hand retyped it, and no document's value is equal to it.
+    # Not one of our column types: somebody else changed it, and no value of a document equals it.
     return {f"{_MARK}{type(value).__name__}": str(value)}
 
 
@@ -80,7 +80,7 @@ def _present(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(text: str) -> Any:
-    """A rescued value by what it says: blanks and the order of fields do not count, kinds of numbers do."""
+    """A rescued text parsed: blanks and order of fields do not matter, kinds of numbers do."""
     try:
         return _without_nulls(orjson.loads(text))
     except ValueError:
@@ -95,14 +95,14 @@ def _without_nulls(parsed: Any) -> Any:
 
 
 def digest(row: TableRow) -> int:
-    """64 bits, the same for rows that hold the same; rows that differ share them by accident alone."""
+    """64 bits: equal rows have equal digests, and different rows almost certainly different ones."""
     rescued = {path: _text(text) for path, text in row.rescued.items()}
     text = orjson.dumps([_present(row.columns), rescued, _present(row.others)], option=orjson.OPT_SORT_KEYS)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
 
 def exact_digest(text: str) -> int:
-    """64 bits, the same for texts of one document whatever the order of its fields: absent is not null here."""
+    """64 bits, equal for texts of one document in any field order; absent and null differ."""
     try:
         exactly = json.dumps(exact.parsed(text), sort_keys=True)
     except (ValueError, RecursionError):
@@ -111,7 +111,7 @@ def exact_digest(text: str) -> int:
 
 
 def exact_differences(source: str, held: str) -> tuple[Difference, ...]:
-    """Where two documents differ as texts of Extended JSON, without regard to the order of their fields."""
+    """The differences between two documents as Extended JSON, ignoring the order of fields."""
     (wanted, repeated), (found, also_repeated) = exact.parsed(source), exact.parsed(held)
     names = dict.fromkeys((*repeated, *also_repeated))
     twice = (Difference(name, "it is there twice") for name in names if repeated.get(name) != also_repeated.get(name))
@@ -151,14 +151,14 @@ def _as_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ExactDocument:
-    """A document as the exact path reads it, with the earlier values of fields that it holds twice."""
+    """A document as the exact path reads it, with the earlier values of repeated fields."""
 
     parsed: Mapping[str, Any]
     repeated: Mapping[str, str]
 
     @staticmethod
     def read(text: str) -> ExactDocument:
-        """The document of its Extended JSON; ValueError where it is none."""
+        """The document in an Extended JSON text; ValueError if it is none."""
         return ExactDocument(*exact.parsed(text))
 
     def expected(self, schema: DocumentSchema) -> TableRow:
@@ -170,7 +170,7 @@ class ExactDocument:
 
 
 def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
-    """What is not equal, in no particular order; nothing for a row that holds the document."""
+    """The differences in no particular order; empty for a row that matches the document."""
     whole = document.expected(schema)
     rest, unexplained = document, []
     for path, text in row.rescued.items():
@@ -187,7 +187,7 @@ def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) 
     found = [
         Difference(path, "what is rescued is not what the source holds")
         for path in unexplained
-        # Flattened, a document stands there as `{}` where nothing of it was in a column.
+        # With flattening, a document is rescued as `{}` if no column has a value of it.
         if row.rescued[path] != expected.rescued.get(path)
     ]
     found += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
@@ -199,9 +199,9 @@ def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) 
 
 
 def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
-    """The value without the one that the path leads to, where that is the wanted one; None where none is.
+    """The value without the one at the path, if that equals the wanted one; else None.
 
-    Names may hold dots, so that a path may be read in several ways.
+    Names may contain dots, so a path may be read in several ways.
     """
     for end in range(1, len(steps) + 1):
         name, rest = ".".join(steps[:end]), steps[end:]
@@ -227,7 +227,7 @@ _GONE = object()
 
 
 def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[Difference]:
-    """Where an expected cell and a table's differ; both canonical."""
+    """The differences between an expected cell and the table's; both canonical."""
     if _is_same(wanted, held):
         return
     match type_:
@@ -252,14 +252,16 @@ def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[D
 
 
 def _is_same(left: Any, right: Any) -> bool:
-    """Whether two canonical values are one: 1, 1.0 and true are three, and zero has a sign."""
+    """Whether two canonical values are equal: 1, 1.0 and true differ, and zero has a sign."""
     return left == right and orjson.dumps(left, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
         right, option=orjson.OPT_SORT_KEYS
     )
 
 
 def _is_same_container(wanted: str, held: str) -> bool:
-    """Whether two texts are of one document or array. Of anything else the text itself counts: 1.10 and 1.1 are two decimals."""
+    """Whether two texts are the same document or array. For other values the text itself counts: 1.10 and 1.1 are two
+    decimals.
+    """
     found = _text(wanted)
     return isinstance(found, dict | list) and _is_same(found, _text(held))
 
