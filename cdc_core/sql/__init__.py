@@ -1,1 +1,1 @@
-"""Names, literals, types and MERGE as Spark SQL writes them."""
+"""Spark SQL's names, literals, types, and MERGE."""

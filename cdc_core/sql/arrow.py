@@ -1,4 +1,4 @@
-"""Arrow's types in the words of Spark SQL: a table of ours is described once, as an Arrow schema."""
+"""Spark SQL's names for Arrow types; each of our tables is defined once, as an Arrow schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NAMES = {pa.string(): "STRING", pa.int64(): "BIGINT", pa.int32(): "INT", pa.boo
 
 
 def spark_type(type_: pa.DataType) -> str:
-    """The Spark SQL name of an Arrow type; KeyError for one that no table of ours has."""
+    """The Spark SQL name of an Arrow type; KeyError for a type that no table of ours has."""
     if pa.types.is_list(type_):
         return f"ARRAY<{spark_type(type_.value_type)}>"
     if pa.types.is_map(type_):
@@ -19,5 +19,5 @@ def spark_type(type_: pa.DataType) -> str:
 
 
 def columns_ddl(schema: pa.Schema) -> str:
-    """The schema's columns as CREATE TABLE takes them."""
+    """The schema's columns for CREATE TABLE."""
     return ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in schema)

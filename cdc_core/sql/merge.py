@@ -1,4 +1,4 @@
-"""A MERGE as data: one statement for a session that runs it, and the rows that it would leave for one that cannot.
+"""A MERGE as data: the statement itself, and the rows that it would leave, for writers that replace files instead.
 
 Its conditions and values are SQL over `t`, the table, and `s`, the source.
 """
@@ -22,15 +22,14 @@ _STAYS, _NOTHING = -1, -2
 
 @dataclass(frozen=True)
 class Clause:
-    """What becomes of a row that is matched, or of one of the source that is not: its columns get `values`, or it goes
-    (None)."""
+    """What happens to a matched row, or to an unmatched source row: its columns get `values`, or it is deleted (None)."""
 
     values: Mapping[str, str] | None
     when: str = ""
     is_matched: bool = True
 
     def render(self) -> str:
-        """`WHEN …`, as the statement has it."""
+        """`WHEN …`, as in the statement."""
         condition = f"WHEN {'' if self.is_matched else 'NOT '}MATCHED{f' AND {self.when}' if self.when else ''}"
         if self.values is None:
             return f"{condition} THEN DELETE"
@@ -48,7 +47,7 @@ def from_source(names: Iterable[str]) -> dict[str, str]:
 
 
 def replacing(columns: Sequence[str]) -> tuple[Clause, ...]:
-    """The source's row in place of the table's, or none where it says `__gone`."""
+    """Clauses that replace the table's row with the source's, or delete it if `__gone` is true."""
     return (
         Clause(None, "s.`__gone`"),
         Clause(from_source(columns)),
@@ -58,9 +57,9 @@ def replacing(columns: Sequence[str]) -> tuple[Clause, ...]:
 
 @dataclass(frozen=True)
 class Merge:
-    """The rows that are the same `on` a condition, and what becomes of them: the first clause that applies decides.
+    """Rows match `on` a condition; the first applicable clause decides what happens to them.
 
-    `pruning` is SQL over `t` that holds for all rows that match; it skips files.
+    `pruning` is SQL over `t` that is true for all matching rows; it allows skipping files.
     """
 
     on: str
@@ -68,15 +67,15 @@ class Merge:
     pruning: str = ""
 
     def render(self, target: str, source: str) -> str:
-        """The statement, over a table and a source by their names in SQL."""
+        """The statement for a table and a source, given by their names in SQL."""
         condition = f"{self.on} AND ({self.pruning})" if self.pruning else self.on
         clauses = "\n".join(clause.render() for clause in self.clauses)
         return f"MERGE INTO {target} AS t USING {source} AS s ON {condition}\n{clauses}"
 
     def outcome(self, held: DataFrame, source: DataFrame) -> DataFrame:
-        """The rows that the statement leaves of `held`, a part of a table that holds all rows that the source matches.
+        """The rows that the statement would leave of `held`, a part of a table with all rows that match the source.
 
-        Fields of structs meet by name, as in the statement.
+        Fields of structs are matched by name, as in the statement.
         """
         aligned = held.limit(0).unionByName(source, allowMissingColumns=True)
         joined = (
@@ -90,7 +89,7 @@ class Merge:
         return left.select(*(self._value(name).alias(name) for name in held.columns))
 
     def _choice(self) -> Column:
-        """The number of the clause that decides."""
+        """The number of the clause that applies."""
         is_held, is_given = f"coalesce(t.{_HELD}, false)", f"coalesce(s.{_GIVEN}, false)"
         cases = [
             f"WHEN {is_given} AND {'' if clause.is_matched else 'NOT '}{is_held}"

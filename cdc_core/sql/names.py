@@ -1,4 +1,4 @@
-"""Names and texts as Spark SQL writes them: every identifier and every literal of this project comes from here."""
+"""Identifiers and literals of Spark SQL: the only place in the project that quotes them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def identifier(*parts: str) -> str:
 
 
 def literal(text: str) -> str:
-    r"""The text as a Spark SQL string literal that no document, key or name can leave.
+    """The text as a safe Spark SQL string literal.
 
-    All that Spark might read as its own is written by its number: quotes, backslashes, control characters, and `$`, because
-    Spark puts the value of a variable for ``${…}`` into a statement before it parses it. Half a surrogate pair, which no
-    UTF-8 text holds, becomes U+FFFD, as wherever documents are read.
+    Characters that Spark may interpret are written by their number: quotes, backslashes, control characters, and `$`,
+    because Spark substitutes variables such as ``${…}`` in a statement before it parses it. A lone surrogate, which
+    UTF-8 cannot hold, becomes U+FFFD, as everywhere.
     """
     return "'" + _SPECIAL.sub(_numbered, _HALF.sub("\ufffd", text)) + "'"
 

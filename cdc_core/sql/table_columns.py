@@ -1,4 +1,4 @@
-"""A table's columns as Spark's types: what they lack of others, and the ALTERs that make room for those."""
+"""A table's columns as Spark types: what they lack compared to others, and the ALTER statements for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_core.sql.names import identifier
 
 @dataclass(frozen=True)
 class Alteration:
-    """What a table's columns lack: ALTER TABLE statements without their table, and what no statement can do."""
+    """What a table's columns lack: clauses of ALTER TABLE statements, and changes that no statement can make."""
 
     added: tuple[str, ...] = ()
     widened: tuple[str, ...] = ()
@@ -20,13 +20,12 @@ class Alteration:
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """All of them, in an order that works."""
+        """All statements, in a working order."""
         return (*self.added, *self.widened)
 
 
 def is_same(held: T.DataType, wanted: T.DataType) -> bool:
-    """Whether rows of the wanted type can stand in files beside rows of the held one: the same names and types, in any
-    order."""
+    """Whether rows of both types can be in files of one table: the same names and types, in any order."""
     match held, wanted:
         case T.StructType(), T.StructType():
             fields = {each.name: each.dataType for each in wanted}
@@ -42,20 +41,24 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
 
 
 def are_alike(held: T.StructType, wanted: T.StructType) -> bool:
-    """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
+    """Whether both have the same columns of the same types, with nested fields in the same order, because Spark unions
+    those by position.
+    """
     return {each.name: ddl(each.dataType) for each in held} == {each.name: ddl(each.dataType) for each in wanted}
 
 
 def fields_by_name(struct: T.StructType) -> dict[str, T.StructField]:
-    """The fields of a struct, which itself looks through all of them for each: of ten thousand columns for seconds."""
+    """The fields of a struct by name; `StructType` searches all fields for each name, which takes seconds for ten thousand
+    columns.
+    """
     return {each.name: each for each in struct.fields}
 
 
 def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
-    """The statements that bring the columns of `current` to hold those of `wanted`; none where they do already.
+    """The statements after which the columns of `current` can hold those of `wanted`; none if they already can.
 
-    New columns stand after their neighbour in `wanted`, new fields at the end of their struct; a type only changes to
-    one that Delta widens to in place. Columns that `wanted` has not are left alone.
+    New columns are placed after their neighbour in `wanted`, new fields at the end of their struct. A type only changes
+    to one that Delta can widen to in place. Columns that `wanted` lacks stay as they are.
     """
     added: list[str] = []
     widened: list[str] = []
@@ -74,7 +77,7 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
 
 
 def lacking(current: T.DataType, wanted: T.DataType, path: str = "") -> Iterator[str]:
-    """The columns of `wanted`, and the fields within them, that are not in `current`, by their dotted paths."""
+    """The columns of `wanted`, and their nested fields, that `current` lacks, as dotted paths."""
     match current, wanted:
         case T.StructType(), T.StructType():
             held = fields_by_name(current)
@@ -91,7 +94,7 @@ def lacking(current: T.DataType, wanted: T.DataType, path: str = "") -> Iterator
 
 
 def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
-    """The columns of `current` with those that it lacks; None where one of them has to change."""
+    """The columns of `current` plus those that it lacks; None if a type would have to change."""
     change = alterations(current, wanted)
     if change.widened or change.impossible:
         return None
@@ -99,7 +102,7 @@ def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
 
 
 def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
-    """The columns of `current` with what `alterations` would add to them, in the places where it would."""
+    """The columns of `current` plus what `alterations` would add, in the same places."""
     names = list(current.names)
     fields = fields_by_name(current)
     previous: str | None = None
@@ -117,7 +120,7 @@ def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
 
 
 def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
-    """A column's type with the fields of structs that it lacks."""
+    """A column's type plus the struct fields that it lacks."""
     match current, wanted:
         case T.StructType(), T.StructType():
             types = {each.name: each.dataType for each in wanted}
@@ -138,7 +141,7 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
 
 
 def widened(held: T.StructType, wanted: T.StructType) -> T.StructType:
-    """The held columns, in their order, each with a type that takes its values and those of the wanted one."""
+    """The held columns in their order, each with a type that takes its values and those of the wanted column."""
     types = {each.name: each.dataType for each in wanted}
     return T.StructType([T.StructField(each.name, _wider(each.dataType, types.get(each.name))) for each in held])
 
@@ -156,8 +159,9 @@ def _wider(held: T.DataType, wanted: T.DataType | None) -> T.DataType:
 
 
 def _unmarked(type_: T.DataType) -> T.DataType:
-    """A type without its fields' metadata: Delta notes there how a column was widened, and another table must not say
-    that."""
+    """The type without its fields' metadata: Delta records a column's widening there, which must not get into another
+    table.
+    """
     match type_:
         case T.StructType():
             return T.StructType([T.StructField(each.name, _unmarked(each.dataType)) for each in type_])
@@ -187,15 +191,16 @@ def _compare(
     elif current != wanted:
         if _widens(current, wanted):
             widened.append(f"{path} TYPE {ddl(wanted)}")
-        # The other way round there is nothing to do: a wider column holds the narrower values.
+        # A wider column already holds the narrower values.
         elif not _widens(wanted, current):
             impossible.append(f"{path}: {current.simpleString()} to {wanted.simpleString()}")
 
 
 def _widens(current: T.DataType, wanted: T.DataType) -> bool:
-    """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider
-    DECIMAL)."""
-    # The digits that Delta wants before the point of a DECIMAL that takes the integer's place.
+    """Whether Delta can widen the type in place: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; DECIMAL to a wider
+    one.
+    """
+    # The integer digits that Delta requires of a DECIMAL that replaces the integer type.
     digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
     if isinstance(wanted, T.DecimalType):
         if isinstance(current, T.DecimalType):
@@ -206,7 +211,7 @@ def _widens(current: T.DataType, wanted: T.DataType) -> bool:
 
 
 def ddl(type_: T.DataType) -> str:
-    """The type as Spark SQL writes it, names quoted."""
+    """The type in Spark SQL, with quoted names."""
     match type_:
         case T.StructType():
             return f"STRUCT<{', '.join(f'{identifier(field.name)}: {ddl(field.dataType)}' for field in type_.fields)}>"

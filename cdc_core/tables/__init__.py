@@ -1,1 +1,3 @@
-"""Tables without Delta's engine: where they lie (`layout`), who may write them (`claims`), how they are defined (`definition`)."""
+"""Tables without Delta's engine: location and names (`layout`), ownership (`claims`), definition (`definition`), deletion
+vectors.
+"""

@@ -1,9 +1,9 @@
-"""Who may write a table: the claim that every commit of ours carries in its `userMetadata`.
+"""Who may write a table: the claim in the `userMetadata` of each of our commits.
 
-One JSON object: `to` (the position), `writer` (a UUID), `host`, `process` (its pid), `started` (when the process began,
-as the operating system counts it, so that a pid that is used again is not taken for the owner), `lease` (milliseconds
-since 1970 until which the claim holds), and what a layer adds. `released` says that the owner left cleanly, `errand` for
-which short task (one of `maintain`, say) it holds the table.
+A JSON object: `to` (the position), `writer` (a UUID), `host`, `process` (its pid), `started` (the process's start as
+the operating system reports it, so that a reused pid is not taken for the owner), `lease` (milliseconds since 1970
+until which the claim is valid), and fields of the layer. `released`: the owner stopped cleanly. `errand`: the owner
+holds the table for this short task, such as `maintain`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEASE_MS = 120_000
 
 @dataclass(frozen=True)
 class WriterIdentity:
-    """One writer of one table: a process on a host, for the time of one run."""
+    """One writer of one table: a process on a host, for one run."""
 
     writer: str
     host: str
@@ -28,7 +28,7 @@ class WriterIdentity:
     errand: str = ""
 
     def metadata(self, *, now_ms: int, to: object, extra: Mapping[str, object] | None = None) -> str:
-        """The `userMetadata` of a commit of this writer: position, identity, and a lease from `now_ms` on."""
+        """The `userMetadata` of a commit of this writer: position, identity, and a lease that starts at `now_ms`."""
         fields = {
             "to": to,
             "writer": self.writer,
@@ -42,7 +42,7 @@ class WriterIdentity:
 
 
 def parsed(user_metadata: str | None) -> dict[str, object] | None:
-    """The JSON object of one of our commits, or None for a commit that is somebody else's."""
+    """The JSON object of one of our commits; None for a foreign commit."""
     if not user_metadata:
         return None
     try:
@@ -53,7 +53,7 @@ def parsed(user_metadata: str | None) -> dict[str, object] | None:
 
 
 class Availability(Enum):
-    """How free a table is for another writer."""
+    """Whether another writer can take the table."""
 
     FREE = "free"
     OWNER_ALIVE = "owner alive on this host"
@@ -63,10 +63,10 @@ class Availability(Enum):
 def verdict(
     claim: Mapping[str, object] | None, *, host: str, now_ms: int, is_alive: bool, committed_ms: int = 0
 ) -> Availability:
-    """Whether the table is free for a new writer on `host` at `now_ms`.
+    """Whether a new writer on `host` can take the table at `now_ms`.
 
-    `is_alive` tells whether the claim's process still runs (looked at only for a claim of the same host); `committed_ms`
-    is when the claim was committed, for a lease that is given as a length in seconds.
+    `is_alive`: the claim's process still runs (only used for claims of the same host). `committed_ms` is the time of
+    the claim's commit, for a lease given as a duration in seconds.
     """
     if claim is None or claim.get("released"):
         return Availability.FREE
@@ -76,7 +76,7 @@ def verdict(
 
 
 def lease_end(claim: Mapping[str, object], *, committed_ms: int) -> int:
-    """Milliseconds since 1970 at which the claim's lease is over."""
+    """When the claim's lease expires, in milliseconds since 1970."""
     lease = claim.get("lease")
     if not isinstance(lease, (int, float)):
         return committed_ms + LEASE_MS

@@ -1,4 +1,4 @@
-"""How a Delta table of ours is defined: its format, its properties and features, and the text of its DDL."""
+"""How our Delta tables are defined: format, properties, features, and DDL."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ DELETION_VECTORS = "delta.enableDeletionVectors"
 
 ROW_TRACKING = "delta.enableRowTracking"
 _FOLLOWING_ROWS = ("delta.enableChangeDataFeed", ROW_TRACKING)
-"""Properties by which readers follow a row through its updates: only a statement of Spark tells Delta that it is one."""
+"""Properties with which readers follow a row through updates: only Spark's statements record that a row is the same."""
 
 
 def replaces_rows(properties: Mapping[str, str]) -> bool:
-    """Whether a row may be replaced by marking it as deleted and writing another one: there are deletion vectors, and
-    nobody follows rows."""
+    """Whether a row may be replaced by marking it as deleted and writing another: the table has deletion vectors, and no
+    reader follows rows.
+    """
     return is_on(properties, DELETION_VECTORS) and not any(is_on(properties, name) for name in _FOLLOWING_ROWS)
 
 
 def is_on(properties: Mapping[str, str], name: str) -> bool:
-    """Whether a property is true, in whatever letters somebody wrote it: Delta keeps them."""
-    return (properties.get(name) or "").lower() == "true"  # a map of Java knows no other default
+    """Whether a property is true, in any case: Delta keeps the user's spelling."""
+    return (properties.get(name) or "").lower() == "true"  # a Java map has no `get` with a default
 
 
 APP_ID = "mongo-medallion"
-"""The one `txnAppId` of every table's commits: a fence, never a position."""
+"""The single `txnAppId` of all commits: a fence, never a position."""
 
 
 FORMAT_PROPERTY = "medallion.format"
@@ -37,18 +38,18 @@ FORMAT = "1"
 
 
 CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.columnMapping.mode"}
-"""Properties that Unity Catalog sets for its managed tables itself."""
+"""Properties that Unity Catalog sets for its managed tables."""
 
 
 REQUIRED = {
-    "delta.columnMapping.mode": "none",  # this process writes and reads columns by their names
+    "delta.columnMapping.mode": "none",  # columns are written and read by their names
     "delta.appendOnly": "false",
 }
-"""What our tables are where they do not say otherwise, whatever a cluster gives new ones (`…delta.properties.defaults.…`)."""
+"""Properties of our tables unless they set others, regardless of a cluster's defaults (`…delta.properties.defaults.…`)."""
 
 
 CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
-"""Features of tables whose commits a catalog decides on."""
+"""Features of tables whose commits go through a catalog."""
 
 
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
@@ -62,13 +63,15 @@ def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], clu
 CHECKPOINTS = "delta.checkpointInterval"
 
 CHECKPOINTS_TO_ONE_OF_DELTA = 10
-"""In a folder that the committing process sees it writes so many itself (`checkpoint_writer`), of which Delta writes the last."""
+"""For a table in a local folder, `checkpoint_writer` writes this many checkpoints for each one that Delta writes."""
 
 
 def checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[str, str]:
-    """Delta's interval of checkpoints: that of `properties` with up to as much more, by the table's name, and ten times as long in a folder.
+    """Delta's checkpoint interval: that of `properties` plus up to as much again, depending on the table's name; ten times
+    that in a local folder.
 
-    Tables that are written together would come to theirs together: of ten a service would stand still for twenty seconds.
+    Without the variation, tables that are written together would also checkpoint together: ten of them stop a service
+    for twenty seconds.
     """
     if CHECKPOINTS not in properties:
         return {}
@@ -79,5 +82,5 @@ def checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[s
 
 
 def _of_ours(properties: Mapping[str, str]) -> dict[str, str]:
-    """Properties without those that a catalog decides for its managed tables: asking for others there is an error."""
+    """The properties without those that a catalog sets for its managed tables, which raise an error."""
     return {name: value for name, value in properties.items() if name not in CATALOGS_OWN}

@@ -1,5 +1,5 @@
-"""Deletion vectors as Delta's protocol writes them down: sets of the numbers of a file's rows, in the portable format
-of Roaring bitmaps, and the files that hold them.
+"""Deletion vectors in Delta's format: sets of row numbers of a data file as portable Roaring bitmaps, and the files for
+them.
 
 Sources: Delta's protocol, "Deletion Vector Format" and "Deletion Vector File Storage Format"; RoaringFormatSpec.
 """
@@ -15,28 +15,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 MAGIC = 1681511377
-"""Begins a bitmap of 64-bit numbers in the portable format."""
+"""The first bytes of a bitmap of 64-bit numbers in the portable format."""
 
 _COOKIE = 12346
-"""Begins a bitmap of 32-bit numbers that holds no runs."""
+"""The first bytes of a bitmap of 32-bit numbers without runs."""
 
 _MAX_ARRAY = 4096
-"""A container of more numbers is a bitmap of 65,536 bits, any other one a sorted array."""
+"""A container with more numbers is a bitmap of 65,536 bits, otherwise a sorted array."""
 
 _BITMAP_BYTES = 8192
 
 OFFSET = 1
-"""Where the first vector of a file begins, behind the version of the format."""
+"""The offset of the first vector in a file, after the version byte."""
 
 FRAME_BYTES = 8
-"""What stands around a vector in a file: its size and its checksum."""
+"""The bytes around a vector in a file: its size and its checksum."""
 
 
 @dataclass(frozen=True)
 class RowSet:
-    """Numbers of a file's rows, each less than 2**32, held as a Roaring bitmap holds them.
+    """Row numbers of a data file, each less than 2**32, as in a Roaring bitmap.
 
-    `containers` has, by the upper 16 bits, the lower ones: few as a set, and of many bit n of a number for n.
+    `containers` has the lower 16 bits by the upper 16 bits: a set if they are few, otherwise an integer with bit n set
+    for n.
     """
 
     containers: Mapping[int, frozenset[int] | int]
@@ -48,7 +49,7 @@ class RowSet:
 
     @staticmethod
     def read(vector: bytes) -> RowSet:
-        """The rows of a vector in the portable format; ValueError for another one."""
+        """The rows of a vector in the portable format; ValueError for other formats."""
         magic, count = struct.unpack_from("<iq", vector)
         if magic != MAGIC:
             raise ValueError(f"a deletion vector of format {magic}")
@@ -73,7 +74,7 @@ class RowSet:
             yield from (high << 16 | each for each in _numbers(low))
 
     def serialized(self) -> bytes:
-        """A vector in the portable format."""
+        """The vector in the portable format."""
         containers = sorted(self.containers.items())
         headers = b"".join(struct.pack("<HH", high, _count(low) - 1) for high, low in containers)
         bodies = [_body(low) for _, low in containers]
@@ -90,7 +91,7 @@ class RowSet:
         )
 
     def bits(self, count: int) -> bytes:
-        """Of the rows 0 to `count` - 1 a bit each, the least of a byte first: whether the row is one of these."""
+        """One bit for each of the rows 0 to `count` - 1, least significant first: whether the set has the row."""
         size = (count + 7) // 8
         none = bytes(_BITMAP_BYTES)
         parts = (
@@ -105,7 +106,7 @@ def _container(low: Sequence[int]) -> frozenset[int] | int:
 
 
 def _bits(low: Iterable[int] | int) -> int:
-    """Bit n for n."""
+    """An integer with bit n set for each n."""
     if isinstance(low, int):
         return low
     bits = bytearray(_BITMAP_BYTES)
@@ -126,7 +127,7 @@ def _count(low: frozenset[int] | int) -> int:
 
 
 def _numbers(low: frozenset[int] | int) -> list[int]:
-    """Sorted."""
+    """The numbers, sorted."""
     if isinstance(low, frozenset):
         return sorted(low)
     bits = low.to_bytes(_BITMAP_BYTES, "little")
@@ -140,7 +141,7 @@ def _body(low: frozenset[int] | int) -> bytes:
 
 
 def file(vector: bytes) -> bytes:
-    """The content of a file that holds one vector: version, size, the vector, its checksum."""
+    """The content of a file with one vector: version, size, vector, checksum."""
     return b"\x01" + struct.pack(">i", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
 
 
@@ -148,7 +149,7 @@ def file(vector: bytes) -> bytes:
 
 
 def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozenset[int] | int]) -> int:
-    """Add the containers of the 32-bit bitmap at `start`; where it ends."""
+    """Adds the containers of the 32-bit bitmap at `start` to `found`; returns where it ends."""
     cookie: int = struct.unpack_from("<I", vector, start)[0]
     has_runs = cookie & 0xFFFF == _RUN_COOKIE
     if has_runs:
@@ -163,7 +164,7 @@ def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozense
     headers = [struct.unpack_from("<HH", vector, at + 4 * number) for number in range(size)]
     at += 4 * size
     if not has_runs or size >= _OFFSETS_FROM:
-        at += 4 * size  # where each container begins, which is where the one before it ends
+        at += 4 * size  # the containers' offsets: each begins where the one before ends
     for number, (high, less_one) in enumerate(headers):
         low: Sequence[int] | int
         if runs >> number & 1:
@@ -182,15 +183,14 @@ def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozense
 
 
 _RUN_COOKIE = 12347
-"""Begins a bitmap of 32-bit numbers of which some containers hold runs."""
+"""The first bytes of a bitmap of 32-bit numbers with runs."""
 
 _OFFSETS_FROM = 4
-"""With runs, so many containers at least say where each begins."""
+"""A bitmap with runs has offsets if it has at least this many containers."""
 
 
 def framed(content: bytes) -> bytes:
-    """The vector that stands at its offset in a file: its size comes before it, its checksum after. ValueError where
-    they do not fit."""
+    """The vector at its offset in a file, between size and checksum; ValueError if these do not match."""
     (size,) = struct.unpack_from(">i", content)
     vector = content[4 : 4 + size]
     if content[4 + size : 8 + size] != struct.pack(">I", zlib.crc32(vector)):
@@ -199,19 +199,19 @@ def framed(content: bytes) -> bytes:
 
 
 def relative_path(encoded: str) -> str:
-    """Where a file of vectors lies below its table's folder: a random prefix, perhaps, and a UUID in Z85."""
+    """The path of a vector file below its table's folder, from an optional random prefix and a UUID in Z85."""
     prefix, coded = encoded[:-_UUID_SIGNS], encoded[-_UUID_SIGNS:]
     name = f"deletion_vector_{uuid.UUID(bytes=_z85(coded))}.bin"
     return f"{prefix}/{name}" if prefix else name
 
 
 def encoded_name(name: uuid.UUID) -> str:
-    """As the log names the file `deletion_vector_<name>.bin` in the table's folder itself."""
+    """The name in the log of the file `deletion_vector_<name>.bin` in the table's folder."""
     return base64.b85encode(name.bytes).decode("ascii").translate(_FROM_RFC1924)
 
 
 def inline(encoded: str, size: int) -> bytes:
-    """The vector that stands in the log itself."""
+    """A vector that is stored in the log."""
     return _z85(encoded)[:size]
 
 
@@ -219,7 +219,7 @@ _UUID_SIGNS = 20
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _RFC1924 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""Both are base 85 in groups of five signs, and differ by their alphabets."""
+"""Both encode base 85 in groups of five characters, with different alphabets."""
 
 _TO_RFC1924, _FROM_RFC1924 = str.maketrans(_Z85, _RFC1924), str.maketrans(_RFC1924, _Z85)
 

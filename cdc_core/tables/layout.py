@@ -1,4 +1,4 @@
-"""Where the tables of a lakehouse lie, and the one value that names each of them."""
+"""Where the tables of a lakehouse are, and the value that names each of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HOST = re.compile(r"(?:file:)?//[^/]", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class TableRef:
-    """The name of one table, as name-based APIs take it.
+    """The name of one table, for name-based APIs.
 
-    `identifier` is one SQL identifier: ``delta.`/root/silver/shop/orders` `` or ``catalog.schema.table`` with each
-    part quoted. `path` is the folder of a path-based table, None in a catalog.
+    `identifier` is one SQL identifier: ``delta.`/root/silver/shop/orders` `` or ``catalog.schema.table`` with each part
+    quoted. `path` is the folder of a path-based table, None in a catalog.
     """
 
     identifier: str
@@ -33,19 +33,19 @@ class TableRef:
 
     @property
     def label(self) -> str:
-        """The name as messages show it: the path, or the catalog name without quotes."""
+        """The name for messages: the path, or the catalog name without quotes."""
         return self.path if self.path is not None else self.identifier.replace("`", "")
 
     @property
     def key(self) -> str:
-        """The same for two names of one table: catalogs take capitals and small letters for the same, folders do not."""
+        """Equal for two names of one table: catalogs ignore case, folders do not."""
         return self.path if self.path is not None else self.identifier.lower()
 
     @staticmethod
     def at(path: str) -> TableRef:
         """The path-based table in the folder `path`."""
-        # A name that SQL and the writers of frames both take, without a metastore: two applications over one lakehouse
-        # would each need the same one, and Hive's embedded one admits a single process.
+        # SQL and DataFrame writers both accept this name, without a metastore: two applications on one lakehouse would
+        # need the same one, and Hive's embedded metastore allows a single process.
         return TableRef(f"delta.{identifier(path)}", path)
 
     @staticmethod
@@ -55,7 +55,9 @@ class TableRef:
 
 
 class Layer(str, Enum):
-    """The layers: each can be compared with the source. Silver and gold, which hold documents as rows, can be rebuilt."""
+    """The layers, each of which can be compared with the source. Silver and gold, which hold documents as rows, can be
+    rebuilt.
+    """
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -63,29 +65,29 @@ class Layer(str, Enum):
 
 
 MAX_FOLDER = 255
-"""Bytes that file systems allow one folder's name."""
+"""Bytes that file systems allow in a folder's name."""
 
 LOG = "_delta_log"
-"""Where a table's folder has its log: the one folder's name that no collection gets."""
+"""The folder of a table's log: the only folder name that no collection gets."""
 
 MAX_CATALOG = 255
-"""Characters that catalogs allow one table's name."""
+"""Characters that catalogs allow in a table's name."""
 
 
 OF_HIVE = ("spark_catalog", "hive_metastore")
-"""Catalogs that take no `-` in a name."""
+"""Catalogs that do not allow `-` in names."""
 
 
 def path_name(name: str) -> str:
-    """A database's or collection's name as a folder: bytes outside ``[A-Za-z0-9_-]`` percent-encoded.
+    """A database's or collection's name as a folder: bytes outside ``[A-Za-z0-9_-]`` are percent-encoded.
 
-    A longer one than file systems allow keeps its beginning, and `~` with a digest of the whole, which no other name has.
+    A name too long for file systems is cut, and gets `~` and a digest of the whole.
     """
-    if name == LOG:  # in it Delta keeps the log of a table: the folder that such a collection's lies in would be one
+    if name == LOG:  # the parent folder would look like a Delta table
         return name.replace("_", "%5F", 1)
     if _PLAIN.fullmatch(name) and len(name) <= MAX_FOLDER:
         return name
-    # `quote` leaves these two: a dot would hide a folder or mean its parent, and `~` marks a name that was cut.
+    # `quote` keeps these two: a dot would hide a folder or mean its parent, and `~` marks a name that was cut.
     encoded = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
     return encoded if len(encoded) <= MAX_FOLDER else f"{_CUT.sub('', encoded[:180])}~{_digest(name)}"
 
@@ -100,12 +102,12 @@ def catalog_name(name: str) -> str:
 
 
 def is_relative(root: str) -> bool:
-    """Whether a root needs the working directory to be found."""
+    """Whether a root depends on the working directory."""
     return not (root.startswith("/") or _SCHEME.match(root))
 
 
 def unusable(root: str) -> str | None:
-    """Why a root names no place, with what to write instead; None where it may."""
+    """Why a root cannot be used, and what to write instead; None if it can."""
     if root.startswith("~"):
         return "no shell replaces the ~ here: write ${env:HOME}/… or the whole path"
     if _HOST.match(root):
@@ -116,10 +118,10 @@ def unusable(root: str) -> str | None:
 
 
 FOLDERS = frozenset({"bronze", "silver", "gold", "quarantine", "ops"})
-"""Below the root of a lakehouse the tables lie in these."""
+"""The folders below a lakehouse's root."""
 
 SHADOW_FOLDERS = ("ops", "rebuild")
-"""Below them lie the tables that a rebuild makes, for as long as it runs."""
+"""The path below the root of tables that a rebuild makes while it runs."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Layout:
     schema_prefix: str = ""
 
     def under(self, directory: str) -> Layout:
-        """The same layout with a relative root made absolute below `directory`."""
+        """The same layout; a relative root is made absolute below `directory`."""
         if self.root is None or not is_relative(self.root):
             return self
         relative = self.root[2:] if self.root.startswith("./") else self.root
@@ -139,7 +141,7 @@ class Layout:
         return replace(self, root=joined)
 
     def bronze(self, name: str) -> TableRef:
-        """The log of every event of the pipeline `name`."""
+        """The log of all events of the pipeline `name`."""
         return self._table("bronze", name)
 
     def silver(self, db: str, collection: str) -> TableRef:
@@ -151,7 +153,7 @@ class Layout:
         return self._table("gold", db, collection)
 
     def history(self, db: str, collection: str) -> TableRef:
-        """The versions of one collection's documents, beside its gold table."""
+        """The versions of one collection's documents, next to its gold table."""
         return self._table("gold", db, f"{collection}_history")
 
     def model(self, name: str) -> TableRef:
@@ -169,11 +171,11 @@ class Layout:
         return self._table("ops", "deletes", db, collection)
 
     def shadow(self, db: str, collection: str, attempt: str = "") -> Layout:
-        """Where one collection's tables are built once more before they take the place of these ones.
+        """Where one collection's tables are rebuilt before they replace the current ones.
 
-        Below a root each attempt has a folder of its own; without `attempt` it is the folder of all of them.
+        Below a root, each attempt has its own folder; without `attempt` it is their parent folder.
         """
-        # A catalog has no folders: the shadow's schemas lie beside the others, under a prefix of their own.
+        # A catalog has no folders: the shadow has schemas of its own, under a longer prefix.
         if self.root is None:
             names = f"{catalog_name(db)}__{catalog_name(collection)}"
             return replace(self, schema_prefix=f"{self.schema_prefix}rebuild_{names}_")
@@ -181,11 +183,11 @@ class Layout:
         return replace(self, root="/".join((self.root.rstrip("/"), *filter(None, folders))))
 
     def schema(self, layer: str) -> str:
-        """The schema of a catalog that holds a layer's tables, as SQL names it."""
+        """The catalog schema of a layer's tables, as a SQL identifier."""
         return identifier(*self._schema(layer))
 
     def ops(self, name: str) -> TableRef:
-        """One of the tables about the pipeline itself: schemas, expectations, notifications, signals."""
+        """A table about the pipeline itself: schemas, expectations, notifications, signals."""
         return self._table("ops", name)
 
     def _table(self, layer: str, *names: str) -> TableRef:
@@ -201,12 +203,12 @@ class Layout:
         return [*filter(None, (self.catalog, self._allowed(f"{self.schema_prefix}{layer}")))]
 
     def _allowed(self, name: str) -> str:
-        """A name as the catalog takes it."""
+        """The name in the form that the catalog allows."""
         return name.replace("-", "_") if self.catalog in OF_HIVE else name
 
 
 def collisions(namespaces: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Pairs of collections that meet in one catalog name: ``(first, second, the name)``, in the order given."""
+    """Pairs of collections that would get one catalog name: ``(first, second, the name)``, in the order given."""
     seen: dict[str, str] = {}
     met = []
     for db, collection in namespaces:
