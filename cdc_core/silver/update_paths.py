@@ -26,6 +26,8 @@ PADDING_LIMIT = 1_500_000
 """How far past its end the server extends an array; a greater index is not an index."""
 MANY_PATHS = 4096
 """The number of cached paths: updates name the same ones again and again."""
+MANY_NAMES = 64
+"""Names of updates with more paths are not cached: those of four thousand large updates would fill the memory."""
 MAX_COMPONENTS = 200
 """A path with more components has a dotted name, because MongoDB allows only 180 levels."""
 
@@ -55,9 +57,14 @@ class PathNames(NamedTuple):
     dotted_gone: tuple[str, ...]
 
 
-@functools.lru_cache(maxsize=MANY_PATHS)
 def path_names(fields: tuple[str, ...], removed: tuple[str, ...]) -> PathNames:
     """The paths that an update sets and removes, split into undotted and dotted ones."""
+    are_few = len(fields) + len(removed) <= MANY_NAMES
+    return (_path_names if are_few else _path_names.__wrapped__)(fields, removed)
+
+
+@functools.lru_cache(maxsize=MANY_PATHS)
+def _path_names(fields: tuple[str, ...], removed: tuple[str, ...]) -> PathNames:
     return PathNames(
         tuple((path, stored_name(path)) for path in fields if "." not in path),
         tuple(path for path in fields if "." in path),

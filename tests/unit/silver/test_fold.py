@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import json
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -490,3 +492,15 @@ def test_a_name_of_ten_thousand_dots_is_no_path() -> None:
         deep = {"n": deep}
     document, incomplete = fold.fold(deep, [fold.PartialUpdate("1", {".".join("n" * 180): 1})])
     assert not incomplete and text(document).count('"n":1') == 1
+
+
+def test_large_updates_leave_nothing_behind() -> None:
+    """The names in updates of many fields, which differ from update to update, are not kept in memory."""
+    updates = [fold.PartialUpdate("1", {f"{number}_{field}": 1 for field in range(1000)}) for number in range(20)]
+    tracemalloc.start()
+    for update in updates:
+        fold.fold({}, [update])
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 500_000
