@@ -45,6 +45,9 @@ LAID_OUT_DDL = arrow.columns_ddl(_SCHEMA)
 
 _ROWS_AT_A_TIME = 256
 
+_ROW_BYTES = 1000
+"""What a version takes in Python's memory beside its document."""
+
 
 @dataclass(frozen=True)
 class DocumentEvent:
@@ -157,8 +160,8 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
                 stored = [DocumentVersion(**each) for each in row["stored"] or ()]
                 for each in changed(stored, events, folds=folds):
                     rows.append({"__key": row["__key"], **vars(each)})
-                    size += len(each.document or "")
-                    # A frequently changed document has one version per event, each as large as the document.
+                    size += _ROW_BYTES + len(each.document or "")
+                    # One key can have very many versions, each as large as the document, and a partition very many keys.
                     if size >= fold.OUTPUT_BYTES:
                         yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
                         rows, size = [], 0

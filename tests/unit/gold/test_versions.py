@@ -192,3 +192,13 @@ def test_a_document_that_changes_all_the_time_is_laid_out_in_parts(monkeypatch: 
     assert len(parts) >= 10 and max(part.nbytes for part in parts) < 20_000
     assert pa.Table.from_batches(parts).to_pylist() == pa.Table.from_batches(whole_).to_pylist()
     assert sum(part.num_rows for part in parts) == 100
+
+
+def test_versions_without_documents_are_laid_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition's versions do not pile up until its end, also where the documents themselves are not needed."""
+    event = {"offset": 1, "op": "c", "is_whole": True, "after": None, "before": None}
+    keys = [[{"__key": f"{at}", "events": [{**event, "sequence": f"{at:04}"}], "stored": None}] for at in range(100)]
+    monkeypatch.setattr(fold, "OUTPUT_BYTES", 10_000)
+    read = map(pa.RecordBatch.from_pylist, keys)
+    first = next(versions.laid_out(False)(read))
+    assert 0 < first.num_rows < 50 and len(list(read)) > 50
