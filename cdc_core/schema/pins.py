@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_core import errors
 from cdc_core.schema.column_types import DECIMAL, ColumnType, Decimal, Scalar
@@ -52,7 +52,10 @@ def parse_pins(pins: Mapping[str, str], *, where: str = "schema") -> Pins:
 
 def _pin(text: str) -> Pin:
     if match_ := _MAP.fullmatch(text):
-        return Pin(_pin(match_[1]).type if match_[1] else None, is_map=True)
+        value = _pin(match_[1]) if match_[1] else Pin(None)
+        if value.is_map:
+            raise ValueError(f"a map of maps is pinned as map at its own path and with a type at path.*, not as {text!r}")
+        return replace(value, is_map=True)
     if match_ := DECIMAL.fullmatch(text):
         precision, scale = int(match_[1]), int(match_[2])
         if not 1 <= precision <= 38 or scale > precision:

@@ -246,6 +246,15 @@ def test_bad_pins_are_refused_together() -> None:
     assert [problem.path for problem in refused.value.problems] == ["schema.a", "schema.b"]
 
 
+def test_a_map_of_maps_is_pinned_at_two_paths() -> None:
+    """The type of its inner values stands at the path of the inner maps; in one type it would be that of the maps themselves."""
+    pins = parse_pins({"m": "map", "m.*": "map<bigint>"})
+    assert table_ddl(joined([{"m": {"a": {"b": 1}}}], pins=pins)) == "`m` MAP<STRING, MAP<STRING, BIGINT>>"
+    for text in ("map<map<bigint>>", "map<string, map>"):
+        with pytest.raises(errors.SettingsError, match="a map of maps"):
+            parse_pins({"m": text})
+
+
 LATTICE = pathlib.Path(__file__).parents[3] / "docs" / "types.md"
 MEETINGS: dict[str, list[Any]] = {
     "int32": [5, -2147483648],
