@@ -182,7 +182,7 @@ def request(signal: Signal) -> SignalRequest:
 
 
 def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:
-    found = data.get("data-collections", [])
+    found = data.get("data-collections") or []
     if isinstance(found, str):
         found = [found]
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) and each for each in found):
@@ -205,7 +205,7 @@ def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
 def _conditions(data: Mapping[str, Any]) -> tuple[AdditionalCondition, ...]:
     if data.get("surrogate-key"):
         raise SignalRefused("surrogate-key is not supported: documents are read in the order of _id")
-    found = data.get("additional-conditions", [])
+    found = data.get("additional-conditions") or []
     if isinstance(found, Mapping):
         found = [found]
     if not isinstance(found, (list, tuple)):

@@ -23,6 +23,7 @@ NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
         ({"data-collections": ["shop\\..*"]}, ("shop.orders", "shop.stock")),
         ({"data-collections": [".*orders", "nothing"], "type": "BLOCKING"}, ("shop.orders", "other.orders")),
         ({"data-collections": "SHOP.stock"}, ("shop.stock",)),
+        ({"data-collections": ["shop.stock"], "additional-conditions": None, "type": None}, ("shop.stock",)),
     ],
 )
 def test_collections_are_regular_expressions(data: dict[str, object], chosen: tuple[str, ...]) -> None:
@@ -65,6 +66,7 @@ def test_conditions_are_filters_of_collections() -> None:
     [
         ("execute-snapshots", {}, "execute-snapshot"),
         ("execute-snapshot", {}, "data-collections is missing"),
+        ("execute-snapshot", {"data-collections": None}, "data-collections is missing"),
         ("execute-snapshot", {"data-collections": ["("]}, "no regular expression"),
         ("execute-snapshot", {"data-collections": ["a.b"], "type": "full"}, "incremental or blocking"),
         ("execute-snapshot", {"data-collections": ["a.b"], "surrogate-key": "x"}, "surrogate-key"),
