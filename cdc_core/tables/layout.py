@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from urllib.parse import quote
@@ -193,10 +194,14 @@ class Layout:
     def _table(self, layer: str, *names: str) -> TableRef:
         if self.root is not None:
             return TableRef.at("/".join((self.root.rstrip("/"), layer, *map(path_name, names))))
+        return TableRef.named(*self._schema(layer), self._name(*names))
+
+    def _name(self, *names: str) -> str:
+        """A table's name in a catalog."""
         table = "__".join(map(catalog_name, names))
         if len(table) > MAX_CATALOG:
             table = f"{table[:180]}_{_digest(*names)}"
-        return TableRef.named(*self._schema(layer), self._allowed(table))
+        return self._allowed(table)
 
     def _schema(self, layer: str) -> list[str]:
         assert self.root is None
@@ -206,15 +211,12 @@ class Layout:
         """The name in the form that the catalog allows."""
         return name.replace("-", "_") if self.catalog in OF_HIVE else name
 
-
-def collisions(namespaces: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Pairs of collections that would get one catalog name: ``(first, second, the name)``, in the order given."""
-    seen: dict[str, str] = {}
-    met = []
-    for db, collection in namespaces:
-        name = f"{catalog_name(db)}__{catalog_name(collection)}".lower()
-        namespace = f"{db}.{collection}"
-        if name in seen and seen[name] != namespace:
-            met.append((seen[name], namespace, name))
-        seen.setdefault(name, namespace)
-    return met
+    def collisions(self, namespaces: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+        """Pairs of collections that would get one table in a catalog: ``(first, second, its name)``, in the order given."""
+        seen: dict[str, str] = {}
+        met = []
+        for db, collection in namespaces:
+            name, namespace = self._name(db, collection).lower(), f"{db}.{collection}"
+            if seen.setdefault(name, namespace) != namespace:
+                met.append((seen[name], namespace, name))
+        return met

@@ -48,6 +48,19 @@ def test_a_name_in_a_hive_catalog_has_no_hyphen() -> None:
     assert hive.shadow("my-shop", "orders").schema("ops") == "`spark_catalog`.`shop_rebuild_my_shop__orders_ops`"
 
 
+def test_collisions_are_those_of_the_tables_names() -> None:
+    """Two collections meet in a catalog where their tables have one name: by a hyphen in Hive's, and not where a digest tells them apart."""
+    hive, unity = (tables.Layout(catalog=name) for name in ("hive_metastore", "main"))
+    hyphen, dot, long = (
+        [("a-b", "x"), ("a_b", "X")],
+        [("a", "x.y"), ("a", "z"), ("a", "x_y")],
+        [("a", "x" * 300 + end) for end in ".!"],
+    )
+    assert hive.collisions(hyphen) == [("a-b.x", "a_b.X", "a_b__x")]
+    assert unity.collisions(hyphen) == unity.collisions(long) == []
+    assert unity.collisions(dot) == [("a.x.y", "a.x_y", "a__x_y")]
+
+
 class Statements(list[str]):
     """A session that writes down what it is asked for."""
 
