@@ -145,6 +145,12 @@ def _expectation(found: object, place: str, where: str, problems: list[errors.Pr
     if not isinstance(kwargs, Mapping):
         problems.append(errors.Problem(f"{where}: {place}.kwargs", f"a mapping is expected, found {values.shown(kwargs)}"))
         return None
+    for key in _keys(kwargs):
+        if not isinstance(key, str):
+            problems.append(
+                errors.Problem(f"{where}: {place}.kwargs.{key}", "a text is expected as key", f'put it in quotes: "{key}"')
+            )
+            return None
     named = [name for name, value in kwargs.items() if isinstance(value, Mapping) and "$PARAMETER" in value]
     if named:
         message = "nothing sets parameters here"
@@ -158,6 +164,15 @@ def _expectation(found: object, place: str, where: str, problems: list[errors.Pr
         problems.append(errors.Problem(f"{where}: {place}.severity", message, hint))
         return None
     return Expectation(type_, kwargs, Severity(severity), f"{where}: {place}")
+
+
+def _keys(value: object) -> Iterator[object]:
+    """The keys of all mappings in a value."""
+    if isinstance(value, Mapping):
+        yield from value
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for each in inner:
+        yield from _keys(each)
 
 
 def _section(

@@ -309,12 +309,12 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
         name = section.get("name")
         if name in unread:
             continue
-        if name not in by_name:
+        if not isinstance(name, str) or name not in by_name:
             hint = values.did_you_mean(str(name), by_name) or f"known are {', '.join(by_name)}"
             problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))
             continue
         columns = tuple(_described_columns(section.get("columns"), place, problems))
-        by_name[str(name)] = replace(by_name[str(name)], description=_text(section.get("description")), columns=columns)
+        by_name[name] = replace(by_name[name], description=_text(section.get("description")), columns=columns)
     if problems:
         raise errors.SettingsError(problems)
     return tuple(by_name.values())

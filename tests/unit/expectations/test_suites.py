@@ -44,7 +44,13 @@ def test_mistakes_of_a_suite_are_told_at_once() -> None:
     """Keys, severities and shapes that are not known, each with its place."""
     wrong = {
         "expectation": [],
-        "expectations": [{"type": "x", "severity": "fatal"}, {"kwargs": {}}, {"type": "x", "kwargs": 1}],
+        "expectations": [
+            {"type": "x", "severity": "fatal"},
+            {"kwargs": {}},
+            {"type": "x", "kwargs": 1},
+            {"type": "x", "kwargs": {"column": "a", True: 1}},
+            {"type": "x", "kwargs": {"column": "a", "values": [{"b": 1, 2: 3}]}},
+        ],
     }
     with pytest.raises(errors.SettingsError) as refused:
         suite.parse(wrong, name="a", where="a.yml")
@@ -53,6 +59,8 @@ def test_mistakes_of_a_suite_are_told_at_once() -> None:
         "a.yml: expectations[0].severity: one of critical, warning, info is expected, found fatal",
         "a.yml: expectations[1].type: expected the name of an expectation (expect_column_…)",
         "a.yml: expectations[2].kwargs: a mapping is expected, found 1",
+        'a.yml: expectations[3].kwargs.True: a text is expected as key (put it in quotes: "True")',
+        'a.yml: expectations[4].kwargs.2: a text is expected as key (put it in quotes: "2")',
     ]
 
 

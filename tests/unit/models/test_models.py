@@ -157,12 +157,13 @@ def test_descriptions_name_models_that_are_there() -> None:
     told = {"version": 2, "models": [{"name": "a", "description": "One.", "columns": [{"name": "n", "description": "It."}]}]}
     (described,) = sql_model.described(found, told, where="m.yml")
     assert (described.description, described.columns) == ("One.", (("n", "It."),))
-    wrong = {"models": [{"name": "b"}, {"name": "a", "tests": []}]}
+    wrong = {"models": [{"name": "b"}, {"name": "a", "tests": []}, {"name": ["a"]}]}
     with pytest.raises(errors.SettingsError) as refused:
         sql_model.described(found, wrong, where="m.yml")
     assert str(refused.value).splitlines() == [
         "m.yml: models[0].name: there is no model b (known are a)",
         "m.yml: models[1].tests: there is no such key (expectations lie in the folder gold.expectations)",
+        "m.yml: models[2].name: there is no model a list (known are a)",
     ]
 
 
