@@ -44,8 +44,8 @@ SLICE = 1 << 20
 SLICE_ROWS = 250
 """Minimum documents per slice, because each column has a fixed cost."""
 
-_LESSONS = (8, 100, 1000, 10_000)
-"""The decoder is rebuilt after these numbers of refused documents."""
+_LESSON, _LATER_LESSONS = 8, 10
+"""The decoder is rebuilt after this number of refused documents, then each time after ten times as many."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Decoder:
         self._fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
         self.pins = pins or {}
         self._lessons = Lessons()
-        self._refused = 0
+        self._refused, self._lesson = 0, _LESSON
         self._typed = 0
         self._root: DocumentReader | None = None
         self._dense: dict[Steps, DocumentReader] = {}
@@ -226,11 +226,13 @@ class Decoder:
         shape = Shape()
         for text in texts:
             document = exact.observed(shape, text, "", values=self.schema.naming.values)
-            if document is not None and self._refused < _LESSONS[-1]:
+            if document is not None:
                 self._lessons.learn(kinds.laid_out(document, self.schema.naming.values), self.schema.struct)
-        before, self._refused = self._refused, self._refused + len(texts)
+        self._refused += len(texts)
         # Rarely, because making a schema's structs costs far more than decoding a document.
-        if any(before < lesson <= self._refused for lesson in _LESSONS):
+        if self._refused >= self._lesson:
+            while self._refused >= self._lesson:
+                self._lesson *= _LATER_LESSONS
             self._make()
         return bool(evolution.join(self.schema, shape, pins=self.pins)[1])
 

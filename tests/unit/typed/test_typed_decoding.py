@@ -14,7 +14,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import cast, column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.pins import Pins, parse_pins
-from cdc_core.schema.shape import Shape
+from cdc_core.schema.shape import Shape, observe
 from cdc_core.typed import decoding, document_readers, exact
 from tests.harness import typed_cases
 
@@ -361,3 +361,12 @@ def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
     assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(exact.rows(texts, decoder.schema).to_pylist())
     assert [number for number, is_new in enumerate(typed.new.to_pylist()) if is_new] == [500]
     assert typed.exact < 20
+
+
+def test_a_decoder_learns_also_after_ten_thousand_refused_documents() -> None:
+    """Among millions of documents so many cannot be learned from; those of a new kind are read fast again all the same."""
+    decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, observe({"_id": 1}))[0])
+    decoder._refused = 10_000
+    texts = pa.array([f'{{"_id":{number},"middle":null}}' for number in range(500)])
+    decoder.typed(texts)
+    assert decoder.typed(texts).exact == 0
