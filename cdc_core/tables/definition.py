@@ -8,11 +8,30 @@ from collections.abc import Mapping, Sequence
 from cdc_core.tables import layout as tables
 
 DELETION_VECTORS = "delta.enableDeletionVectors"
-
-
 ROW_TRACKING = "delta.enableRowTracking"
 _FOLLOWING_ROWS = ("delta.enableChangeDataFeed", ROW_TRACKING)
 """Properties with which readers follow a row through updates: only Spark's statements record that a row is the same."""
+
+APP_ID = "mongo-medallion"
+"""The single `txnAppId` of all commits: a fence, never a position."""
+
+FORMAT_PROPERTY = "medallion.format"
+FORMAT = "1"
+CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.columnMapping.mode"}
+"""Properties that Unity Catalog sets for its managed tables."""
+
+REQUIRED = {
+    "delta.columnMapping.mode": "none",  # columns are written and read by their names
+    "delta.appendOnly": "false",
+}
+"""Properties of our tables unless they set others, regardless of a cluster's defaults (`…delta.properties.defaults.…`)."""
+
+CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
+"""Features of tables whose commits go through a catalog."""
+
+CHECKPOINTS = "delta.checkpointInterval"
+CHECKPOINTS_TO_ONE_OF_DELTA = 10
+"""For a table in a local folder, `checkpoint_writer` writes this many checkpoints for each one that Delta writes."""
 
 
 def replaces_rows(properties: Mapping[str, str]) -> bool:
@@ -27,43 +46,13 @@ def is_on(properties: Mapping[str, str], name: str) -> bool:
     return (properties.get(name) or "").lower() == "true"  # a Java map has no `get` with a default
 
 
-APP_ID = "mongo-medallion"
-"""The single `txnAppId` of all commits: a fence, never a position."""
-
-
-FORMAT_PROPERTY = "medallion.format"
-
-
-FORMAT = "1"
-
-
-CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.columnMapping.mode"}
-"""Properties that Unity Catalog sets for its managed tables."""
-
-
-REQUIRED = {
-    "delta.columnMapping.mode": "none",  # columns are written and read by their names
-    "delta.appendOnly": "false",
-}
-"""Properties of our tables unless they set others, regardless of a cluster's defaults (`…delta.properties.defaults.…`)."""
-
-
-CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
-"""Features of tables whose commits go through a catalog."""
-
-
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
+    """A table's definition for CREATE TABLE: its name, columns, clustering and properties."""
     wanted = {**REQUIRED, **properties, **checkpoints(table, properties)}
     all_properties = {FORMAT_PROPERTY: FORMAT, **(wanted if table.path is not None else _of_ours(wanted))}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
-
-
-CHECKPOINTS = "delta.checkpointInterval"
-
-CHECKPOINTS_TO_ONE_OF_DELTA = 10
-"""For a table in a local folder, `checkpoint_writer` writes this many checkpoints for each one that Delta writes."""
 
 
 def checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[str, str]:
