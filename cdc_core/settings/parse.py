@@ -16,9 +16,7 @@ from typing import Any
 from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.properties.source import (
-    Source,
-)
+from cdc_core.properties.source import Source
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.settings.section_reader import SectionKey, SectionReader
 from cdc_core.settings.source_section import read_source

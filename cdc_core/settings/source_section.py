@@ -10,7 +10,6 @@ from cdc_core.properties import source as properties
 from cdc_core.properties import types as values
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.source import (
-    PROPERTIES,
     CaptureScope,
     Family,
     MatchMode,
@@ -21,7 +20,6 @@ from cdc_core.properties.source import (
     SignalChannel,
     SnapshotMode,
     Source,
-    describe_foreign,
 )
 from cdc_core.properties.types import Reference
 from cdc_core.settings.section_reader import SectionReader, join_path
@@ -55,7 +53,7 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
     _refuse_unknown_properties(reader, section)
     # First the match mode, which decides how the lists are read.
     is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
-    found = {each.attribute: _read_property(reader, each, section, is_literal) for each in PROPERTIES}
+    found = {each.attribute: _read_property(reader, each, section, is_literal) for each in properties.PROPERTIES}
     overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
     families = {each.attribute: _read_family(reader, each, section) for each in properties.FAMILIES}
     source = Source(**{**found, **families, "snapshot_collection_filter_overrides": overrides})
@@ -102,7 +100,7 @@ def _refuse_unknown_properties(reader: SectionReader, section: Mapping[str, Any]
         path = join_path("source", name)
         if name in unwrap_options.NAMES:
             reader.refuse(path, "it is an option of silver", "put it under silver.defaults")
-        elif (why := describe_foreign(name)) is not None:
+        elif (why := properties.describe_foreign(name)) is not None:
             reader.refuse(path, "it has no meaning here", why)
         elif isinstance(found, Mapping) and any(known.startswith(f"{name}.") for known in properties.BY_NAME):
             reader.refuse(path, "properties are written in one line", f"{name}.{next(iter(found), '…')}: …")
