@@ -42,8 +42,8 @@ def ordered(
     wrong: set[str] = {*unread, *(each.name for each in found if each.name.lower() in lost)}
     problems: list[errors.Problem] = []
     for model, problem in (
-        *_of_collections(found, taken or {}),
-        *_met(found),
+        *_with_taken_names(found, taken or {}),
+        *_of_one_name(found),
         *_unknown(found, names, collections, is_captured),
         *_misused(found),
     ):
@@ -79,7 +79,7 @@ _Found = Iterator[tuple[sql_model.Model, errors.Problem | None]]
 """Models with their problems; None if it is reported for another model."""
 
 
-def _of_collections(found: Sequence[sql_model.Model], taken: Mapping[str, str]) -> _Found:
+def _with_taken_names(found: Sequence[sql_model.Model], taken: Mapping[str, str]) -> _Found:
     for each in found:
         if each.name in taken:
             # Each would overwrite the other's rows.
@@ -91,7 +91,7 @@ def _of_collections(found: Sequence[sql_model.Model], taken: Mapping[str, str]) 
             )
 
 
-def _met(found: Sequence[sql_model.Model]) -> _Found:
+def _of_one_name(found: Sequence[sql_model.Model]) -> _Found:
     seen: dict[str, sql_model.Model] = {}
     for each in found:
         # Spark's catalogs ignore case in table names.

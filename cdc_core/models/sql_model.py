@@ -32,12 +32,12 @@ from cdc_core.properties import types as values
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # A closing tag alone is text, as in dbt: JSON in a query ends with }}.
 _TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
-_QUIET = re.compile(
+_OPAQUE = re.compile(
     r"""--[^\n]*|/\*.*?\*/|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
 )
 """SQL comments, strings and quoted names, whose content is text."""
-_QUIET_OR_COMMENT = re.compile(rf"(?P<quiet>{_QUIET.pattern})|\{{#.*?#\}}", re.DOTALL)
-_QUIET_OR_TAG = re.compile(f"(?P<quiet>{_QUIET.pattern})|{_TAG.pattern}", re.DOTALL)
+_OPAQUE_OR_COMMENT = re.compile(rf"(?P<opaque>{_OPAQUE.pattern})|\{{#.*?#\}}", re.DOTALL)
+_OPAQUE_OR_TAG = re.compile(f"(?P<opaque>{_OPAQUE.pattern})|{_TAG.pattern}", re.DOTALL)
 _END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
@@ -113,7 +113,7 @@ def parse(name: str, text: str, *, where: str) -> Model:
     parts: list[str | Ref] = []
     config: dict[str, object] | None = None
     # Keeps the line breaks of comments, so that line numbers in messages are right.
-    plain = _QUIET_OR_COMMENT.sub(lambda found: found["quiet"] or "\n" * found[0].count("\n"), text)
+    plain = _OPAQUE_OR_COMMENT.sub(lambda found: found["opaque"] or "\n" * found[0].count("\n"), text)
     for tag in _tagged(plain):
         if isinstance(tag, str):
             parts.append(tag)
@@ -139,18 +139,18 @@ def parse(name: str, text: str, *, where: str) -> Model:
         _columns(settled.get("unique_key")),
     )
     problems += _inconsistent(model) if not problems else []
-    problems += _more_than_one(plain, where)
+    problems += _early_ends(plain, where)
     if problems:
         raise errors.SettingsError(problems)
     return model
 
 
-def _more_than_one(text: str, where: str) -> Iterator[errors.Problem]:
+def _early_ends(text: str, where: str) -> Iterator[errors.Problem]:
     """Problems that end the query too early: a semicolon, or an unmatched closing parenthesis.
 
     The query becomes a part of other statements, so Spark would report other places, or accept the text that follows.
     """
-    code = _END.sub("", _QUIET_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
+    code = _END.sub("", _OPAQUE_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
     depth = 0
     for found in re.finditer(r"[();]", code):
         depth += {"(": 1, ")": -1, ";": 0}[found[0]]
@@ -187,8 +187,8 @@ class _Mistake(Exception):
 def _tagged(text: str) -> Iterator[str | _Tag]:
     """The text between tags, and the tags."""
     at = 0
-    for found in _QUIET_OR_TAG.finditer(text):
-        if found["quiet"] is not None:
+    for found in _OPAQUE_OR_TAG.finditer(text):
+        if found["opaque"] is not None:
             continue
         yield text[at : found.start()]
         line = text.count("\n", 0, found.start()) + 1

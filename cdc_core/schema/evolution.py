@@ -129,7 +129,7 @@ class _Join:
         """The fields of a document joined with those seen; new ones come last, except `_id`, which is first at the root."""
         known = {item.name for item in current}
         joined = [
-            self._joined(item, shape.fields[item.name], (*path, item.name), depth=depth + 1)
+            replace(item, type=self.known(item.type, shape.fields[item.name], (*path, item.name), depth=depth + 1))
             if item.name in shape.fields
             else item
             for item in current
@@ -145,9 +145,6 @@ class _Join:
             if type_ is not None:
                 joined.append(Field(name, column_names.nested(name, taken=taken, naming=self.naming), type_))
         return tuple(joined)
-
-    def _joined(self, item: Field, shape: Shape, path: tuple[str, ...], *, depth: int) -> Field:
-        return replace(item, type=self.known(item.type, shape, path, depth=depth))
 
     def added(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         type_ = self.fresh(shape, path, depth=depth)
@@ -261,7 +258,7 @@ class _Join:
 def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:
     """The pinned paths whose columns have another type that does not widen to the pin: they need a rebuild."""
     for path, pin in pins.items():
-        type_ = _held(schema.struct, path)
+        type_ = _type_at(schema.struct, path)
         if type_ is None:
             continue
         if pin.is_map:
@@ -272,7 +269,7 @@ def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:
             yield ".".join(path)
 
 
-def _held(type_: ColumnType, path: tuple[str, ...]) -> ColumnType | None:
+def _type_at(type_: ColumnType, path: tuple[str, ...]) -> ColumnType | None:
     """The type at a path (through arrays, and by `*` through maps); None if there is none."""
     for name in path:
         while isinstance(type_, Array):
@@ -338,7 +335,7 @@ def columns_of(
     if naming.flatten and seen is not None:
         # If two paths give one name, the later one is changed. In struct order, that would depend on how events are cut
         # into batches.
-        paths.sort(key=functools.partial(_first, Struct(fields), seen))
+        paths.sort(key=functools.partial(_first_seen, Struct(fields), seen))
     for path in paths:
         if path not in known and len(columns) < MAX_COLUMNS:
             columns.append(Column(path, column_names.top_level(path, taken=taken, naming=naming)))
@@ -372,7 +369,7 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
     return leaves
 
 
-def _first(type_: ColumnType, seen: Shape, path: tuple[str, ...]) -> tuple[str, int]:
+def _first_seen(type_: ColumnType, seen: Shape, path: tuple[str, ...]) -> tuple[str, int]:
     """Where a leaf was seen first: the document's mark, and the place in it; `_id` comes before the other fields."""
     is_id = path[0] == "_id"
     for step in path:

@@ -145,7 +145,7 @@ def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[st
     return QuarantineSplit(applied, _facts(placed, to).unionByName(without))
 
 
-_APPLIED, _WAITS, _PASSED = "applied", "waits", "passed"
+_APPLIED, _WAITS, _SUPERSEDED = "applied", "waits", "superseded"
 _NOWHERE = (Reason.NO_KEY.value, Reason.NO_SEQUENCE.value)
 """The reasons of events that belong to no document, or have no place in its history."""
 
@@ -196,8 +196,8 @@ def _fate() -> Column:
     """What happens to an event: it is applied, it waits, or a later document or delete supersedes it."""
     follows = reduce.is_partial() & (F.col("_hole") > F.coalesce(F.col("_whole"), F.lit("")))
     is_out = F.coalesce(F.col("_reason").isNotNull() | follows, F.lit(False))
-    is_passed = F.coalesce((F.col("_last") > F.col("sequence")) & ~_has_no_place(), F.lit(False))
-    return F.when(~is_out, _APPLIED).when(is_passed, _PASSED).otherwise(_WAITS)
+    is_superseded = F.coalesce((F.col("_last") > F.col("sequence")) & ~_has_no_place(), F.lit(False))
+    return F.when(~is_out, _APPLIED).when(is_superseded, _SUPERSEDED).otherwise(_WAITS)
 
 
 def _given(placed: DataFrame) -> DataFrame:
@@ -215,7 +215,7 @@ def _facts(placed: DataFrame, to: int) -> DataFrame:
     is_new, is_applied = ~F.col("_is_old"), F.col("_fate") == _APPLIED
     found = (
         (is_new & ~is_applied, F.coalesce("_reason", F.lit(Reason.FOLLOWS.value))),
-        (F.col("_fate") == _PASSED, F.lit(Reason.SUPERSEDED.value)),
+        (F.col("_fate") == _SUPERSEDED, F.lit(Reason.SUPERSEDED.value)),
         (is_new & is_applied & F.col("_is_again"), F.lit(Reason.REPLAYED.value)),
         (is_new & is_applied & _is_unreadable(F.col("before")), F.lit(Reason.UNREADABLE_BEFORE.value)),
     )

@@ -77,7 +77,7 @@ def decoder_of(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) 
     return decoding.Decoder(DocumentSchema.from_json(schema_json), dict(pins))
 
 
-# --- a look at documents -------------------------------------------------------------------------------------
+# --- inspecting documents -------------------------------------------------------------------------------------
 
 INFERENCE_DDL = "shape STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>, is_cut BOOLEAN"
 _INFERENCE = pa.schema(
