@@ -72,6 +72,11 @@ class Struct:
         """The fields by their own names."""
         return {item.name: item for item in self.fields}
 
+    @functools.cached_property
+    def most_dots(self) -> int:
+        """The largest number of dots in a field's name."""
+        return max((item.name.count(".") for item in self.fields), default=0)
+
 
 @dataclass(frozen=True)
 class Array:

@@ -71,10 +71,25 @@ def _places(type_: ColumnType, names: list[str], numbers_fields: bool) -> Iterat
     if not names:
         yield (), type_
         return
-    for end in range(1, len(names) + 1):
+    for end in _ends(type_, len(names)):
         name, rest = ".".join(names[:end]), names[end:]
         for step, inner in _below(type_, name, numbers_fields):
             yield from (((step, *steps), found) for steps, found in _places(inner, rest, numbers_fields))
+
+
+def _ends(type_: ColumnType, count: int) -> range:
+    """How many of the next `count` components of a path can be one name, or an index."""
+    match type_:
+        case Struct():
+            return range(1, min(count, type_.most_dots + 1) + 1)
+        case Array():
+            return range(1, 2)
+        case Map(Struct() | Array() | Map()):
+            return range(1, count + 1)
+        case Map():  # the path ends at a value
+            return range(count, count + 1)
+        case _:
+            return range(0)
 
 
 def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple[str | int, ColumnType]]:

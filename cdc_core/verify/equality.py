@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -31,6 +32,7 @@ from cdc_core.typed import exact
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _NUMBERED = re.compile(r"#\d+$")
+_INDEX = re.compile(r"[0-9]{1,9}")
 _PLAIN = frozenset({bool, int, str})
 _MARK = "\0"
 """Appears in no field name, so a tagged value is never confused with a document."""
@@ -203,27 +205,31 @@ def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
 
     Names may contain dots, so a path may be read in several ways.
     """
-    for end in range(1, len(steps) + 1):
-        name, rest = ".".join(steps[:end]), steps[end:]
-        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            keys: list[Any] = [int(name)]
-        elif isinstance(value, dict):
-            keys = [key for key in value if wrappers.unescape_key(key) == name]
+    for end, key in _readings(value, steps):
+        if end < len(steps):
+            inner = _pruned(value[key], steps[end:], wanted)
         else:
-            keys = []
-        for key in keys:
-            if rest:
-                inner = _pruned(value[key], rest, wanted)
-            else:
-                inner = _GONE if _is_same(_without_nulls(value[key]), wanted) else None
-            if inner is not None:
-                copied = list(value) if isinstance(value, list) else dict(value)
-                copied[key] = None if inner is _GONE else inner
-                return copied
+            inner = _GONE if _is_same(_without_nulls(value[key]), wanted) else None
+        if inner is not None:
+            copied = list(value) if isinstance(value, list) else dict(value)
+            copied[key] = None if inner is _GONE else inner
+            return copied
     return None
 
 
 _GONE = object()
+
+
+def _readings(value: Any, steps: list[str]) -> list[tuple[int, Any]]:
+    """The keys or the index that a path can begin with, each with the number of steps that it takes, fewest first."""
+    if isinstance(value, list):
+        return [(1, int(steps[0]))] if _INDEX.fullmatch(steps[0]) and int(steps[0]) < len(value) else []
+    found = []
+    for key in value if isinstance(value, dict) else ():
+        parts = wrappers.unescape_key(key).split(".")
+        if steps[: len(parts)] == parts:
+            found.append((len(parts), key))
+    return sorted(found, key=itemgetter(0))
 
 
 def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[Difference]:

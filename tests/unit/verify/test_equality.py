@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from cdc_core.schema import document_schema, evolution
+from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema import names as column_names
 from cdc_core.schema.shape import observe
 from cdc_core.snapshot import key_filter
@@ -240,3 +241,17 @@ def test_documents_of_bronze_are_compared_as_they_are(source: str, held: str) ->
     found = equality.exact_differences(source, held)
     assert tuple((each.path, each.what) for each in found) == EXACT[source, held]
     assert (equality.exact_digest(source) == equality.exact_digest(held)) is (not found)
+
+
+def test_a_rescued_name_of_very_many_dots_is_found() -> None:
+    """The parts of a path that may be one name are those of names that there are, and not each beginning of the path."""
+    name = "." * 20_000
+    schema, _ = evolution.join(document_schema.EMPTY, observe({"_id": 1, "a": {"b.c": 1}}))
+    document = equality.ExactDocument.read(json.dumps({"_id": 1, "a": {"b.c": 1, name: "x"}}))
+    row = equality.TableRow({"_id": 1, "a": {"b.c": 1}}, {f"a.{name}": '"x"'}, {})
+    began = time.process_time()
+    assert not equality.differences(document, row, schema)
+    assert equality._pruned(document.parsed, ["a", *name.split(".")], "x") == {"_id": 1, "a": {"b.c": 1, name: None}}
+    assert not retype.conflicts(schema, f"a.{name}", '"x"')
+    assert [each.steps for each in retype.conflicts(schema, "a.b.c", '"x"')] == [("a", "b.c")]
+    assert time.process_time() - began < 1
