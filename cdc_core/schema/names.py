@@ -105,6 +105,8 @@ def without_case(name: str) -> str:
     This covers more than Unicode lower case: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Each character stays one character,
     as in Java: `ß` is not `ss`.
     """
+    if name.isascii():  # nearly all names
+        return name.lower()
     # Spark also compares whole names in lower case, where `İ` becomes `i` and a combining dot: all three are equal
     # here.
     return "".join(map(_without_case, name)).replace("i\u0307", "i")
@@ -121,15 +123,18 @@ class UsedNames:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {without_case(name) for name in names}
+        self._numbers: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
         """The name itself, or with the first of `_2`, `_3`, … that is free; it is then in use."""
-        candidate, number = name, 1
-        while without_case(candidate) in self._names:
+        folded = candidate = without_case(name)
+        number = self._numbers.get(folded, 1)  # those before it are in use
+        while candidate in self._names:
             number += 1
-            candidate = f"{name}_{number}"
-        self._names.add(without_case(candidate))
-        return candidate
+            candidate = f"{folded}_{number}"
+        self._names.add(candidate)
+        self._numbers[folded] = number
+        return name if candidate == folded else f"{name}_{number}"
 
 
 def nested(name: str, *, taken: UsedNames, naming: ColumnNaming) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -76,3 +78,17 @@ def test_names_of_statements_are_not_given_to_documents() -> None:
     for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE", "__held", "__is_new"):
         given = column_names.top_level((name,), taken=column_names.UsedNames(NAMING.reserved), naming=NAMING)
         assert given == f"{name}_2"
+
+
+def test_thousands_of_names_that_meet_in_one_are_numbered_at_once() -> None:
+    """The search for a free number begins behind the last one: names of nothing but blanks and braces would take minutes."""
+    taken, began = column_names.UsedNames(["_", "__3"]), time.process_time()
+    assert [taken.unique("_") for _ in range(4000)] == [f"__{number}" for number in (2, *range(4, 4003))]
+    assert [taken.unique(name) for name in ("a", "A", "a_2", "A", "a_2")] == ["a", "A_2", "a_2_2", "A_3", "a_2_3"]
+    assert time.process_time() - began < 1
+
+
+def test_names_of_ascii_are_compared_like_others() -> None:
+    """Most names take a shorter way to the same key."""
+    text = "".join(map(chr, range(128)))
+    assert column_names.without_case(text) + "ß" == column_names.without_case(text + "ß")
