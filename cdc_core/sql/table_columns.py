@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -103,8 +104,8 @@ def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
 
 def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
     """The columns of `current` plus what `alterations` would add, in the same places."""
-    names = list(current.names)
     fields = fields_by_name(current)
+    new: dict[str | None, list[T.StructField]] = {}
     previous: str | None = None
     for field in wanted.fields:
         if field.name in fields:
@@ -112,11 +113,11 @@ def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
             fields[field.name] = T.StructField(
                 held.name, _grown(held.dataType, field.dataType), held.nullable, held.metadata
             )
+            previous = field.name
         else:
-            names.insert(0 if previous is None else names.index(previous) + 1, field.name)
-            fields[field.name] = T.StructField(field.name, _unmarked(field.dataType))
-        previous = field.name
-    return T.StructType([fields[name] for name in names])
+            new.setdefault(previous, []).append(T.StructField(field.name, _unmarked(field.dataType)))
+    placed = ([field, *new.get(field.name, ())] for field in fields.values())
+    return T.StructType([*new.get(None, ()), *itertools.chain.from_iterable(placed)])
 
 
 def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
@@ -130,7 +131,8 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
                 )
                 for each in current
             ]
-            new = [T.StructField(each.name, _unmarked(each.dataType)) for each in wanted if each.name not in current.names]
+            names = {*current.names}
+            new = [T.StructField(each.name, _unmarked(each.dataType)) for each in wanted if each.name not in names]
             return T.StructType([*held, *new])
         case T.ArrayType(), T.ArrayType():
             return T.ArrayType(_grown(current.elementType, wanted.elementType), current.containsNull)
