@@ -1,1 +1,1 @@
-"""Delta tables: `writer` claims and commits, `local_log` and `live_files` read without a query, `tables` makes and removes."""
+"""Delta tables: `writer` claims and commits, `local_log` and `live_files` read without a query, `tables` creates and removes."""

@@ -1,5 +1,7 @@
-"""What a process left in a table's folder when it was killed: while it made the table, which nobody can make until that is gone, or
-while it wrote an entry of the log, or a checkpoint, which VACUUM does not see."""
+"""Removes the files that a killed process leaves in a table's folder.
+
+Remains of a CREATE TABLE prevent the creation of the table. VACUUM does not remove drafts of log entries and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ if TYPE_CHECKING:
 FIRST = f"{0:020}.json"
 
 DRAFT_MS = 24 * 3_600_000
-"""Older than this no draft gets its name any more."""
+"""The age after which a draft is abandoned."""
 
 NAMED_WITHIN_MS = 60_000
-"""So long after its first commit a table may still be on its way into the catalog."""
+"""The time after its first commit within which a table may still be added to the catalog."""
 
 
 def clear(spark: SparkSession, table: tables.TableRef, location: str | None) -> bool:
-    """Remove what was begun at `location`, a path or URL; False where that is for a person to do.
+    """Remove the remains of a CREATE TABLE at `location`, a path or URL; false where a person has to decide.
 
-    Without a commit: hidden files and empty folders, in which a store keeps a place for a folder. Of a catalog's table,
-    which is committed before the catalog has it: its folder, where it holds an old first commit of ours, and no row.
+    Without a commit, removes hidden files and empty folders, including a store's markers of folders. A catalog's table is committed before
+    it is in the catalog: its folder is removed where it has only an old first commit of this project, and no rows.
     """
     folder = local_log.folder(table)
     if folder is not None:
@@ -48,7 +50,7 @@ def clear(spark: SparkSession, table: tables.TableRef, location: str | None) -> 
 
 
 def clear_drafts(folder: Path) -> None:
-    """Remove what lies in a table's log and never got its name: entries, checkpoints and checksums, of this process' and of Delta's."""
+    """Remove abandoned drafts of log entries, checkpoints and checksums, written by Delta or by this project, from a table's log."""
     for draft in (folder / LOG).glob(".*.tmp*"):
         with contextlib.suppress(OSError):
             if clock.now_ms() - draft.stat().st_mtime * 1000 > DRAFT_MS:
@@ -56,7 +58,7 @@ def clear_drafts(folder: Path) -> None:
 
 
 def left(table: tables.TableRef, location: str | None) -> errors.DecisionNeeded:
-    """That the folder is there, and what to do about it."""
+    """The error for a table that cannot be created because of what is in its folder."""
     return errors.DecisionNeeded(
         f"{table.label}: the table cannot be created, because {location or table.label} was started by a process "
         "that was killed, or belongs to someone else. If nothing in that folder is needed, remove it and start "
@@ -74,7 +76,7 @@ def _clear_local(folder: Path) -> None:
 
 
 class _Folder:
-    """A table's folder, which the JVM of a classic session reaches."""
+    """A table's folder, by the JVM of a classic session."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self._spark = spark
@@ -91,7 +93,7 @@ class _Folder:
             self._remove_empty(begun)
             return True
         if not is_in_catalog:
-            return True  # made meanwhile
+            return True  # created meanwhile
         commits = {name for name in files if not name.endswith(".crc")}
         if commits != {FIRST} or not self._is_empty_table():
             return False
@@ -103,7 +105,7 @@ class _Folder:
         return list(self._files.listStatus(path)) if self._files.exists(path) else []
 
     def _remove_empty(self, begun: list[Any]) -> None:
-        """Hidden files, and folders as far as they are empty: what another process commits meanwhile stays."""
+        """Remove hidden files, and folders if they are empty: a commit that another process makes meanwhile stays."""
         for each in begun:
             if each.isFile():
                 self._files.delete(each.getPath(), False)
@@ -112,7 +114,7 @@ class _Folder:
                 self._files.delete(path, False)
 
     def _is_empty_table(self) -> bool:
-        """Whether the first commit is one of ours without a file, and nothing lies beside the log."""
+        """Whether the first commit is of this project and adds no file, and the folder has nothing but the log."""
         if [each.getPath().getName() for each in self._list(self._folder)] != [LOG]:
             return False
         lines = self._spark.read.text(f"{self._log.toString()}/{FIRST}").collect()

@@ -1,9 +1,8 @@
-"""Checkpoints of a table's log that are one Parquet file, written by this process.
+"""Writes checkpoints of a table's log as one Parquet file, without Spark.
 
-Delta's own are jobs of one to two seconds, more beside other work, and the collection whose commit is due waits for them. What a
-checkpoint says is what the one before it and the commits since then say (Delta's protocol, "Checkpoints" and "Action
-Reconciliation"), which takes this process some hundredths of a second. Delta still writes each tenth, drops there what has expired,
-and writes all of those of a table that uses anything this module does not know.
+Delta's own checkpoint is a Spark job of one to two seconds, for which the commit has to wait. This module takes some hundredths of a
+second: it combines the checkpoint before with the commits after it (Delta's protocol, "Checkpoints" and "Action Reconciliation"). Delta
+still writes every tenth checkpoint, where it drops expired actions, and all checkpoints of a table with a feature that is not known here.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pipelines.delta import checkpoint, table_files
 log = logging.getLogger(__name__)
 
 LEAST_INTERVAL = 500
-"""Tables with a shorter `delta.checkpointInterval` have all of theirs from Delta."""
+"""For tables with a shorter `delta.checkpointInterval` Delta writes all checkpoints."""
 
 _MAP, _TEXTS = pa.map_(pa.string(), pa.string()), pa.list_(pa.string())
 _VECTOR = {
@@ -82,47 +81,46 @@ _ACTIONS: Mapping[str, Mapping[str, pa.DataType]] = {
     "domainMetadata": {"domain": pa.string(), "configuration": pa.string(), "removed": pa.bool_()},
 }
 SCHEMA = pa.schema([(kind, pa.struct(fields)) for kind, fields in _ACTIONS.items()])
-"""A row is one action: the column of its kind, and nulls."""
+"""The columns of a checkpoint. A row is one action: a value in the column of its kind, null in the others."""
 
 _OF_ONE_COMMIT = {"commitInfo", "cdc"}
-_PARSED = {"stats_parsed", "partitionValues_parsed"}  # the same once more, as columns
+_PARSED = {"stats_parsed", "partitionValues_parsed"}  # parsed copies of other fields
 _OF_NO_CHECKPOINT = {"remove": {"tags", "stats"}}
 _FEATURES = {
     *"appendOnly invariants checkConstraints changeDataFeed generatedColumns identityColumns columnMapping".split(),
     *"deletionVectors rowTracking timestampNtz domainMetadata v2Checkpoint vacuumProtocolCheck clustering".split(),
     *"typeWidening typeWidening-preview inCommitTimestamp allowColumnDefaults checkpointProtection".split(),
 }
-"""Features of which a checkpoint in the classic form needs nothing beside these actions."""
+"""Table features whose classic checkpoints consist of the actions of `SCHEMA`."""
 
 _ELSEWHERE = {"delta.checkpointPolicy": "v2", "delta.checkpoint.writeStatsAsJson": "false"}
-"""Properties of tables whose checkpoints have another form."""
+"""Properties of tables with checkpoints of another form."""
 
 _Identity = tuple[Any, ...]
-"""What an action is about: of two about the same the later one counts."""
+"""The key of an action: of two actions with the same key the later one counts."""
 
 _Later = dict[_Identity, tuple[str, dict[str, Any]]]
-"""Actions by what they are about, each with its kind."""
+"""Actions with their kind, by key."""
 
 _FILES = ("add", "remove")
 _NAMES = {"txn": "appId", "domainMetadata": "domain"}
-"""What tells two actions of a kind apart; of the other kinds one counts."""
+"""The field that distinguishes two actions of a kind; of the other kinds only one action counts."""
 
 
 class _NotKnown(Exception):
-    """The log says something that is not known here."""
+    """The log contains something that this module does not support."""
 
 
 def every(interval: int) -> int | None:
-    """After so many commits this process writes a checkpoint of a table with this `delta.checkpointInterval`; None where it writes
-    none."""
+    """The commits between two checkpoints that this process writes, for a `delta.checkpointInterval`; None where it writes none."""
     return interval // definition.CHECKPOINTS_TO_ONE_OF_DELTA if interval >= LEAST_INTERVAL else None
 
 
 def write(folder: Path, version: int) -> bool:
-    """Write the checkpoint of a version and note it as the last; whether that was done.
+    """Write the checkpoint of a version and its `_last_checkpoint`; whether it was written.
 
-    The commit has been made, whatever becomes of its checkpoint: nothing is raised where the disk is full or the log says what
-    is not known here, and Delta goes on from the one before.
+    Logs its errors instead of raising them, such as a full disk or an unsupported log: the version is committed, and Delta continues from
+    the checkpoint before.
     """
     logs = folder / LOG
     try:
@@ -148,12 +146,12 @@ def write(folder: Path, version: int) -> bool:
 
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
-    """Where to write what is then, whole, in the place of a file."""
+    """A draft that replaces the file, whole and on the disk, at the end of the block."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield draft
         table_files.sync(draft)
-        # Hadoop's checksum of the file before it: with it this one would not be read.
+        # Hadoop's checksum belongs to the file before; with it Hadoop would refuse to read the new one.
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         draft.replace(path)
     finally:
@@ -161,7 +159,7 @@ def _replaced(path: Path) -> Iterator[Path]:
 
 
 def _later(folder: Path, begun: Path | None, version: int) -> _Later:
-    """The newest actions up to a version, behind the checkpoint that it begins with."""
+    """The actions that count of the commits after the checkpoint `begun`, up to a version."""
     found: _Later = {}
     for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
         with (folder / table_files.commit_name(number)).open(encoding="utf-8") as lines:
@@ -173,7 +171,7 @@ def _later(folder: Path, begun: Path | None, version: int) -> _Later:
 
 
 def _parts(begun: Path | None, later: _Later) -> Iterator[pa.Table]:
-    """The actions that count, in rows of `SCHEMA`."""
+    """All actions that count, as rows of `SCHEMA`."""
     for rows in () if begun is None else _read(begun):
         yield from _kept(rows, later)
     said = [{kind: _row(kind, action)} for kind, action in later.values() if not action.get("removed")]
@@ -185,7 +183,7 @@ def _identity(kind: str, action: Mapping[str, Any]) -> _Identity:
 
 
 def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
-    """An action of a commit as a checkpoint has it."""
+    """An action of a commit in the form of a checkpoint. Raises `_NotKnown`."""
     known = SCHEMA.field(kind).type if kind in _ACTIONS else ()
     said = {
         name: value for name, value in action.items() if name not in _OF_NO_CHECKPOINT.get(kind, ()) and value is not None
@@ -208,11 +206,11 @@ def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Iterator[pa.Table]:
-    """The rows of a checkpoint, a part of them at a time."""
+    """The rows of a checkpoint, in parts. Raises `_NotKnown`."""
     with pq.ParquetFile(path) as held:
         names = []
         for column in held.schema_arrow:
-            # Others' have a column of each kind, and what Delta leaves out.
+            # Other writers have columns for every kind, which may be empty, and fields that Delta omits.
             if column.name not in _ACTIONS and not len(held.read([column.name])[column.name].drop_null()):
                 continue
             left_out = _PARSED | _OF_NO_CHECKPOINT.get(column.name, set())
@@ -227,10 +225,10 @@ def _read(path: Path) -> Iterator[pa.Table]:
 
 
 def _kept(rows: pa.Table, later: _Later) -> Iterator[pa.Table]:
-    """Those of the rows that no later action is about."""
+    """The rows that no later action replaces."""
     names = pa.array({identity[1] for identity in later if identity[0] == "file"}, pa.string())
     of_files = pc.coalesce(*(pc.struct_field(rows[kind], "path") for kind in _FILES))
-    # By the name first, in Arrow: of a table that is written each second there are hundreds of thousands of tombstones.
+    # First by the path alone, in Arrow: a table with a commit each second has hundreds of thousands of tombstones.
     is_other = pc.and_(pc.is_valid(of_files), pc.invert(pc.is_in(of_files, value_set=names)))
     met = rows.filter(pc.invert(is_other))
     yield rows.filter(is_other)
@@ -238,7 +236,7 @@ def _kept(rows: pa.Table, later: _Later) -> Iterator[pa.Table]:
 
 
 def _identities(rows: pa.Table) -> Iterator[_Identity]:
-    """The identity of each row, as of its action."""
+    """The key of each row, as `_identity` of its action."""
 
     def values(*path: str) -> list[Any]:
         found: list[Any] = pc.struct_field(rows[path[0]], list(path[1:])).to_pylist()
@@ -254,7 +252,7 @@ def _identities(rows: pa.Table) -> Iterator[_Identity]:
 
 
 def _check(begun: Path | None, later: _Later) -> None:
-    """Raise where the table's checkpoints are not of this form, or this is no table."""
+    """Raise `_NotKnown` where the table's checkpoints have another form, or there is no table."""
     protocol, metadata = (_one(kind, begun, later) for kind in ("protocol", "metaData"))
     unknown = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())} - _FEATURES
     said = dict(metadata.get("configuration") or ())
@@ -263,7 +261,7 @@ def _check(begun: Path | None, later: _Later) -> None:
 
 
 def _one(kind: str, begun: Path | None, later: _Later) -> Mapping[str, Any]:
-    """The action of a kind of which one counts."""
+    """The newest action of a kind of which only one counts."""
     if found := later.get((kind, None)):
         return found[1]
     if begun is None:

@@ -1,4 +1,4 @@
-"""The Parquet files of a table: as its log names them, and as this process writes them for a commit."""
+"""Parquet files of a table: those that its log names, and those that this process writes for a commit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from pipelines.delta.table_files import TableFiles
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it
-    is there as a whole."""
+    """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it is complete."""
 
     name: str
     stats: Mapping[str, Any]
@@ -30,13 +29,13 @@ class DataFile:
     is_there: bool
 
     def between(self, column: str) -> tuple[Any, Any] | None:
-        """The least and the greatest value of a column, where they are known."""
+        """The minimum and maximum of a column; None where one of them is unknown."""
         return file_statistics.between(self.stats, column)
 
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """A Parquet file inside the table's folder that no commit names yet."""
+    """A new Parquet file in the table's folder, which no commit names yet. `stats` is JSON for Delta's log."""
 
     files: TableFiles
     name: str
@@ -53,7 +52,7 @@ class ParquetFile:
         statistics: Sequence[str],
         table: tables.TableRef,
     ) -> ParquetFile:
-        """A file of rows that come in parts, each written before the next one is asked for."""
+        """Write the parts, one at a time, into a new file; `statistics` names the columns with minimum, maximum and null count."""
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         draft = files.draft(name)
         found = _FileStatistics(statistics)
@@ -74,10 +73,10 @@ class ParquetFile:
             with table_errors.translating(table):
                 files.put(name)
         except OSError as error:
-            # No commit names it, and what is half written only fills the disk that may have been full.
+            # No commit names the draft, and the disk may be full.
             draft.unlink(missing_ok=True)
             raise table_errors.disk_error(error, table) from error
-        except Exception:  # of what gives the parts
+        except Exception:  # raised by the iterable of parts
             draft.unlink(missing_ok=True)
             raise
         return ParquetFile(files, name, size, found.to_json(), found.rows)
@@ -87,37 +86,37 @@ class ParquetFile:
 
 
 _REPEATED = ("batch", "kind", "op", "db", "collection", "source", "ts_ms")
-"""Bronze's columns that repeat within a commit: dictionary-encoded. The others would only fill a dictionary in vain."""
+"""Bronze's columns whose values repeat within a commit; only these are dictionary-encoded."""
 
 _MANY_ROWS = 1_000
-"""Of so many rows of a table of documents, any column may repeat; of fewer a dictionary is larger than what it spares."""
+"""From this many rows on, all columns of a table of documents are dictionary-encoded. For fewer rows a dictionary saves nothing."""
 
 
 def _dictionaries(rows: pa.Table) -> bool | list[str]:
-    """Which columns get a dictionary."""
+    """The columns that are dictionary-encoded; true for all."""
     repeated = [name for name in rows.column_names if name in _REPEATED]
     return rows.num_rows >= _MANY_ROWS or repeated if len(repeated) < len(_REPEATED) else repeated
 
 
 _GROUP_BYTES = 32 * 2**20
-"""A row group, in memory: of a few rows whole groups are read."""
+"""Bytes of a row group, in memory. To read a few rows, whole row groups are read."""
 
 
 _PAGE_BYTES = 2**20
 _PAGE_ROWS = 1024
-"""After so many rows Arrow looks whether a page is full: of documents of 16 MB a page would be all that a file holds, twice in
-memory."""
+"""Arrow tests whether a page is full only after this many rows, or fewer for large rows: otherwise a page of documents of 16 MB would hold
+the whole file, twice in memory."""
 
 
 def _rows_within(rows: pa.Table, size_bytes: int, *, most: int) -> int:
-    """How many of the rows take so many bytes in memory: at most so many, and one at least."""
+    """How many of the rows have about `size_bytes` in memory: from 1 to `most`."""
     row_bytes = rows.nbytes // max(1, rows.num_rows)
     return max(1, min(most, size_bytes // max(1, row_bytes)))
 
 
 @dataclass
 class _FileStatistics:
-    """What Delta's log says of a file's columns, from the parts that were written."""
+    """Delta's statistics of a file, collected from the parts that were written."""
 
     columns: Sequence[str]
     rows: int = 0
@@ -130,11 +129,11 @@ class _FileStatistics:
         for name in self.columns:
             column = part.column(name)
             if pa.types.is_nested(column.type):
-                continue  # Delta wants a number for each field inside, and takes nothing of what has another shape
+                continue  # Delta needs a number for each inner field, and ignores any other shape
             self.nulls[name] = self.nulls.get(name, 0) + column.null_count
             if not _has_bounds(column.type):
                 continue
-            # As numbers: a BSON date may lie beyond Python's.
+            # As numbers: a BSON date may be outside of Python's range.
             if pa.types.is_timestamp(column.type):
                 self.times.add(name)
                 column = column.cast(pa.int64())
@@ -159,23 +158,22 @@ class _FileStatistics:
 
 
 def _has_bounds(type_: pa.DataType) -> bool:
-    """Whether the log can hold the least and the greatest value of a type to the letter; without them a file is read
-    once too often."""
+    """Whether the log can represent minimum and maximum of a type exactly. Without them the file is only read more often."""
     return pa.types.is_string(type_) or pa.types.is_integer(type_) or pa.types.is_timestamp(type_)
 
 
 PREFIX = 32
-"""Delta cuts the bounds of strings at so many characters."""
+"""Delta truncates the bounds of strings to this many characters."""
 
 _LAST = "\U0010ffff"
 
 
 def _bound(value: Any, *, is_upper: bool) -> Any:
-    """A value as Delta's statistics write it; None for one that they cannot hold."""
+    """A bound in the form of Delta's statistics; None where they cannot represent it."""
     if isinstance(value, str):
         if len(value) <= PREFIX:
             return value
-        # What is cut off must not make the greatest value smaller than it is.
+        # The truncated maximum must not be less than the value.
         return value[:PREFIX] if not is_upper else None if value[PREFIX] == _LAST else value[:PREFIX] + _LAST
     return value
 
@@ -184,7 +182,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def _time(micros: int) -> str | None:
-    """Microseconds since 1970 as a time of whole milliseconds, not after it."""
+    """Microseconds since 1970 as an ISO 8601 time in UTC, rounded down to milliseconds; None outside of Python's range."""
     try:
         return (_EPOCH + timedelta(milliseconds=micros // 1000)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except OverflowError:

@@ -1,7 +1,4 @@
-"""Rows that a data file has and its table has not any more: the file's deletion vector, read and replaced.
-
-Source: Delta's protocol, "Deletion Vectors".
-"""
+"""Deletion vectors of data files: reads them, and adds rows to them. Source: Delta's protocol, "Deletion Vectors"."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from pipelines.delta.table_schema import NotReadable
 
 
 def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
-    """The rows of a vector, as the log describes it: in the log itself, or in a file that it names. Raises `NotReadable`."""
+    """The rows of a `deletionVector` of the log, stored inline or in a file. Raises `NotReadable`, and errors of `TableFiles.read`."""
     try:
         match vector["storageType"]:
             case "i":
@@ -31,14 +28,14 @@ def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
                     file_of(vector), vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
                 )
                 return RowSet.read(deletion_vector.framed(framed))
-            case _:  # a path elsewhere, as a shallow clone has it
+            case _:  # an absolute path, as in a shallow clone
                 raise NotReadable
-    except (ValueError, LookupError, struct.error) as error:  # cut off, or of another format: Delta says what it is
+    except (ValueError, LookupError, struct.error) as error:  # truncated, or another format; Delta reports it
         raise NotReadable from error
 
 
 def is_there(vector: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the file that a vector lies in is as long as the log says; true for one in the log itself, or elsewhere."""
+    """Whether the file of a vector exists and is long enough; true for an inline vector, and for one in another folder."""
     end = (vector.get("offset") or 0) + vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
     try:
         return vector["storageType"] != "u" or (folder / file_of(vector)).stat().st_size >= end
@@ -47,25 +44,24 @@ def is_there(vector: Mapping[str, Any], folder: Path) -> bool:
 
 
 def file_of(vector: Mapping[str, Any]) -> str:
-    """The name of the file in the table's folder that a vector lies in."""
+    """The name of a vector's file in the table's folder."""
     return deletion_vector.relative_path(vector["pathOrInlineDv"])
 
 
 def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> list[dict[str, Any]]:
-    """The actions that take rows out of a file, given by its `add` action with statistics; none where they are out of it
-    already. Raises `NotReadable`.
+    """The actions that delete rows from a file, given by its `add` action with statistics; none where all are deleted already.
 
-    The new vector is in a file of its own, which VACUUM takes where no commit comes to name it.
+    Writes the new vector into a file of its own, which VACUUM removes if no commit names it. Raises `NotReadable`.
     """
     gone, held = RowSet.of(rows), file.get("deletionVector")
     if held:
-        gone |= of(held, files)  # a file has one deletion vector: the new one holds the rows of the old one, too
+        gone |= of(held, files)  # the new vector replaces the old one, and needs its rows
     count, stats = len(gone), _statistics(file)
     if held and count == held["cardinality"]:
         return []
     same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
     removed = {"remove": {**same, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
-    # No row is left: the file goes, and gets no vector of all its rows.
+    # No row is left: the file is removed without a new vector.
     if stats["numRecords"] == count:
         return [removed]
     added = {
@@ -74,24 +70,24 @@ def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> 
         "deletionVector": _written(gone, files),
         "dataChange": True,
     }
-    # For Delta a file is its name with its vector: the old pair goes, and the new one comes.
+    # Delta identifies a file by its name with its vector: the commit removes the old pair and adds the new one.
     return [{"add": added}, removed]
 
 
 def _statistics(file: Mapping[str, Any]) -> dict[str, Any]:
-    """What Delta says of a file's columns, with the number of its rows at least."""
+    """Delta's statistics of a file, which include the number of its rows. Raises `NotReadable`."""
     try:
         stats: dict[str, Any] = json.loads(file["stats"])
         int(stats["numRecords"])
-    except (ValueError, TypeError, KeyError) as error:  # somebody else's, which Delta asks the file for
+    except (ValueError, TypeError, KeyError) as error:  # a file of another writer, whose rows Delta counts
         raise NotReadable from error
     return stats
 
 
 def _with_loose_bounds(stats: str, *, is_said: bool) -> str:
-    """A file's statistics that say that the least or the greatest value may be gone; `is_said`: where they say of either already.
+    """A file's statistics with `tightBounds` false: rows with the minimum or maximum may be deleted. `is_said`: they have `tightBounds`.
 
-    As text: a decimal has more digits than a number of Python keeps, and a bound that is rounded hides rows from readers.
+    Edited as text: Python would round a decimal with many digits, and a rounded bound hides rows from readers.
     """
     if is_said:
         return _TIGHT_BOUNDS.sub('"tightBounds":false', stats)

@@ -1,8 +1,7 @@
-"""Delta's own transaction, reached through the JVM: the only module, with `log_actions`, that calls Delta's private classes.
+"""Commits through Delta's own transaction in the JVM. Only this module and `log_actions` call Delta's private classes.
 
-There is one for path tables with a classic Spark session. A commit is a compare-and-set on the version, without a Spark job
-where the rows are few. Everywhere else (catalogs, Databricks, Spark Connect, another Delta) `of` gives None, and the same is
-done by public statements.
+For path tables with a classic Spark session. A commit is a compare-and-set on the version, and takes no Spark job where the rows are
+few. Everywhere else (catalogs, Databricks, Spark Connect, another Delta) `of` returns None, and public statements do the same.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ log = logging.getLogger(__name__)
 
 
 MANY_TOUCHED = 500
-"""Rows of more files are marked as deleted by a job."""
+"""The most files whose rows are marked as deleted without a Spark job."""
 
 
 LISTING_SECONDS, LISTING_SHARE = 0.1, 200
-"""Where listing the log takes longer than the first, in seconds, a checkpoint lists it again only after the second times what it took. Of a
-log of a month it takes seconds."""
+"""Where listing the log takes longer than `LISTING_SECONDS`, checkpoints list it again only after `LISTING_SHARE` times that time. Listing
+a month's log takes seconds."""
 
 _LISTED_UNTIL: dict[Path, float] = {}
 
 
 class VersionTaken(Exception):
-    """Somebody committed the version that this writer wanted."""
+    """Another writer committed the version that this one tried to commit."""
 
 
 class DirectLog:
-    """Delta's own transaction log of one path table, by way of the JVM of a classic Spark session."""
+    """Delta's transaction log of one path table, in the JVM of a classic Spark session."""
 
     def __init__(self, spark: SparkSession, location: str, files: TableFiles) -> None:
         self._spark = spark
@@ -81,17 +80,17 @@ class DirectLog:
         self._names_files: bool | None = None
         """Whether the checksums of this log's commits name the table's files; None before the first."""
         self._interval: int | None = None
-        """Commits from one of Delta's checkpoints to the next; None before the first."""
+        """The table's `delta.checkpointInterval`; None before the first commit."""
         self._vectors = DeletionVectors(spark, files, self._log)
-        # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
+        # Delta's constructors differ between its versions: this call fails before the first commit where one is missing.
         self._operation("{}")
 
     def commit(self, file: data_file.ParquetFile | None, *, base: int, metadata: str) -> int:
-        """Commit the file, or nothing but the fence, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+        """Commit the file, or only the fence, as version `base` + 1; raises `VersionTaken`, and then changes nothing."""
         return self._committed(self._at(base), log_actions.fenced(self._spark, file, base), base=base, metadata=metadata)
 
     def delete_actions(self, touched: upsert.Locating, *, base: int) -> Any:
-        """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""
+        """The actions that remove the touched rows from the version `base`. Raises as `upsert`."""
         return self._vectors.actions(self._able(base), touched)
 
     def upsert(
@@ -105,10 +104,10 @@ class DirectLog:
         base: int,
         metadata: str,
     ) -> int:
-        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `VersionTaken`,
-        `NeedsMerge` or `NotCommitted`.
+        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1.
 
-        The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
+        Raises `VersionTaken`, `NeedsMerge` or `NotCommitted`. The touched rows are searched in a second thread, because neither the search
+        nor the write keeps two cores busy.
         """
         transaction, actions = self._able(base), log_actions.fenced(self._spark, None, base)
         try:
@@ -117,7 +116,7 @@ class DirectLog:
                 if deleting is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deleting = pool.submit(mark, transaction, touched)
-                # Delta's own writer: files with its statistics, which no reader sees before the commit.
+                # Delta's own writer: files with its statistics, invisible to readers before the commit.
                 written = transaction.writeFiles(rows._jdf)
                 if deleting is not None:
                     actions.extend(deleting.result())
@@ -127,8 +126,8 @@ class DirectLog:
         except (Py4JError, TypeError) as error:  # another Delta has other methods
             raise upsert.NeedsMerge from error
         if unless is not None and unless():
-            raise upsert.NotCommitted  # VACUUM takes the files
-        self._names_files = True  # from here on again: the rows took jobs, too
+            raise upsert.NotCommitted  # VACUUM removes the files
+        self._names_files = True  # again from here on: this upsert took Spark jobs anyway
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def replace(
@@ -142,11 +141,10 @@ class DirectLog:
         base: int,
         metadata: str,
     ) -> int:
-        """Delete the rows of the keys, or those of the places, by deletion vectors and add the file, as version `base` + 1, without
-        a Spark job.
+        """Delete the rows of the keys, or of the places, by deletion vectors and add the file, as version `base` + 1, without a Spark job.
 
-        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the
-        table one that checks its rows or has another `schema` than the file; then nothing is changed.
+        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without a job, where the table checks its rows, or where its
+        columns are not those of `schema`. Then nothing is changed.
         """
         transaction = self._able(base)
         if not live.takes_rows(base) or live.schema != schema:
@@ -163,7 +161,7 @@ class DirectLog:
                 actions.add(*deleted_rows.without(held, rows, self.store))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
-        # A full disk: the data file goes again, and Spark's way tells of it. Or a vector that only Delta can read.
+        # A full disk, which the MERGE reports; the data file is removed. Or a vector that only Delta can read.
         except (OSError, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
         return self._committed(transaction, actions, base=base, metadata=metadata)
@@ -177,9 +175,9 @@ class DirectLog:
         base: int,
         metadata: str,
     ) -> int:
-        """Put the file, which has all their rows, in the place of its parts, as version `base` + 1.
+        """Replace the `parts` by the file, which has all their rows, as version `base` + 1.
 
-        Raises `VersionTaken`, or `NeedsMerge` where others have changed one of the parts; then nothing is changed.
+        Raises `VersionTaken`, or `NeedsMerge` where another writer has changed one of the parts. Then nothing is changed.
         """
         transaction = self._at(base)
         if not live.at(base) or not live.holds(parts):
@@ -192,11 +190,12 @@ class DirectLog:
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def define(self, schema_json: str, before: str, *, base: int, metadata: str) -> int:
-        """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing.
+        """Set the table's columns from `schema_json`, as version `base` + 1.
 
-        Raises `NeedsMerge` where they are no longer those of `before`: what others did to them would be undone.
+        Raises `VersionTaken`, or `NeedsMerge` where the columns are not those of `before`: changes of others would be undone. Then nothing
+        is changed.
         """
-        # Of a version that changes columns the checksum does not name the files: Delta would look for all of them by a job at the next.
+        # The checksum of a version that changes columns does not name the files: at the next commit Delta would find them by a Spark job.
         self._names_files = False
         transaction = self._at(base)
         try:
@@ -210,16 +209,16 @@ class DirectLog:
         return self._committed(transaction, log_actions.fenced(self._spark, None, base), base=base, metadata=metadata)
 
     def remove_files(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
-        """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+        """Remove files from the table, as version `base` + 1; raises `VersionTaken`, and then changes nothing."""
         now_ms, actions = clock.now_ms(), log_actions.fenced(self._spark, None, base)
         for file in files:
-            # An append-only table lets no rows go, but a file that is not there has none.
+            # `dataChange` is false, or an append-only table would refuse it. A missing file has no rows to lose.
             removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
             actions.add({"remove": removed})
         return self._committed(self._at(base), actions, base=base, metadata=metadata)
 
     def live(self) -> list[dict[str, Any]]:
-        """The `add` actions of the newest version's files, as the log has them."""
+        """The `add` actions of the newest version's files: path, size, stats and deletionVector."""
         from pyspark.sql.classic.dataframe import DataFrame as Frame
 
         found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
@@ -227,29 +226,29 @@ class DirectLog:
         return [{**row.asDict(), "deletionVector": json.loads(row.deletionVector or "null")} for row in rows]
 
     def checkpoint(self) -> bool:
-        """Checkpoint the newest version, and clean up behind it."""
+        """Write a checkpoint of the newest version and remove expired log entries; always true."""
         self._session.setActiveSession(self._spark._jsparkSession)
         self._log.checkpointAndCleanUpDeltaLog(self._newest(), self._none())
         self._newest()  # as in `_checkpointed`
         return True
 
     def can_upsert(self) -> bool:
-        """Whether rows of the table, as this process knows it, may be replaced by deletion vectors."""
+        """Whether the table's rows may be replaced by deletion vectors, by the version that Delta read last."""
         return self._vectors.are_enabled(self._log.unsafeVolatileSnapshot())
 
     def files(self) -> Any:
-        """The files of the newest version, which Delta then keeps in memory."""
+        """List the files of the newest version, which Delta keeps in memory from then on."""
         return self._begun(self._newest()).filterFiles()
 
     def _able(self, base: int) -> Any:
-        """A transaction on the version `base` of a table that can be upserted."""
+        """A transaction on the version `base`; raises `NeedsMerge` where the table takes no deletion vectors, and `VersionTaken`."""
         transaction = self._at(base)
         if not self._vectors.are_enabled(transaction):
             raise upsert.NeedsMerge
         return transaction
 
     def _at(self, base: int) -> Any:
-        """A transaction on the version `base`, or `VersionTaken`."""
+        """A transaction on the version `base`; raises `VersionTaken` where it is not the newest."""
         held = self._log.unsafeVolatileSnapshot()
         is_newest = held.version() == base and _is_newest(self.store, base)
         transaction = self._begun(held if is_newest else self._newest())
@@ -258,40 +257,40 @@ class DirectLog:
         return transaction
 
     def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
-        if self._names_files is None:  # as the version before, which costs no job
+        if self._names_files is None:  # as in the version before, so that it costs no job
             self._names_files = _names_files(transaction.snapshot())
-        # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
-        # error instead of a second attempt one version higher, on top of commits that were not checked.
+        # Delta reads `maxCommitAttempts` from the thread's active session. With 0, a version that is taken raises an error. Otherwise
+        # Delta would try one version higher, on top of commits that were not checked.
         self._session.setActiveSession(_fencing_session(self._spark, names_files=self._names_files)._jsparkSession)
         try:
             version = int(transaction.commit(actions.seq(), self._operation(metadata)))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         finally:
-            with contextlib.suppress(Exception):  # a JVM that is gone is the error that the caller gets
+            with contextlib.suppress(Exception):  # where the JVM is gone, the caller gets the error of the commit
                 self._session.setActiveSession(self._spark._jsparkSession)
         stored_files.note_commit(self.store.folder, version, metadata)
         _checkpointed(self, version)
         return version
 
     def append(self, file: data_file.ParquetFile) -> None:
-        """Commit the file after whatever others committed."""
+        """Commit the file on top of the newest version."""
         actions = log_actions.ActionList(self._spark)
         actions.add(log_actions.added(file))
         held = self._log.unsafeVolatileSnapshot()
-        # The log is not listed where two names tell as much: deletes are remembered with each batch, and a month's log has millions.
+        # Tests two file names instead of listing the log: each batch appends its deletes, and a month's log has millions of entries.
         is_newest = not self.store.is_remote and _is_newest(self.store, held.version())
         transaction = self._begun(held if is_newest else self._newest())
         _checkpointed(self, int(transaction.commit(actions.seq(), self._operation(None))))
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""
-        # Delta asks the thread for its session: a thread that ran no statement yet has none.
+        # Delta uses the thread's active session; a thread that ran no statement yet has none.
         self._session.setActiveSession(self._spark._jsparkSession)
         return self._log.startTransaction(self._none(), self._option.apply(snapshot))
 
     def _newest(self) -> Any:
-        """The newest version; the log's folder is listed for it, which is what a long log makes dear."""
+        """The newest version, by listing the log's folder, which is slow for a long log."""
         return self._log.update(False, self._none(), self._none())
 
     def _operation(self, metadata: str | None) -> Any:
@@ -300,7 +299,7 @@ class DirectLog:
         return self._write(self._save_mode, none(), none(), said, none(), none(), none(), none(), none())
 
     def _translated(self, error: Exception, base: int) -> Exception:
-        # Not by the error's text: whether somebody came first is what the log says.
+        # Read the log instead of the error's text: it shows whether another commit came first.
         self._log.update(False, self._none(), self._none())
         if self._log.unsafeVolatileSnapshot().version() > base:
             return VersionTaken()
@@ -308,7 +307,7 @@ class DirectLog:
 
 
 def _checkpointed(direct: DirectLog, version: int) -> None:
-    """Write the checkpoint of a version that was committed, where one is due here and Delta has none."""
+    """Write the checkpoint of a committed version in this process, where one is due."""
     if direct.store.is_remote:
         return
     if direct._interval is None:
@@ -318,31 +317,31 @@ def _checkpointed(direct: DirectLog, version: int) -> None:
         return
     is_own, began, folder = checkpoint_writer.write(direct.store.folder, version), time.monotonic(), direct.store.folder
     if not is_own or began >= _LISTED_UNTIL.get(folder, 0.0):
-        direct._newest()  # or Delta would go on from the checkpoint before it, and from commits that it may have cleaned up just now
+        direct._newest()  # otherwise Delta continues from an older checkpoint, and from commits that it may have cleaned up
         took = time.monotonic() - began
         _LISTED_UNTIL[folder] = began + (LISTING_SHARE * took if took > LISTING_SECONDS else 0.0)
 
 
 def _is_newest(files: TableFiles, version: int) -> bool:
-    """Whether a version that Delta knows is surely the newest.
+    """Whether the version that Delta read last is the newest, by testing two file names instead of listing the log.
 
-    Two looks at file names instead of a listing of the log; another process may have committed since Delta looked last, or the
-    table be gone. Where a look is a request, the commit itself tells whether the next version is taken.
+    Another process may have committed meanwhile, or removed the table. In a store only the version itself is tested, to save a request:
+    the commit fails where the next version is taken.
     """
     try:
         return files.has_commit(version) and (files.is_remote or not files.has_commit(version + 1))
-    except OSError:  # an outage, of which Delta tells
+    except OSError:  # an outage, which Delta reports
         return False
 
 
 def _names_files(version: Any) -> bool:
-    """Whether a version's checksum names the table's files, or there is none."""
+    """Whether a version's checksum names the table's files; true where there is no checksum."""
     checksum = version.checksumOpt()
     return bool(checksum.isEmpty() or checksum.get().allFiles().isDefined())
 
 
 class DeletionVectors:
-    """Deletion vectors of one table: the actions that take rows out of its files without writing the files anew."""
+    """Deletion vectors of one table: the actions that remove rows from its files without rewriting the files."""
 
     def __init__(self, spark: SparkSession, files: TableFiles, log: Any) -> None:
         self._spark = spark
@@ -354,15 +353,15 @@ class DeletionVectors:
         return jvm.java_class(self._spark, f"{DELTA}.{name}")
 
     def _delta_object(self, name: str) -> Any:
-        """A Scala object, whose methods are those of its one instance."""
+        """The instance of a Scala object."""
         return getattr(self._delta(f"{name}$"), "MODULE$")
 
     def are_enabled(self, known: Any) -> bool:
-        """Whether rows of a version of the table may be replaced by deletion vectors."""
+        """Whether rows may be replaced by deletion vectors in a version, given as Delta's snapshot or transaction."""
         return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration()))
 
     def actions(self, transaction: Any, touched: upsert.Locating) -> Any:
-        """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
+        """The actions that remove the touched rows, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
         found = touched()
         some, (file, row) = (
@@ -382,14 +381,14 @@ class DeletionVectors:
         return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
 
     def actions_of_few(self, transaction: Any, touched: upsert.Locating) -> Any:
-        """The same actions, with the vectors made here: Delta makes them with a dozen jobs, however few rows there are."""
+        """The actions of `actions`, with vectors that this process writes: Delta takes a dozen Spark jobs even for a few rows."""
         self._session.setActiveSession(self._spark._jsparkSession)
         by_file: dict[str, list[int]] = {}
         found = touched().toArrow()
         for path, row in zip(*(found[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
             by_file.setdefault(path.rpartition("/")[2], []).append(row)
         files = self._named(transaction, list(by_file))
-        if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
+        if len(files) < len(by_file) or any("stats" not in file for file in files):  # too many files, or of another writer
             return self.actions(transaction, touched)
         actions = log_actions.ActionList(self._spark)
         try:
@@ -400,19 +399,19 @@ class DeletionVectors:
         return actions.seq()
 
     def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The `add` actions of the files of these names, as the log has them."""
+        """The `add` actions of the files of these names; empty for more than `MANY_TOUCHED`."""
         if not 0 < len(names) <= MANY_TOUCHED:
             return []
         from pyspark.sql.classic.dataframe import DataFrame as Frame
 
-        # From the transaction's snapshot, and not the newest: a file's vector must be the one that this commit replaces.
+        # From the transaction's snapshot, not the newest version: this commit must replace the file's current vector.
         files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
         rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
         return [json.loads(text) for text in rows["action"].to_pylist()]
 
 
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
-    """The table's log where it can be reached, else None; the way that commits take is logged once a process."""
+    """The table's direct log; None where commits go through Spark. Logs which of the two once per process."""
     try:
         direct = _reached(spark, table)
     except _NoDirectLog as reason:
@@ -423,7 +422,7 @@ def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
 
 
 def why_not(spark: SparkSession, table: tables.TableRef) -> str | None:
-    """Why commits to the table go through Spark, which takes longer; None where they go straight into Delta's log."""
+    """Why commits to the table go through Spark, which takes longer; None where there is a direct log."""
     try:
         _reached(spark, table)
     except _NoDirectLog as reason:
@@ -432,7 +431,7 @@ def why_not(spark: SparkSession, table: tables.TableRef) -> str | None:
 
 
 class _NoDirectLog(Exception):
-    """Why there is no direct way into a table's log."""
+    """Why a table has no direct log."""
 
 
 def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
@@ -446,7 +445,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
     files = stored_files.StoredFiles(spark, table.path) if folder is None else table_files.LocalFiles(folder)
     try:
         return DirectLog(spark, table.path if folder is None else str(folder), files)
-    except (AttributeError, TypeError, Py4JError) as error:  # what a class or a method raises that is not there
+    except (AttributeError, TypeError, Py4JError) as error:  # raised for a missing class or method
         if not isinstance(error, Py4JJavaError) and jvm.is_gone():
             raise
         raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
@@ -465,10 +464,10 @@ _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
 
 
 def _fencing_session(spark: SparkSession, *, names_files: bool) -> SparkSession:
-    """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
+    """The application's session for fenced commits, in which Delta does not retry a commit on a newer version.
 
-    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set
-    and taken back around each commit, it would be gone where another thread's ends.
+    Without `names_files` the checksum of a version does not name the table's files. These are sessions of their own because settings are
+    shared by all threads of a session: one thread would reset them while another commits.
     """
     context = spark.sparkContext
     sessions = _FENCING.setdefault(context, {})

@@ -1,10 +1,10 @@
-"""The commits of one writer to one table: fenced, retried, and looked up in the log.
+"""The commits of one writer to one table: fenced, retried, and verified in the log.
 
-Every commit of ours carries the table's position and its writer's claim as `userMetadata`, and is fenced: one constant
-`txnAppId` a table, `txnVersion` = the version that was read + 1. Delta skips a transaction version that it has already
-seen without a word, so each commit is looked up afterwards; one that is not there was fenced off, and the writer stops.
+Each commit carries the table's position and its writer's claim as `userMetadata`, and is fenced: a constant `txnAppId`, and `txnVersion` =
+the version that was read + 1. Delta silently skips a `txnVersion` that it has already seen, so each commit is looked up afterwards. Where
+it is not in the log, it was fenced off, and the writer stops.
 
-So a writer stops whose claim another one took over. That a second one is refused beside a living first is in `owners`.
+This stops a writer whose claim another one took over. `owners` refuses a second writer beside a live one.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Said = Callable[[], tuple[object, Mapping[str, object] | None]]
-"""Position and extras of a commit, computed anew for each attempt: a commit that landed after all changes what the last
-one said."""
+"""Returns position and extras of a commit. Called for each attempt: an earlier commit without an answer may turn out to be in the log, and
+change the metadata of the last commit."""
 
 REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted, *table_errors.SPARK_ERRORS)
-"""What a commit raises that is known to be in no log."""
+"""Errors of a commit that is certainly not in the log."""
 
 
 class FencedCommits:
-    """The commits of a claim's holder: who it is, the last version that it knows, and what its last commit said.
+    """Commits for the holder of a claim; knows its identity, the last version that it read, and the metadata of its last commit.
 
-    A commit goes through a statement of Spark or through the direct log; both are tried again where others committed first.
+    A commit is a Spark statement or goes through the direct log. Both are retried where other commits came first.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class FencedCommits:
         self.properties: Mapping[str, str] = {}
         """The table's properties when it was claimed."""
         self.is_newest = False
-        """Whether `version` was looked up just now, so that the next statement does not look again."""
+        """Whether `version` has just been read, so that the next statement does not read the log again."""
         self.surplus_files = 0
-        """Files that the last compaction of this writer left beyond those that the size explains."""
+        """The surplus files (`maintenance.compact`) that the last compaction of this writer could not merge."""
         self._unanswered: dict[str, Any] | None = None
         self._last: tuple[int, tuple[int, int] | None] = (self.version, None)
-        """The last commit, with what tells its file on a disk from another one of its number."""
-        # A weak reference: a writer that was dropped without a release must not hold its table.
+        """The version of the last commit, and the stamp of its file on a disk (`local_log.stamp`)."""
+        # A weak reference: a writer that is dropped without a release must not keep its claim.
         owners.HELD[identity.writer] = self
 
     @functools.cached_property
@@ -68,18 +68,20 @@ class FencedCommits:
         return direct_log.of(self.spark, self.table)
 
     def last_metadata(self) -> tuple[object, dict[str, Any]]:
-        """Position and extras of the last commit, for one that changes neither."""
+        """Position and extras of the last commit, for a commit that changes neither."""
         return self.metadata.get("to"), carried(self.metadata)
 
     def user_metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
-        """The `userMetadata` of a commit from now on. Each has an identifier, by which it is found in the log."""
+        """The `userMetadata` of a commit now, as JSON. Its `commit` is a new identifier, by which the commit is found in the log."""
         now_ms = clock.now_ms()
         return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
 
     def check_ownership(self) -> None:
-        """Move on to the newest version. Raise `OwnershipLost` if a claim of another writer is newer than this writer's last
-        commit, `CommitConflict` if a RESTORE is, or another table has its place: what this writer would add does not follow on
-        what the table holds then."""
+        """Move on to the newest version.
+
+        Raises `OwnershipLost` where another writer has committed after this writer's last commit. Raises `CommitConflict` where the table
+        was restored after it, or replaced by another one: the next commit of this writer would not follow on the table's rows.
+        """
         found = table_history.since(self.spark, self.table, self.version)
         newest = found[0]
         is_last = newest.version == self._last[0]
@@ -92,7 +94,7 @@ class FencedCommits:
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
             own = own or (commit if commit.metadata is not None else None)
-        if own is not None:  # it got no answer, and came behind the look for it
+        if own is not None:  # a commit without an answer, which arrived after it had been looked up
             self._keep(own.version, own.metadata or {})
         self.version = newest.version
 
@@ -103,12 +105,12 @@ class FencedCommits:
         )
 
     def refuse_unanswered(self) -> None:
-        """Raise `CommitUnknown` after a commit that got no answer: what would follow on it is not known."""
+        """Raise `CommitUnknown` after a commit without an answer: the position of the next commit is not known."""
         if self._unanswered is not None:
             raise self._unknown()
 
     def through_spark(self, act: Callable[[dict[str, str]], None], said: Said) -> int:
-        """A statement of Spark, which gets the options of the fence, as a fenced commit; the new version."""
+        """Commit by a Spark statement, `act`, which gets the write options of the fence; the new version."""
 
         def fenced(metadata: str) -> None:
             act({"userMetadata": metadata, "txnAppId": definition.APP_ID, "txnVersion": str(self.version + 1)})
@@ -116,7 +118,7 @@ class FencedCommits:
         return self._retried(fenced, said, is_statement=True)
 
     def through_log(self, commit: Callable[..., int], said: Said) -> int:
-        """A commit through the direct log onto the last version, and onto the newest where others committed in between."""
+        """Commit through the direct log on top of the last version, or of the newest where others committed meanwhile; the new version."""
 
         def onto_last(metadata: str) -> int:
             return commit(base=self.version, metadata=metadata)
@@ -124,12 +126,12 @@ class FencedCommits:
         return self._retried(onto_last, said, is_statement=False)
 
     def _retried(self, act: Callable[[str], int | None], said: Said, *, is_statement: bool) -> int:
-        """The version of the commit, tried again where others came first, each time with a fence on top of theirs."""
+        """The version of the commit. Retried where other commits came first, each time with a fence on top of them."""
         self.refuse_unanswered()
         for attempt in table_errors.commit_attempts(self.table):
             if not self._is_held():
                 raise self._lost()
-            # Delta puts a statement onto whatever version it finds; the direct log compares the version itself.
+            # Delta runs a statement on the newest version, whatever it is; the direct log compares the version itself.
             if is_statement and not self.is_newest:
                 self.check_ownership()
             self.is_newest = False
@@ -146,13 +148,12 @@ class FencedCommits:
         return new
 
     def _outcome(self, metadata: str, act: Callable[[], int | None]) -> int:
-        """The version in which `act` committed, by its answer or by the log; raises what it raises where it committed
-        nothing.
+        """The version in which `act` committed, by its answer or by the log. Raises the error of `act` where it committed nothing.
 
-        An answer may be an error although the commit is in the log, and a success although it was fenced off. Where there is
-        no answer (the JVM is gone, an interrupt), the commit may be there, or come yet: `_unanswered` remembers it.
+        The answer may be an error although the commit is in the log, or a success although it was fenced off. Without an answer (the JVM is
+        gone, or an interrupt) the commit may be in the log, or arrive later: `_unanswered` has its metadata.
         """
-        # Before the call: an interrupt may come at any moment of it, and leaves by none of the branches below.
+        # Before the call: an interrupt may come at any time, and takes none of the branches below.
         self._unanswered = said = claims.parsed(metadata) or {}
         try:
             new = act()
@@ -160,8 +161,7 @@ class FencedCommits:
             self._unanswered = None
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken) as error:
-            # The error is an answer, but that of a lost server: nothing of this commit is on its way any more, and the log says
-            # whether it got there.
+            # The error is an answer, unless the server is gone: the commit cannot arrive later, and the log shows whether it succeeded.
             landed = self._looked_up(said)
             if landed is None:
                 if not spark_failures.is_server_gone(error):
@@ -169,15 +169,14 @@ class FencedCommits:
                 raise
             return self._committed(landed, said)
         if new is None:
-            # A statement does not tell its version, and Delta skips one whose fence it has seen as quietly as it commits
-            # another.
+            # A statement does not return its version, and Delta silently skips one whose fence it has seen.
             new = self._looked_up(said)
         if new is None:
             raise self._lost()
         return self._committed(new, said)
 
     def settle(self) -> None:
-        """Take a commit that got no answer for the last one, where it is in the log; the next one follows on what the log has."""
+        """Look up a commit without an answer: where it is in the log, it becomes the last one. Then the next commit is allowed."""
         if self._unanswered is not None:
             landed = self._landed(self._unanswered)
             if landed is not None:
@@ -185,23 +184,24 @@ class FencedCommits:
             self._unanswered = None
 
     def _is_held(self) -> bool:
-        """Whether the log has this writer's last commit, as far as a disk tells it: a table that was removed and made again may have come
-        to the same version."""
+        """Whether a log on a disk still has this writer's last commit; true in a store.
+
+        A table that was removed and created again may have reached the same version.
+        """
         folder, (version, stamp) = local_log.folder(self.table), self._last
         if folder is None or stamp in (None, _stamp(folder, version)):
             return True
-        found = local_log.commit(folder, version)  # of a copy that was brought back, or not there any more
+        found = local_log.commit(folder, version)  # in a restored copy of the folder the commit has another stamp
         return found is None or found.metadata == self.metadata
 
     def _landed(self, said: Mapping[str, Any]) -> int | None:
-        """The version whose commit says this, among those after this writer's last one."""
+        """The version of the commit with this metadata, among those after this writer's last one; None where there is none."""
         found = table_history.since(self.spark, self.table, self.version)
-        # Equal as a whole, and each has an identifier of its own (`user_metadata`): no other commit says the same.
+        # The metadata contains a unique identifier (`user_metadata`).
         return next((commit.version for commit in found if commit.metadata == said), None)
 
     def _looked_up(self, said: Mapping[str, Any]) -> int | None:
-        """`_landed`, or `CommitUnknown` where the log cannot be read, as in an outage of its store that took the
-        answer, too."""
+        """`_landed`; raises `CommitUnknown` where the log cannot be read, as in an outage of its store."""
         try:
             return self._landed(said)
         except (errors.MedallionError, OSError, *table_errors.SPARK_ERRORS) as error:
@@ -219,7 +219,7 @@ class FencedCommits:
         return new_version
 
     def _keep(self, version: int, metadata: Mapping[str, Any]) -> None:
-        """Go on from a commit of this writer."""
+        """Take a commit of this writer as its last one."""
         self.version = version
         self.metadata = dict(metadata)
         folder = local_log.folder(self.table)
@@ -239,13 +239,13 @@ class FencedCommits:
 
 
 def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
-    """`local_log.stamp`; None where it cannot be told, too: what was committed must not fail for it."""
+    """`local_log.stamp`; None on an error, too, so that a successful commit does not fail."""
     with contextlib.suppress(OSError):
         return local_log.stamp(folder, version)
     return None
 
 
 def carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What a layer added to the metadata, which a claim or a release hands on."""
+    """The extras that a layer added to the metadata, which a claim or a release carries over."""
     own = {"to", "writer", "host", "process", "started", "lease", "commit", "released", "errand"}
     return {name: value for name, value in metadata.items() if name not in own}

@@ -1,7 +1,4 @@
-"""What the statistics in a table's log say of its data files, most of which are given by their `add` actions.
-
-Source: Delta's protocol, "Per-file Statistics".
-"""
+"""Statistics of data files in a table's log; most functions take `add` actions. Source: Delta's protocol, "Per-file Statistics"."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 UNKNOWN_ROWS = 10**9
-"""A file whose statistics do not say how many rows it has may have very many."""
+"""The assumed number of rows of a file whose statistics do not have it."""
 
 
 class AddAction(dict[str, Any]):
-    """An `add` action that keeps what its statistics say: each batch asks it of each file, and of a wide table it is kilobytes of JSON."""
+    """An `add` action that caches its parsed statistics: each batch needs them, and those of a wide table are kilobytes of JSON."""
 
     __slots__ = ("said",)
 
@@ -25,7 +22,7 @@ class AddAction(dict[str, Any]):
 
 
 def said(file: Mapping[str, Any], column: str) -> tuple[int | None, Any, Any]:
-    """How many rows a file has, and the least and the greatest value of a column."""
+    """The number of rows of a file, and the minimum and maximum of a column; None for what is unknown."""
     kept = file.said if isinstance(file, AddAction) else {}
     if column not in kept:
         held = json.loads(file.get("stats") or "{}")
@@ -38,20 +35,20 @@ def _bounds(stats: Mapping[str, Any], column: str) -> tuple[Any, Any]:
 
 
 def between(stats: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column, by a file's statistics; None where one of them is not known."""
+    """The minimum and maximum of a column, from a file's statistics; None where one of them is unknown."""
     low, high = _bounds(stats, column)
     return None if low is None or high is None else (low, high)
 
 
 def row_count(file: Mapping[str, Any]) -> int:
-    """How many rows a file has, deleted ones too."""
+    """The number of a file's rows, deleted ones included; `UNKNOWN_ROWS` where it is unknown."""
     kept = file.said if isinstance(file, AddAction) else {}
     found, _, _ = next(iter(kept.values()), None) or said(file, "")
     return UNKNOWN_ROWS if found is None else int(found)
 
 
 def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
-    """How many rows those of the files have whose bounds leave room for a value from `low` to `high`."""
+    """The number of rows of the files whose bounds overlap the range from `low` to `high`."""
     bounds = ((each, *said(each, column)[1:]) for each in files)
     return sum(
         row_count(each)
@@ -61,22 +58,22 @@ def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, hig
 
 
 def present_count(file: Mapping[str, Any]) -> int:
-    """How many rows a file has without those that are deleted."""
+    """The number of a file's rows that are not deleted."""
     return row_count(file) - deleted_count(file)
 
 
 def share_deleted(file: Mapping[str, Any]) -> float:
-    """How much of a file's rows is deleted, from 0 to 1."""
+    """The share of a file's rows that are deleted, from 0 to 1."""
     return deleted_count(file) / max(1, row_count(file))
 
 
 def deleted_count(file: Mapping[str, Any]) -> int:
-    """How many of a file's rows are deleted."""
+    """The number of a file's rows that are deleted."""
     return int((file.get("deletionVector") or {}).get("cardinality", 0))
 
 
 def may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
-    """Whether a file's bounds leave room for one of the sorted values."""
+    """Whether one of the sorted values is within the file's bounds of a column; true where these are unknown."""
     _, low, high = said(file, column)
     if low is None or high is None:
         return True

@@ -1,7 +1,7 @@
-"""Where the keys of data files are, held in memory: a batch of five documents need not read the keys of millions.
+"""Indexes in memory from keys to the rows of data files, so that a small batch does not read the keys of millions of rows.
 
-A data file never changes, so that its index stays right. It is made for a file that is read again and again, which a service does, or a
-run that catches up; a command that applies one batch reads each file once, and makes none.
+A data file never changes, so that its index stays valid. A file gets an index when its keys are read repeatedly, by a service or a run
+with many batches. A command that applies one batch reads each file once, and builds none.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ import xxhash
 from pipelines.delta import local_log, stored_files
 
 LARGE_ROWS = 500_000
-"""Smaller tables are read as fast as they are looked up."""
+"""Tables with fewer rows get no indexes: reading their keys is as fast."""
 
 HELD_BYTES = 256 * 2**20
-"""So many bytes of indexes this process keeps: those of eleven million rows."""
+"""The most bytes of indexes that this process keeps: those of eleven million rows."""
 
 _LOOKS = 3
-"""A file whose keys are read this often gets an index, which takes as long as a dozen readings."""
+"""A file gets an index at this reading of its keys. Building it takes as long as a dozen readings."""
 
 _ROWS_AT_ONCE = 1_000_000
-"""A search makes no more indexes when it has made those of so many rows, which take half a second."""
+"""About the most rows that one search indexes, in half a second."""
 
 _KEPT_SECONDS = 300
-"""What nobody asked for this long makes room for others."""
+"""Entries that were not used for this time are evicted."""
 
 _MANY_ENTRIES = 100_000
-"""Of so many files it is known how often they were read."""
+"""The most files whose readings are counted."""
 
 _ROW_BYTES = 24
-"""What an index takes for a row, at most."""
+"""The most bytes of an index per row."""
 
 _SEED = secrets.randbits(64)
-"""Nobody outside can choose two keys of one digest."""
+"""A random seed, so that nobody can choose two keys with the same digest."""
 
 
 class SearchKeys:
-    """The keys that a search is for."""
+    """The keys of one search; `is_kept` allows indexes."""
 
     def __init__(self, keys: pa.Array, *, is_kept: bool) -> None:
         self.keys, self.is_kept = keys, is_kept
@@ -62,14 +62,14 @@ class SearchKeys:
 
 
 class KeyIndex:
-    """The rows of each key of one file, by the 128 bits of xxh3."""
+    """The row numbers of the keys of one file, by their 128-bit xxh3 digests."""
 
     def __init__(self, keys: pa.ChunkedArray) -> None:
         digests = _digests(keys)
         order = np.argsort(digests[:, 0])
         self._high, self._low = digests[order].T.copy()
         self._rows = order.astype(np.uint32)
-        # Most keys are in another file, and a look at one bit tells so of fifteen in sixteen.
+        # A bitmap of the digests' first bits excludes fifteen of sixteen keys that are not in the file.
         self._shift = np.uint64(64 - max(3, (len(order) * 16 - 1).bit_length()))
         marks = np.zeros(1 << (64 - int(self._shift)), bool)
         marks[self._high >> self._shift] = True
@@ -80,20 +80,20 @@ class KeyIndex:
         return sum(each.nbytes for each in (self._high, self._low, self._rows, self._marks))
 
     def rows(self, sought: SearchKeys) -> list[int]:
-        """The numbers of the rows that have one of the keys, in order."""
+        """The numbers of the rows that have one of the keys, ascending."""
         slots = sought.digests[:, 0] >> self._shift
         is_marked = self._marks[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8) & 1
         high, low = sought.digests[is_marked.astype(bool)].T
         first, end = (np.searchsorted(self._high, high, side) for side in ("left", "right"))
         counts = end - first
-        # One row after another of each key: a history has many of one.
+        # All rows of each key: a history has several.
         at = np.repeat(first, counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         found: list[int] = np.sort(self._rows[at[self._low[at] == np.repeat(low, counts)]]).tolist()
         return found
 
 
 def _digests(keys: pa.ChunkedArray) -> np.ndarray:
-    """Two numbers of 64 bits for each key, which has no nulls."""
+    """The digests of keys without nulls: two unsigned 64-bit numbers each."""
     digest = xxhash.xxh3_128_digest
     found = b"".join([digest(each, _SEED) for chunk in keys.chunks for each in chunk.cast(pa.binary()).to_pylist()])
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
@@ -101,7 +101,7 @@ def _digests(keys: pa.ChunkedArray) -> np.ndarray:
 
 @dataclass
 class _KnownKeys:
-    """What is known of one file's keys."""
+    """How often one file's keys were read, when they were used last (monotonic seconds), and their index."""
 
     looks: int = 0
     index: KeyIndex | None = None
@@ -112,7 +112,7 @@ _Name: TypeAlias = tuple[Path, str, int, int]
 
 
 class _HeldIndexes:
-    """What this process knows of keys, by file; what was asked for longest ago comes first."""
+    """The cache of indexes by file; the least recently used come first."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[_Name, _KnownKeys] = OrderedDict()
@@ -124,7 +124,7 @@ class _HeldIndexes:
             return self._used(name).index if name in self._entries else None
 
     def is_due(self, name: _Name, rows: int) -> bool:
-        """Count a look at a file's keys; whether an index of so many rows is to be made, for which there is room then."""
+        """Count a reading of a file's keys; whether to build an index of `rows` rows. Evicts old entries."""
         with self._lock:
             self._entries.setdefault(name, _KnownKeys())
             entry = self._used(name)
@@ -155,17 +155,16 @@ _HELD = _HeldIndexes()
 
 
 def rows(folder: Path, file: Mapping[str, Any], column: str, sought: SearchKeys) -> list[int] | None:
-    """The numbers of the rows that have one of the keys, in order, of a file that is given by its `add` action; None where there is no
-    index of the column yet.
+    """The numbers of a file's rows that have one of the keys, ascending; None where the column has no index yet. Raises `OSError`.
 
-    Raises `OSError`.
+    `file` is the `add` action.
     """
     index = _HELD.get(_name(folder, file, column)) if sought.is_kept else None
     return None if index is None else index.rows(sought)
 
 
 def saw(folder: Path, file: Mapping[str, Any], column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
-    """Note that a file's column was read for a search, of which an index is kept after some times. Raises `OSError`."""
+    """Note that a search read a file's column, `keys`; builds its index after some readings. Raises `OSError`."""
     if sought.rows_left <= 0 or keys.null_count:
         return
     name = _name(folder, file, column)
@@ -176,8 +175,8 @@ def saw(folder: Path, file: Mapping[str, Any], column: str, keys: pa.ChunkedArra
 
 def _name(folder: Path, file: Mapping[str, Any], column: str) -> _Name:
     path = local_log.data_path(folder, file["path"])
-    if stored_files.copied(folder) is not None:  # a copy, which goes, and the index stays
+    if stored_files.copied(folder) is not None:  # the copy may be evicted, while its index stays valid
         return path, column, file["size"], file.get("modificationTime", 0)
-    # A table that was brought back from elsewhere may have another file of the name.
+    # A restored folder may have another file of the same name.
     status = os.stat(path)
     return path, column, status.st_size, status.st_mtime_ns

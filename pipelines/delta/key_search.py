@@ -1,4 +1,4 @@
-"""Where some keys are in the data files of a table: by reading the files' keys, or by an index where one is held."""
+"""Finds the rows of keys in a table's data files, by reading the files' key column or by an index (`key_index`)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from pipelines.delta.stored_ranges import Source
 THREADS = min(4, os.cpu_count() or 1)
 
 STORED_ROWS = 10_000_000
-"""Of a store the keys of at most so many rows, some 300 MB, are read for a search; executors share more."""
+"""The most rows whose keys one search reads from a store, some 300 MB. Larger searches are for executors."""
 
 _GROUP_ROWS = 500_000
-"""So many of their keys each thread holds at a time."""
+"""The rows whose keys a thread reads at a time."""
 
 Places = Sequence[tuple[dict[str, Any], list[int]]]
-"""Rows of a table: files, by their `add` actions, each with the numbers of some of its rows in order."""
+"""Rows of a table: `add` actions of files, each with some of its row numbers, ascending."""
 
 
 def places(folder: Path, files: Sequence[dict[str, Any]], column: str, values: Sequence[str], *, is_kept: bool) -> Places:
-    """The files that hold one of these values in a column of texts, each with the numbers of the rows, deleted ones too.
+    """The files that hold one of the values in a STRING column, each with the row numbers, deleted rows included.
 
-    Where it `is_kept` the files' values are remembered (`key_index`). Raises `OSError`.
+    `is_kept` allows indexes of the files' values (`key_index`). Raises `OSError`.
     """
     sought = key_index.SearchKeys(pa.array(values, pa.string()), is_kept=is_kept)
-    # Arrow leaves Python's lock alone while it reads and compares.
+    # Arrow releases the interpreter's lock while it reads and compares.
     with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
         found = [*pool.map(lambda file: key_index.rows(folder, file, column, sought), files)]
         missing = [number for number, rows in enumerate(found) if rows is None]
@@ -48,7 +48,7 @@ def places(folder: Path, files: Sequence[dict[str, Any]], column: str, values: S
 
 
 def _sources(folder: Path, files: Sequence[dict[str, Any]]) -> list[Source]:
-    """Where the files can be read. Raises `OSError`, also where of a store too much would have to be."""
+    """Sources of the files. Raises `OSError`, also where more than `STORED_ROWS` would be read from a store."""
     found = stored_ranges.sources(folder, files)
     ranged = [file for file, source in zip(files, found, strict=True) if not isinstance(source, Path)]
     if sum(map(file_statistics.row_count, ranged)) > STORED_ROWS:
@@ -57,11 +57,11 @@ def _sources(folder: Path, files: Sequence[dict[str, Any]]) -> list[Source]:
 
 
 _SourcedFile: TypeAlias = tuple[dict[str, Any], Source]
-"""A file, by its `add` action, and where it can be read."""
+"""The `add` action of a file, and its source."""
 
 
 def _groups(files: Sequence[_SourcedFile]) -> Iterator[list[_SourcedFile]]:
-    """The files in groups of at most `_GROUP_ROWS` rows, or one file."""
+    """The files in groups of at most `_GROUP_ROWS` rows, or of one file."""
     group: list[_SourcedFile] = []
     count = 0
     for each in files:
@@ -78,7 +78,7 @@ def _groups(files: Sequence[_SourcedFile]) -> Iterator[list[_SourcedFile]]:
 def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, sought: key_index.SearchKeys) -> list[list[int]]:
     """The numbers of the rows of each file that hold one of the values."""
     columns = [_texts(source, column) for _, source in files]
-    # Many files at once: Arrow hashes the values that are looked for in each call.
+    # One call for all files: Arrow hashes the sought values in each call.
     chunks = [chunk for texts in columns for chunk in texts.chunks]
     is_sought = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=sought.keys)
     found, start = [], 0
@@ -90,10 +90,9 @@ def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, sought: key_
 
 
 def _texts(source: Source, column: str) -> pa.ChunkedArray:
-    """A column of a file, with the rows that are deleted in it, in the chunks that it was read in: one of them all would be a copy,
-    which takes as long as the reading."""
+    """A STRING column of a file, deleted rows included. Keeps the chunks of the read: combining them takes as long as reading."""
     with pq.ParquetFile(source) as parquet:
-        has_column = column in parquet.schema_arrow.names  # a file that is older than a column has none of it
+        has_column = column in parquet.schema_arrow.names  # a file that is older than the column lacks it
         rows = parquet.read([column] if has_column else [])
     if has_column and pa.types.is_string(rows[column].type):
         return rows[column]

@@ -1,8 +1,7 @@
-"""The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows
-they hold.
+"""The live data files of a version of a Delta table that this process can read, and their rows.
 
-For a table that changes with every second: a version is read from the commits since the last one that was, and neither Spark
-nor Delta is called. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
+Neither Spark nor Delta is called. A newer version is read from the commits after the one that was read before. Source: Delta's protocol,
+"Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MANY_ROWS = 50_000_000
-"""Keys are looked for in files of at most so many rows, of which a million takes less than a tenth of a second; among more,
-executors find them sooner."""
+"""Keys are searched here in files with at most this many rows in all; a million rows take less than 0.1 s. Executors find keys among more
+rows sooner."""
 
 MANY_BYTES = 64 * 2**20
-"""Rows are read here from files of at most so many bytes: a document may have 16 MB."""
+"""Rows are read here at once up to this size: a document may have 16 MB."""
 
 PART_ROWS = 1 << 16
-"""Rows of many come so many at a time, and fewer where they are large."""
+"""The most rows of one part; fewer where they are large."""
 
 _READ_ROWS = 4096
-"""Read at a time, of which a part is put together: how large a row is only reading it tells."""
+"""Rows of one read; a part consists of several. Only reading shows how large the rows are."""
 
 _IN_MEMORY = 4
-"""Rows in memory take so many times what they take in a file, where it has no dictionary: offsets, and what is null."""
+"""Size in memory relative to that in a file without dictionaries: Arrow adds offsets and nulls."""
 
 
 @dataclass
 class LiveFiles:
-    """The files of one table, at `version`: `add` actions by file and deletion vector, and the table's own definition."""
+    """The files of one table at `version`: `add` actions by file and deletion vector, and the table's definition."""
 
     folder: Path
     version: int = -1
@@ -72,21 +71,21 @@ class LiveFiles:
     _commit: tuple[int, int] | None = None
 
     def at_newest(self) -> bool:
-        """Go to the table's newest version; whether there is one, and it can be read here. Raises `OSError` where its store cannot be
-        read."""
+        """Go to the table's newest version; false where there is none, or it cannot be read here. Raises `OSError` where the store cannot
+        be read."""
         stored_files.follow(self.folder)
         newest = local_log.newest_version(self.folder)
         return newest is not None and self.at(newest)
 
     def at(self, version: int) -> bool:
-        """Go to a version; whether it can be read here. Where not, the next one is tried anew."""
+        """Go to a version; false where it cannot be read here. After a failure the next call reads from the checkpoint again."""
         try:
-            # A table that was removed and made again, or brought back from a backup, has the same numbers over again.
+            # A table that was removed and created again, or restored from a backup, uses the same version numbers again.
             held, stamp = self.version, self._commit
             is_same = held >= 0 and stamp == local_log.stamp(self.folder, held)
             if is_same and version == held:
                 return self._is_readable
-            # Once more behind it: a copied log may be found to be another's while it is read.
+            # Compared again afterwards: while a copied log is read, it may turn out to be another table's.
             is_followed = (
                 is_same and version > held and self._follow(version) and stamp == local_log.stamp(self.folder, held)
             )
@@ -102,15 +101,15 @@ class LiveFiles:
         return list(self._files.values())
 
     def row_count(self) -> int:
-        """How many rows the live files have, deleted ones too; very many where Delta's statistics do not say it."""
+        """The number of rows in the live files, deleted ones included; at least `file_statistics.UNKNOWN_ROWS` where statistics lack it."""
         return sum(map(file_statistics.row_count, self.files()))
 
     def holds(self, files: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all of these are live, with the same deleted rows."""
+        """Whether all of these files are live, with the same deletion vectors."""
         return all(table_files.identity(each) in self._files for each in files)
 
     def by_size(self, *, rows: int, size_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The files with the fewest rows, as many as have so many rows and bytes together, and the others."""
+        """The smallest files by rows, up to `rows` and `size_bytes` in all, and the other files."""
         files = sorted(self.files(), key=file_statistics.row_count)
         for number, each in enumerate(files):
             rows, size_bytes = rows - file_statistics.row_count(each), size_bytes - each["size"]
@@ -121,9 +120,9 @@ class LiveFiles:
     # --- rows
 
     def rows(self, files: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows of these files but the deleted ones, as the table's schema types them; or some of their columns.
+        """The rows of these files that are not deleted, with the table's types; all columns, or `columns`.
 
-        Raises `NotReadable` where they are of more than `MANY_BYTES`.
+        Raises `NotReadable` where they have more than `MANY_BYTES`.
         """
         schema = self.schema if columns is None else _schema_of(self.schema, columns)
         names, found, size = schema.names, [], 0
@@ -131,17 +130,16 @@ class LiveFiles:
         for each in files:
             for part in _parts(self.folder, each, names):
                 found.append(table_schema.conformed(part, schema))
-                # What a footer says of a column with a dictionary is what its distinct values take, and not its rows.
+                # The footer has the size of the distinct values for a dictionary-encoded column, and not that of the rows.
                 size += part.nbytes
                 if size > _IN_MEMORY * MANY_BYTES:
                     raise table_schema.NotReadable
         return pa.concat_tables(found) if found else schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> Places:
-        """The files that hold one of these values, each with the numbers of the rows; those that are deleted already
-        among them.
+        """The files that hold one of the values in a STRING column, each with the row numbers; deleted rows included.
 
-        Raises `NotReadable` where too many rows would have to be looked through.
+        Raises `NotReadable` where too many rows would have to be searched (`is_many`).
         """
         if self.is_many(column, values):
             raise table_schema.NotReadable
@@ -151,9 +149,9 @@ class LiveFiles:
         return key_search.places(self.folder, files, column, wanted, is_kept=is_kept) if files else []
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
-        """The rows whose `column`, a BIGINT, is greater than `bound`, as the table's schema types them.
+        """The rows whose `column`, a BIGINT, is greater than `bound`, with the table's types.
 
-        Raises `NotReadable` where the files that may hold some have more than `limit` rows, or `MANY_BYTES`.
+        Raises `NotReadable` where the files that may hold such rows have more than `limit` rows, or `MANY_BYTES`.
         """
         files = self._files_above(column, bound)
         if sum(file_statistics.row_count(each) for each in files) > limit:
@@ -163,13 +161,13 @@ class LiveFiles:
         return pa.concat_tables(found) if found else _schema_of(self.schema, columns).empty_table()
 
     def count_above(self, column: str, bound: int) -> int:
-        """How many rows the files have that may hold a `column` greater than `bound`: at least as many as there are."""
+        """An upper bound of the number of rows whose `column` is greater than `bound`: all rows of the files that may hold some."""
         return sum(file_statistics.row_count(each) for each in self._files_above(column, bound))
 
     def parts_above(self, column: str, bound: int, *, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """What `rows_above` gives, of any number of rows: in parts of at most `PART_ROWS` rows and about `MANY_BYTES`.
+        """The rows of `rows_above`, without its limits, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`.
 
-        Raises `NotReadable`, perhaps after some parts.
+        Raises `NotReadable`, possibly after some parts.
         """
         schema, names = _schema_of(self.schema, columns), list(dict.fromkeys([*columns, column]))
         try:
@@ -177,7 +175,7 @@ class LiveFiles:
             _bring(self.folder, files)
             for file in files:
                 for part in _parts(self.folder, file, names):
-                    # Of somebody else's file: null in each row, which is greater than nothing.
+                    # A file of another writer without the column: it is null, which is not greater than `bound`.
                     if column not in part.column_names:
                         continue
                     above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
@@ -187,7 +185,7 @@ class LiveFiles:
             raise table_schema.NotReadable from error
 
     def parts(self, files: Sequence[Mapping[str, Any]], *, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """What `rows` gives, of any number of rows, in parts as `parts_above`. Raises `NotReadable`, perhaps after some parts."""
+        """The rows of `rows`, without its limit, in parts as of `parts_above`. Raises `NotReadable`, possibly after some parts."""
         schema = _schema_of(self.schema, columns)
         try:
             _bring(self.folder, files)
@@ -204,7 +202,7 @@ class LiveFiles:
     # --- the log
 
     def _follow(self, version: int) -> bool:
-        """Apply the commits after `self.version`; whether all of them were there."""
+        """Apply the commits after `self.version`; false where one of them is missing."""
         try:
             for number in range(self.version + 1, version + 1):
                 for action in local_log.actions(self.folder, number):
@@ -215,7 +213,7 @@ class LiveFiles:
         return True
 
     def _begin(self, version: int) -> None:
-        """The version from the newest checkpoint up to it."""
+        """Read the version anew, from the newest checkpoint at or before it."""
         self._files.clear()
         self.version, self._is_readable = -1, True
         stored_files.follow(self.folder)
@@ -236,11 +234,11 @@ class LiveFiles:
                 self.schema = table_schema.arrow_schema(json.loads(self.schema_json))
 
     def spark_schema(self) -> StructType:
-        """The table's columns as Spark has them, with their metadata."""
+        """The table's columns as Spark's type, with their metadata."""
         return StructType.fromJson(json.loads(self.schema_json))
 
     def is_many(self, column: str, values: Sequence[str]) -> bool:
-        """Whether `places` would have to look through too many rows for these values."""
+        """Whether `places` would have to search more than `MANY_ROWS` rows for these values."""
         if self.row_count() <= MANY_ROWS:
             return False
         wanted = sorted(set(values))
@@ -250,8 +248,10 @@ class LiveFiles:
         )
 
     def takes_rows(self, version: int) -> bool:
-        """Go to a version; whether rows may be put in here, and replaced by marking others as deleted: it can be read here, and the table
-        asks nothing of a row beside its type."""
+        """Go to a version; whether this process may add rows to it, and replace rows by deletion vectors.
+
+        That needs a version that is readable here, and a table that requires nothing of a row but its types.
+        """
         return (
             self.at(version)
             and definition.replaces_rows(self.configuration)
@@ -261,13 +261,13 @@ class LiveFiles:
 
 
 def of(spark: SparkSession, table: tables.TableRef) -> LiveFiles | None:
-    """The files of a path table on a file system that this process sees, or in a store that it reaches."""
+    """The files of a path table that this process can read, on a local file system or in a store; None for any other table."""
     folder = local_log.place(spark, table)
     return None if folder is None else LiveFiles(folder)
 
 
 def measured_columns(live: LiveFiles) -> list[str]:
-    """The columns of which Delta keeps the least and greatest values of a file."""
+    """The columns for which Delta keeps the minimum and maximum of each file."""
     names, listed = live.schema.names, live.configuration.get("delta.dataSkippingStatsColumns")
     if listed is None:
         count = int(live.configuration.get("delta.dataSkippingNumIndexedCols", 32))
@@ -277,7 +277,7 @@ def measured_columns(live: LiveFiles) -> list[str]:
 
 
 def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
-    """Raise `NotReadable` where these columns of the files, which are copied if need be, are of more than `MANY_BYTES`."""
+    """Raise `NotReadable` where these columns of the files have more than `MANY_BYTES`. Copies the files of a table in a store."""
     _bring(folder, files)
     paths = [local_log.data_path(folder, each["path"]) for each in files]
     if sum(local_log.columns_bytes(path, columns) for path in paths) > MANY_BYTES:
@@ -285,13 +285,13 @@ def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Col
 
 
 def _bring(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
-    """Copy what lies in a store of these files, and which of their rows are deleted. Raises `OSError`."""
+    """Copy these files and their deletion vectors where the table is in a store. Raises `OSError`."""
     stored_files.bring(folder, ((unquote(each["path"]), each["size"]) for each in files))
     _bring_vectors(folder, files)
 
 
 def _bring_vectors(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
-    """Copy what lies in a store of which rows of these files are deleted. Raises `OSError`."""
+    """Copy the deletion vectors of these files where the table is in a store. Raises `OSError`."""
     vectors = (each["deletionVector"] for each in files if each.get("deletionVector"))
     stored_files.bring(folder, ((deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"))
 
@@ -304,10 +304,10 @@ def rows_at(
     size_bytes: int,
     read_bytes: int,
 ) -> pa.Table:
-    """Columns of the rows at these places (`LiveFiles.places`) but the deleted ones, as the table's schema types them.
+    """Columns of the rows at these places (`LiveFiles.places`) that are not deleted, with the table's types.
 
-    Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their row groups of more than `read_bytes`, of
-    a table in a store of more than `stored_ranges.READ_BYTES`; and `OSError`.
+    Raises `NotReadable` where they have more than `size_bytes`, or where the columns of their row groups have more than `read_bytes`, or
+    than `stored_ranges.READ_BYTES` for a table in a store. Raises `OSError`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
     held = present(live, places)
@@ -333,7 +333,7 @@ def rows_at(
 
 
 def present(live: LiveFiles, places: Places) -> Places:
-    """Those of some places (`LiveFiles.places`) that are not deleted. Raises `OSError`."""
+    """The places (`LiveFiles.places`) whose rows are not deleted. Raises `OSError`."""
     _bring_vectors(live.folder, [file for file, _ in places])
     found = []
     for file, numbers in places:
@@ -346,10 +346,10 @@ def present(live: LiveFiles, places: Places) -> Places:
 
 
 def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
-    """The rows of a version of a table that another version of it has not: those of files that it lacks, and of a file that both have
-    what it has deleted.
+    """The rows of the version `live` that the version `other` of the same table does not have.
 
-    Raises `NotReadable` where those are more than `limit`, and `OSError`.
+    These are the rows of files that `other` lacks, and the rows that `other` has deleted in files of both. Raises `NotReadable` where
+    there are more than `limit`, and `OSError`.
     """
     others = {each["path"]: each for each in other.files()}
     changed = [(each, others.get(each["path"])) for each in live.files() if not other.holds([each])]
@@ -371,7 +371,7 @@ def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
 
 
 def _parts_at(path: stored_ranges.Source, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
-    """Columns of these rows of a data file, whose numbers are in order."""
+    """Columns of rows of a data file, whose `numbers` are in ascending order."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
         held, groups = _held(parquet, columns), local_log.row_groups(parquet, numbers)
         for group, rows in groups.items():
@@ -389,13 +389,13 @@ def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
-    """Which of a file's rows are not deleted."""
+    """True for each row of a file that is not deleted."""
     gone = deleted_rows.of(vector, LocalFiles(folder)).bits(rows)
     return pc.invert(pa.BooleanArray.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(gone)]))
 
 
 def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
-    """Columns of the rows of a data file that are not deleted, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`."""
+    """Columns of a data file's rows that are not deleted, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`."""
     vector = file.get("deletionVector")
     found: list[pa.Table] = []
     is_present: pa.BooleanArray | None = None
@@ -422,7 +422,9 @@ def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int = 0)
 
 
 def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
-    """Those of the columns that a file has: one that is older than a column, or somebody else's, has none of it. Where it has none of
-    them at all, its first, which tells how many rows there are."""
-    names = dict.fromkeys(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
+    """The columns that the file has. A file that is older than a column, or of another writer, may lack it.
+
+    Where it has none of them, its first column, which gives the number of rows.
+    """
+    names = dict.fromkeys(parquet.schema_arrow.names)  # once: Arrow builds the schema from the footer at each access
     return [name for name in columns if name in names] or [*names][:1]

@@ -1,10 +1,9 @@
-"""Delta tables on a file system that this process sees: what their logs and their small files say, without a Spark job.
+"""Reads the log and the small files of Delta tables on a local file system, without a Spark job.
 
-Of a table in an object store it sees copies (`stored_files`), which are brought up to date where `readable` gives their folder.
+For a table in an object store it reads local copies (`stored_files`); `readable` brings them up to date.
 
-What is read here is what Delta's protocol writes down plainly: commits as lines of JSON, and checkpoints of one Parquet
-file. Where a table uses more than that (deletion vectors, column mapping, partitions, checkpoints in parts), `rows`
-says so by None, and the caller asks Spark.
+It reads commits as lines of JSON, and checkpoints of one Parquet file. Where a table uses more of Delta's protocol (deletion vectors,
+column mapping, partitions, checkpoints in parts), `rows` returns None, and the caller uses Spark.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ log = logging.getLogger(__name__)
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 
 LOOKED_THROUGH = 4000
-"""So many of the last commits are looked through for the files that they added: a snapshot of thousands of collections has a commit for
-each, and an hour of changes one a second."""
+"""`appended` searches at most this many commits: a snapshot has one for each of thousands of collections, and an hour of changes one a
+second."""
 
 
 UNKNOWN = -1
-"""A version before all that a log holds: of no commit in it the position is that of the rows."""
+"""An unknown restored version, which is before all versions of a log: no commit in the log has the position of the rows."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of a table's history: version, milliseconds since 1970, and our metadata where it is ours.
+    """One entry of a table's history: version, milliseconds since 1970, and the `userMetadata` of a commit of this project.
 
-    `restored` is the version that the commit brought back, for a RESTORE, and `UNKNOWN` where that is not known, or somebody else put
-    other rows in the place of all; None for every other operation.
+    `restored` is the version that a RESTORE brought back. It is `UNKNOWN` where that version is not known, or where another program
+    replaced all rows, and None for every other operation.
     """
 
     version: int
@@ -63,42 +62,44 @@ class Commit:
 
 @dataclass(frozen=True)
 class AddedFile:
-    """A data file, and Delta's statistics of it."""
+    """A data file with Delta's statistics and its size in bytes."""
 
     path: Path
     stats: dict[str, Any]
     size: int | None = None
 
     def between(self, column: str) -> tuple[Any, Any] | None:
-        """The least and the greatest value of a column, where they are known."""
+        """The minimum and maximum of a column; None where one of them is unknown."""
         return file_statistics.between(self.stats, column)
 
     def may_hold(self, column: str, values: Iterable[str]) -> bool:
-        """Whether its bounds leave room for one of some values."""
+        """Whether one of the values lies within the column's bounds."""
         bounds = self.between(column)
         return bounds is None or any(bounds[0] <= each <= bounds[1] for each in values)
 
 
 def place(spark: SparkSession, table: tables.TableRef) -> Path | None:
-    """The folder where this process reads a path table: its own, or copies of what a store has (`readable` brings them up to date)."""
+    """The folder where this process reads a path table: the table's own, or that of its copies, which may be out of date (`readable`)."""
     own = folder(table)
     return own if own is not None or table.path is None else stored_files.place(spark, table.path)
 
 
 def folder(table: tables.TableRef) -> Path | None:
-    """The folder of a path table on a file system that this process sees, or None."""
+    """The folder of a path table on a local file system, or None."""
     if table.path is None:
         return None
     path = "/" + table.path[len("file:") :].lstrip("/") if table.path.startswith("file:") else table.path
     if not path.startswith("/") or table.path.startswith("/Volumes/"):
         return None
-    # `a/../b` is `b`, as to Hadoop: where `a` is a link the system would go to another folder than Spark.
+    # Hadoop takes `a/../b` for `b`. Where `a` is a link, the operating system would resolve it to another folder.
     return Path(os.path.normpath(path))
 
 
 def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:
-    """The folder where this process reads a path table as it is now: its own, or copies of what a store has; None where there is
-    neither, or the store cannot be reached."""
+    """The folder where this process reads a path table in its current version: the table's own, or that of its copies.
+
+    None where there is neither, or the store cannot be reached.
+    """
     found = place(spark, table)
     try:
         if found is not None:
@@ -110,34 +111,34 @@ def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:
 
 
 def bring(folder: Path, files: Iterable[AddedFile]) -> None:
-    """Copy data files that the folder of a copied log has not yet. Raises `OSError`, as `stored_files.bring`."""
+    """Copy the data files that the folder of a copied log lacks. Raises `OSError`, as `stored_files.bring`."""
     stored_files.bring(folder, ((str(file.path.relative_to(folder)), file.size) for file in files))
 
 
 def data_path(folder: Path, name: str) -> Path:
-    """Where a file lies that a table's log names."""
+    """The path of a file that the table's log names."""
     if name.startswith("file:"):
         return Path("/" + unquote(name[len("file:") :]).lstrip("/"))
     return folder / unquote(name)
 
 
 def exists(folder: Path) -> bool:
-    """Whether a Delta table lies there."""
+    """Whether the folder holds a Delta table."""
     log = folder / tables.LOG
-    # A log without a commit is what a CREATE TABLE leaves that was killed: no table yet.
+    # A killed CREATE TABLE leaves a log without a commit: not a table yet.
     return log.is_dir() and newest_version(folder) is not None
 
 
 def newest_version(folder: Path) -> int | None:
-    """The newest version that the log holds as JSON.
+    """The newest version that the log holds as JSON; None where there is none.
 
-    Looked for by its name, from the one on that was the newest at the last look, or was when Delta noted its last checkpoint: with a
-    commit each second a month's log has millions of entries, and to list them takes seconds.
+    Tests for file names one by one, starting at the newest version of the previous call or at Delta's last checkpoint. With a commit each
+    second, a month's log has millions of entries, and listing them takes seconds.
     """
     if (copied := stored_files.copied(folder)) is not None:
-        return copied.newest  # not by what lies there: a commit may be copied by itself
+        return copied.newest  # not from the files there: a single later or earlier commit may have been copied
     log, last = folder / tables.LOG, _NEWEST.get(folder)
-    # A table that was removed and made again has fewer.
+    # A table that was removed and created again has fewer versions.
     if last is None or not (log / f"{last:020}.json").exists():
         last = checkpoint.noted(log)
     if last is None or not (log / f"{last:020}.json").exists():
@@ -154,14 +155,14 @@ _NEWEST: dict[Path, int] = {}
 
 
 def _listed(log: Path) -> list[str]:
-    """The names of the commits that are there as JSON; none where there is no log."""
+    """The names of the log's JSON commits; empty where there is no log."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [entry.name for entry in os.scandir(log) if _COMMIT.fullmatch(entry.name)]
     return []
 
 
 def _newest_first(folder: Path) -> Iterator[str]:
-    """The names of commits, from the newest on back to the first, which may not be there any more."""
+    """The names of all commits, newest first, including those that were cleaned up."""
     newest = newest_version(folder)
     return (f"{version:020}.json" for version in range(-1 if newest is None else newest, -1, -1))
 
@@ -170,18 +171,18 @@ def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
     for name in _newest_first(folder):
         found = _read_commit(folder, name, stored_files.commit_path(folder, int(name[:20])))
-        if found is None:  # cleaned up meanwhile: the log goes back no further
+        if found is None:  # cleaned up: the log goes back no further
             return
         yield found
 
 
 def commit(folder: Path, version: int) -> Commit | None:
-    """One commit, however old it is; None where the log does not hold it as JSON. Raises `OSError` as `stored_files.commit_path`."""
+    """One commit of any age; None where the log does not hold it as JSON. Raises `OSError`, as `stored_files.commit_path`."""
     return _read_commit(folder, f"{version:020}.json", stored_files.commit_path(folder, version, is_alone=True))
 
 
 def stamp(folder: Path, version: int) -> tuple[int, int] | None:
-    """What tells a version's commit from another one of the same number; None where the log has none."""
+    """Inode and modification time of a version's commit, which differ for another commit of the same number; None where there is none."""
     try:
         found = stored_files.commit_path(folder, version).stat()
     except FileNotFoundError:
@@ -198,11 +199,10 @@ def _read_commit(folder: Path, name: str, path: Path) -> Commit | None:
 
 
 def restored_version(folder: Path, version: int) -> int | None:
-    """The version whose files are those of the RESTORE that is `version`: the newest of them; None where the log does not
-    reach back to it.
+    """The version that the RESTORE in `version` restored: the newest earlier one with the same files.
 
-    A RESTORE to a time does not say which version it found, and the time is that of the files of the log, in a zone that is
-    not written down. Versions with the same files hold the same rows, so the newest one's position is theirs as well.
+    None where the log does not reach back to it. A RESTORE to a time does not record which version it found, and its time has no time
+    zone. Versions with the same files hold the same rows, so the position of the newest one is right.
     """
     differing = _changed(folder, version)
     for earlier in range(version - 1, -1, -1):
@@ -216,8 +216,7 @@ def restored_version(folder: Path, version: int) -> int | None:
 
 
 def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
-    """The files that are in a version or in the one before it, and not in both; with another deletion vector it is
-    another file."""
+    """The files that are in only one of a version and the version before it. With another deletion vector it is another file."""
     found: set[tuple[str, str]] = set()
     for action in actions(folder, version):
         for file in (action.get("add"), action.get("remove")):
@@ -228,31 +227,34 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
 
 
 def properties(folder: Path) -> dict[str, str] | None:
-    """What the newest metadata action says; None where only Delta can tell."""
+    """The table's properties; None where they cannot be read here."""
     found = _newest_action(folder, "metaData")
     return None if found is None else dict(found.get("configuration") or {})
 
 
 def features(folder: Path) -> frozenset[str] | None:
-    """The table features that the newest protocol action names; None where only Delta can tell."""
+    """The table features of readers and writers; None where they cannot be read here."""
     found = _newest_action(folder, "protocol")
     return None if found is None else frozenset((*(found.get("readerFeatures") or ()), *(found.get("writerFeatures") or ())))
 
 
 def columns(folder: Path) -> list[str] | None:
-    """The names of a table's columns, in its order; None where only Delta can tell."""
+    """The names of the table's columns, in order; None where they cannot be read here."""
     found = _newest_action(folder, "metaData")
     return None if found is None else [each["name"] for each in json.loads(found["schemaString"])["fields"]]
 
 
 def table_id(folder: Path) -> str | None:
-    """What Delta calls the table; None where only Delta can tell."""
+    """Delta's identifier of the table; None where it cannot be read here."""
     found = _newest_action(folder, "metaData")
     return None if found is None else str(found["id"])
 
 
 def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
-    """The newest action of a kind of which one counts: of the last commits, else of the newest checkpoint where no commit after it holds one."""
+    """The newest action of a kind of which one counts (`metaData`, `protocol`); None where it cannot be read here.
+
+    From the commits after the newest checkpoint, else from the checkpoint.
+    """
     names = _newest_first(folder)
     held_there = checkpoint.newest(folder)
     after = -1 if held_there is None else int(held_there.name[:20])
@@ -266,21 +268,21 @@ def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
         if held_there is None:
             return None
         held = pq.ParquetFile(held_there).read([kind])[kind].drop_null()
-    except (FileNotFoundError, pa.ArrowInvalid):  # cleaned up meanwhile, or being written
+    except (FileNotFoundError, pa.ArrowInvalid):  # cleaned up just now, or not written completely
         return None
     return dict(held[0].as_py()) if len(held) else None
 
 
 @dataclass(frozen=True)
 class VersionSize:
-    """How many files a table's newest version has, and how many bytes they hold."""
+    """The number of data files of a table's newest version, and their bytes."""
 
     files: int = 0
     size_bytes: int = 0
 
 
 def size(folder: Path) -> VersionSize | None:
-    """The size of the newest version, where its checksum says it; nothing for a table that is not there yet."""
+    """The size of the newest version by its checksum file; None where there is none. A missing table has no files."""
     newest = next(_newest_first(folder), None)
     if newest is None:
         return VersionSize()
@@ -292,22 +294,19 @@ def size(folder: Path) -> VersionSize | None:
 
 
 def is_smaller(folder: Path, size_bytes: int) -> bool:
-    """Whether the newest version is known to hold less than so many bytes; a table that is not there yet does."""
+    """Whether the newest version is known to have fewer than `size_bytes`; true for a missing table."""
     found = size(folder)
     return found is not None and found.size_bytes < size_bytes
 
 
 def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
-    """The columns of `schema` of all rows, in no order; null where a file has no such column.
-
-    None where only Delta can tell the rows.
-    """
+    """All rows, in no order, with the columns of `schema`; null where a file lacks a column. None where they cannot be read here."""
     live = files(folder)
     if live is None:
         return None
     try:
         bring(folder, live)
-        # Each by itself: Arrow puts no two kinds of text together, and delta-rs writes another one.
+        # Each file by itself: Arrow cannot concatenate `string` and `large_string`, which delta-rs writes.
         found = [aligned(pq.ParquetFile(file.path).read(), schema) for file in live]
     except _NOT_HERE:
         return None
@@ -315,7 +314,7 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
 
 
 def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The columns of `schema` of one file's rows, a few at a time. Raises `OSError` where it is gone meanwhile."""
+    """The rows of one file with the columns of `schema`, a few at a time. Raises `OSError` where the file is gone."""
     bring(folder, [file])
     with pq.ParquetFile(file.path) as parquet:
         for batch in parquet.iter_batches(_SAMPLE_ROWS):
@@ -323,7 +322,7 @@ def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table
 
 
 def files(folder: Path) -> list[AddedFile] | None:
-    """The data files of the newest version, in the order of their names; None where only Delta can tell them."""
+    """The data files of the newest version, ordered by name; None where they cannot be read here."""
     try:
         return [_added_file(folder, added) for _, added in sorted(_live(folder).items())]
     except _NOT_HERE:
@@ -331,11 +330,11 @@ def files(folder: Path) -> list[AddedFile] | None:
 
 
 _NOT_HERE = (table_schema.NotReadable, OSError, ValueError, pa.ArrowException)
-"""What a log raises that is not read here, or is damaged: where a disk was full, or the power gone, Delta goes on without a checkpoint."""
+"""Errors of a log that uses more than this module reads, or is damaged: Delta can do without a checkpoint that a full disk cut off."""
 
 
 def _live(folder: Path) -> dict[str, dict[str, Any]]:
-    """The `add` actions of the newest version's files, by their names. Raises what is `_NOT_HERE`."""
+    """The `add` actions of the newest version's files, by name. Raises one of `_NOT_HERE`."""
     newest = newest_version(folder)
     if newest is None:
         raise table_schema.NotReadable
@@ -353,10 +352,9 @@ def _live(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def replayed(folder: Path, version: int) -> Iterator[dict[str, Any]]:
-    """The actions that lead to a version: those of the newest checkpoint up to it, and those of the commits after that.
+    """The actions up to a version: those of the newest checkpoint at or before it, then those of the commits after that.
 
-    Raises `OSError` where a commit is missing: the files would be those of no version, where a clean-up, or another writer, changed the
-    folder meanwhile.
+    Raises `OSError` where a commit is missing, because of a log clean-up or another writer: the files would be those of no version.
     """
     begun = checkpoint.newest(folder, version)
     if begun is not None:
@@ -373,7 +371,7 @@ def actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
 
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table's columns as `schema` names and types them; null where it has no such column."""
+    """The table's rows with the columns and types of `schema`; null where a column is missing."""
     names = set(table.column_names)
     columns = [
         table[field.name].cast(field.type) if field.name in names else pa.nulls(len(table), field.type) for field in schema
@@ -388,8 +386,10 @@ def columns_bytes(
     rows: Sequence[int] | None = None,
     groups: Sequence[int] | None = None,
 ) -> int:
-    """How many bytes these columns of a Parquet file take when they are read, as its footer says; or of these row groups, or of those that
-    hold some of the `rows`, whose numbers are in order."""
+    """The uncompressed bytes of columns of a Parquet file, by its footer.
+
+    Only those of the row groups `groups`, or of the groups that hold some of the `rows`, whose numbers are in ascending order.
+    """
     with pq.ParquetFile(source) as parquet:
         chosen = groups if rows is None else row_groups(parquet, rows)
         held = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups) if chosen is None else chosen)
@@ -398,7 +398,7 @@ def columns_bytes(
 
 
 def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]:
-    """The row groups of a file that hold some of the rows, whose numbers are in order, each with the numbers of its own."""
+    """The row groups that hold some of the `rows` (in ascending order), each with the range of its row numbers."""
     found, start = {}, 0
     for number in range(parquet.metadata.num_row_groups):
         held = range(start, start + parquet.metadata.row_group(number).num_rows)
@@ -409,13 +409,15 @@ def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]
 
 
 def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int, size_bytes: int, group: int = 0) -> int:
-    """How many rows of a file to read at a time: at most so many, and about so many bytes of these columns, by the first rows of a
-    row group, or of the next one that has some."""
+    """How many rows of a file to read at a time: at most `most`, and about `size_bytes` of the columns.
+
+    Estimated from the first rows of the row group `group`, or of the next one that has rows.
+    """
     if parquet.metadata.num_rows <= _SAMPLE_ROWS:
         return most
-    # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
+    # Not from the footer: for a dictionary-encoded column it has the size of the distinct values, and a row may have megabytes.
     groups = range(group, parquet.num_row_groups)
-    filled = next(each for each in groups if parquet.metadata.row_group(each).num_rows)  # as Arrow's, one may have no rows
+    filled = next(each for each in groups if parquet.metadata.row_group(each).num_rows)  # Arrow writes empty row groups, too
     first = next(parquet.iter_batches(_SAMPLE_ROWS, row_groups=[filled], columns=list(columns)))
     return max(1, min(most, size_bytes * len(first) // max(1, first.nbytes)))
 
@@ -424,14 +426,15 @@ _SAMPLE_ROWS = 64
 
 
 def _is_below(path: str, columns: Collection[str]) -> bool:
-    """Whether one of the columns, whose own name may have dots, is at the beginning of a path."""
+    """Whether the path begins with one of the columns, whose name may contain dots."""
     return any(name in columns for name in itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFile] | None:
-    """The files that hold what was appended after the newest append that `is_before`, and perhaps older rows beside it.
+    """The files with everything that was appended after the newest append that `is_before`, and possibly some older rows.
 
-    None where the last `LOOKED_THROUGH` commits do not say it: there are more, or some are neither ours nor compactions.
+    None where the last `LOOKED_THROUGH` commits do not reach that append, or contain a commit that is neither an append of this project
+    nor a compaction.
     """
     found: list[AddedFile] = []
     removed: set[str] = set()
@@ -443,8 +446,8 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
         info: dict[str, Any] = next((action["commitInfo"] for action in held if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)
         if commit.version == 0 and not any("add" in action for action in held):
-            return found  # the table was made, and held nothing before
-        # A compaction brings no rows, whoever made it and whatever it says.
+            return found  # the table was created here, and was empty
+        # A compaction adds no rows, whatever its metadata.
         if info.get("operation") != "OPTIMIZE" and (commit.metadata is None or info.get("operation") != "WRITE"):
             return None
         added = [action["add"] for action in held if "add" in action]
@@ -452,7 +455,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
             return found
         if any("metaData" in action or "protocol" in action for action in held) or not all(map(_is_plain, added)):
             return None
-        # Newest first: a file that a later compaction removed is in `removed` before the commit that added it is reached.
+        # Newest first: `removed` has a file that a later compaction removed before its own commit is reached.
         live = (each for each in added if each["path"] not in removed)
         found += [_added_file(folder, each) for each in live]
         removed.update(action["remove"]["path"] for action in held if "remove" in action)
@@ -464,13 +467,13 @@ def _added_file(folder: Path, added: dict[str, Any]) -> AddedFile:
 
 
 def _is_plain(added: dict[str, Any]) -> bool:
-    """Whether a file lies in the table's folder and all its rows count."""
+    """Whether the file lies in the table's folder and has no deletion vector."""
     path = added["path"]
     return not (added.get("deletionVector") or "://" in path or path.startswith(("/", "file:")))
 
 
 def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | None]) -> Commit:
-    """The commit of a file of the log, by its `commitInfo`; a RESTORE that does not say its version is looked into."""
+    """The commit of a log file, from its `commitInfo`; `find_restored` is called for a RESTORE that does not name its version."""
     operation, metadata = info.get("operation"), claims.parsed(info.get("userMetadata"))
     restored = brought_back(operation, info.get("operationParameters") or {}, metadata)
     if restored == UNKNOWN and operation == "RESTORE":
@@ -480,9 +483,9 @@ def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | N
 
 
 def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata: object) -> int | None:
-    """`Commit.restored`, as far as a commit says it by itself."""
+    """`Commit.restored`, as far as the commit itself records it."""
     if operation == "RESTORE":
         return UNKNOWN if parameters.get("version") is None else int(parameters["version"])
-    # A copy of the table, as a backup is brought back: what its rows were applied to is not what was committed last.
+    # A CLONE or an overwrite without our metadata, such as a restored backup: its rows are not at the position of our last commit.
     is_replaced = operation == "CLONE" or (parameters.get("mode") == "Overwrite" and parameters.get("predicate") is None)
     return UNKNOWN if is_replaced and metadata is None else None

@@ -1,4 +1,4 @@
-"""The actions of one commit, as Delta's log and Delta's private methods have them."""
+"""The actions of one commit, in the form of Delta's log and of Delta's private methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 
 
 class ActionList:
-    """The actions of one commit in the making: a Java list, for which Delta's Scala methods take an immutable sequence."""
+    """The actions of one commit: a Java list, which `seq` converts to the immutable sequence of Delta's Scala methods."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._converters = jvm.java_class(spark, CONVERTERS)
@@ -27,24 +27,23 @@ class ActionList:
         self._actions = jvm.java_class(spark, "java.util.ArrayList")()
 
     def add(self, *actions: Mapping[str, Any]) -> None:
-        """Add actions as the log's JSON has them."""
+        """Add actions in the form of the log's JSON."""
         for action in actions:
             self._actions.add(self._action.fromJson(json.dumps(action)))
 
     def extend(self, actions: Any) -> None:
-        """Add actions that Delta has made."""
+        """Add a Scala sequence of Delta's actions."""
         self._actions.addAll(self._converters.asJava(actions))
 
     def seq(self) -> Any:
-        """The list as Delta's methods take it."""
+        """The actions as an immutable Scala sequence."""
         return self._converters.asScala(self._actions).toSeq()
 
 
 def fenced(spark: SparkSession, file: data_file.ParquetFile | None, base: int, *, is_change: bool = True) -> ActionList:
-    """The actions of a commit on the version `base`, beginning with its fence and the file: one commit has all of them
-    or none."""
+    """The first actions of a commit on the version `base`: its fence, and the file if there is one."""
     actions = ActionList(spark)
-    # Delta applies a transaction version of an application once: a writer that was fenced off finds its version taken.
+    # Delta applies each `txnVersion` of an `appId` once: a writer that was fenced off finds its version taken.
     actions.add({"txn": {"appId": definition.APP_ID, "version": base + 1, "lastUpdated": clock.now_ms()}})
     if file is not None:
         actions.add(added(file, is_change=is_change))

@@ -1,4 +1,4 @@
-"""Upkeep of tables: compaction, removal of unreferenced files, and checkpoints of the log."""
+"""Maintenance of tables: compaction, removal of unreferenced files, and checkpoints of the log."""
 
 from __future__ import annotations
 
@@ -29,42 +29,40 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MUCH_DELETED = 0.3
-"""A file of which so much is deleted is written anew."""
+"""The share of deleted rows, from 0 to 1, above which a file is rewritten."""
 
 COMPACTION = {
     "spark.databricks.delta.optimize.minFileSize": str(16 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxDeletedRowsRatio": str(MUCH_DELETED),
 }
-"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows
-what was written."""
+"""Settings of a writer's own OPTIMIZE, which rewrites small files and files with many deleted rows: its work depends on what was written,
+not on the table's size."""
 
 
 CUBE_BYTES = 1024 * 1024 * 1024
-"""So much that a clustered compaction has put in order the next ones leave as it is. Delta's own measure is 100 GB: each
-compaction would write all of a smaller table anew."""
+"""A clustered compaction leaves a group of clustered files of this size as it is. With Delta's default of 100 GB, each compaction would
+rewrite all of a smaller table."""
 
 
 LARGE_FILE = 64 * 1024 * 1024
 
 
 MANY_FILES = 24
-"""So many files beyond those that the table's size explains, a writer compacts."""
+"""A writer compacts when there are this many new surplus files: files beyond one per `LARGE_FILE` bytes of the table."""
 
 MANY_FACTS = 200
-"""So many small files of facts, of which each commit adds one, are put together while a service runs."""
+"""A running service compacts a table of facts, to which each commit adds a file, when there are this many new surplus files."""
 
 FEW_ROWS = 10_000
 FEW_BYTES = 16 * 1024 * 1024
-"""So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the
-table has not to read much that is not."""
+"""The most rows and bytes of small files that a writer merges itself. They are few, so that readers of new rows read few old ones."""
 
 
 def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False) -> bool:
-    """Compact a table, by its clustering where it has one; its commit says nothing, and what the commit before it said still counts.
+    """Compact a table, by its clustering where it has one. The commit has no metadata: that of the commit before it still counts.
 
-    With `purges` files whose rows are marked as deleted are written anew without them; False where those of a clustered table could
-    not be.
+    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table.
     """
     is_purged = True
     confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
@@ -77,12 +75,11 @@ def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = Fals
 
 
 ALL_DELETED = {"spark.databricks.delta.optimize.maxDeletedRowsRatio": "0"}
-"""A compaction then takes every file with deleted rows; that by a clustering takes none for it."""
+"""Settings of an OPTIMIZE that rewrites every file with deleted rows; without effect on a clustered table."""
 
 
 def _purged(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Purge a table's deletion vectors; False where Delta cannot: its REORG asks executors for a session
-    (delta-io/delta#5780)."""
+    """Purge a table's deletion vectors; false where Delta cannot, because its REORG needs a session on executors (delta-io/delta#5780)."""
     try:
         spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
     except table_errors.SPARK_ERRORS as error:
@@ -93,17 +90,17 @@ def _purged(spark: SparkSession, table: tables.TableRef) -> bool:
 
 
 VACUUM = {
-    # A quicker one takes what the log says was removed, and leaves the orphans.
+    # The lite mode removes only files that the log names, and leaves orphans.
     "spark.databricks.delta.vacuum.lite.enabled": "false",
-    # Its own entries in the history would stand where the last position is looked for.
+    # VACUUM's own history entries have no metadata, and would come before the last position.
     "spark.databricks.delta.vacuum.logging.enabled": "false",
-    # The tasks that list the folder: 10,000 by default, a minute on few cores, and our tables have one folder each.
+    # The tasks that list the folder. The default of 10,000 takes a minute on few cores, and a table of this project has one folder.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
 }
 
 
 def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
-    """Remove the files that no version within the table's retention names, orphans of killed commits among them."""
+    """Remove the files that no version within the table's retention names, including orphans of killed commits."""
     with query_execution.session_confs(spark, VACUUM), table_errors.translating(table):
         spark.sql(f"VACUUM {table}").collect()
     if (folder := local_log.folder(table)) is not None:
@@ -111,8 +108,10 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def is_clean(table: tables.TableRef) -> bool:
-    """Whether a compaction and VACUUM have nothing to do, as this process sees it: one file at most, none of its rows deleted, and
-    beside it no other lies in the folder."""
+    """Whether a compaction and VACUUM have nothing to do: the table has at most one file, without deleted rows, and its folder no other.
+
+    False where this process cannot read the table.
+    """
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
     try:
@@ -127,7 +126,7 @@ def is_clean(table: tables.TableRef) -> bool:
 
 
 def _lying(folder: Path) -> set[Path]:
-    """The files in a table's folder without its log; Spark hides names with a dot, the checksums of a local disk among them."""
+    """The files in a table's folder without the log, and without names that begin with a dot, such as checksums: Spark hides these."""
     found: set[Path] = set()
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != tables.LOG]
@@ -136,10 +135,9 @@ def _lying(folder: Path) -> set[Path]:
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Write a checkpoint of the log, and remove its entries that are past their retention; whether that was done.
+    """Write a checkpoint of the log and remove its expired entries; whether that was done.
 
-    Not done where the newest entry states no position and an older one does: the older one would be removed with the
-    rest as soon as it is past its retention.
+    Not done where the newest entry has no position and an older one does: the older one would be removed when it expires.
     """
     log = direct_log.of(spark, table)
     at = table_history.NOT_THERE if log is None else table_history.standing(spark, table)
@@ -147,12 +145,12 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
         return False
     try:
         return log is not None and log.checkpoint()
-    except (Py4JError, TypeError):  # another Delta has other methods, and does it every so many commits by itself
+    except (Py4JError, TypeError):  # another Delta has other methods, and writes checkpoints by itself
         return False
 
 
 def delete_claimed(writer: Writer, where: str, among: str | None = None) -> int:
-    """Remove the rows as one fenced commit that says what the last one said (`StatementCommits.remove`); how many."""
+    """Remove rows as one fenced commit with the metadata of the last one (`StatementCommits.remove`); the number of rows."""
     with table_errors.translating(writer.table):
         count = int(writer.spark.sql(f"SELECT count(*) AS n FROM {writer.table} WHERE {where}").collect()[0].n)
     if count:
@@ -162,17 +160,17 @@ def delete_claimed(writer: Writer, where: str, among: str | None = None) -> int:
 
 
 def are_vectors_switched(spark: SparkSession, table: tables.TableRef, wanted: bool) -> bool:
-    """Whether a table makes deletion vectors, or where they are not wanted has not even the feature, which an interrupted switch leaves."""
+    """Whether deletion vectors are enabled as `wanted`. To be off, the table must not have the feature, which an interrupted switch
+    leaves."""
     if wanted:
         return definition.is_on(delta.properties(spark, table), definition.DELETION_VECTORS)
     return "deletionVectors" not in delta.features(spark, table)
 
 
 def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
-    """Enable deletion vectors, or remove them so that readers need not support them; nothing where the table is so
-    already.
+    """Enable deletion vectors, or remove the table feature so that readers need not support it. Safe to repeat.
 
-    Removing them rewrites the files that have some. Interrupted, it goes on at the next call.
+    Removing them rewrites the files that have some. After an interruption the next call continues.
     """
     if not are_vectors_switched(writer.spark, writer.table, wanted):
         writer.alter(
@@ -181,27 +179,27 @@ def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
 
 
 def compact(writer: Writer) -> None:
-    """Put small files together and rewrite files with many deleted rows, where there are many of either.
+    """Merge small files and rewrite files with many deleted rows, where there are `MANY_FILES` new surplus files.
 
-    The work is bounded by what was written since the last time, not by the table. In a store only this process' part of it is done;
-    the rest, and all of it in a catalog, is for maintenance. The rows stay as they are, and so does the position.
+    The work depends on what was written after the last compaction, not on the table's size. Rows and position stay the same. In a store
+    only the part without Spark is done, and in a catalog nothing; `medallion maintain` does the rest.
     """
     surplus = _surplus_files(writer)
     if surplus < writer.surplus_files + MANY_FILES:
         return
     if not _compact_files(writer) and local_log.folder(writer.table) is not None:
         _optimize(writer)
-    # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
+    # The files that are left cannot be merged further: the next compaction is due for files on top of them.
     writer.surplus_files = _surplus_files(writer)
 
 
 def _compact_files(writer: Writer) -> bool:
-    """Put the smallest files together in this process; False where a compaction by Spark is due."""
+    """Merge the smallest files in this process; false where a compaction by Spark is due."""
     live = writer.live
     if live is None or not live.at(writer.version):
         return False
     parts, others = live.by_size(rows=FEW_ROWS, size_bytes=FEW_BYTES)
-    # Of what a service puts together itself files of a middling size are left.
+    # Merges of this process leave files of medium size, which Spark compacts when there are many.
     are_many = len([each for each in others if each["size"] < LARGE_FILE // 4]) >= MANY_FILES
     if are_many or any(file_statistics.share_deleted(each) > MUCH_DELETED for each in others):
         return False
@@ -211,32 +209,32 @@ def _compact_files(writer: Writer) -> bool:
 def _optimize(writer: Writer) -> None:
     writer.check_ownership()
     _compact_silently(writer.spark, writer.table)
-    writer.check_ownership()  # which goes on to the version that this made
+    writer.check_ownership()  # moves on to the version of the compaction
 
 
 def _compact_silently(spark: SparkSession, table: tables.TableRef) -> None:
-    # Without metadata: it says nothing of who owns the table, or where it stands.
+    # Without metadata: the commit changes neither the owner nor the position.
     with query_execution.session_confs(spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
         optimize(spark, table)
 
 
 def compact_facts(spark: SparkSession, table: tables.TableRef, left: int) -> int:
-    """Put the small files of facts together that nobody claims, where there are many: whoever reads what is new looks at all of them.
+    """Compact a table of facts, which has no claim, where there are `MANY_FACTS` new surplus files: each read opens all files.
 
-    What `left` is of the last time, and gives for the next one, cannot be put together any further. In a store and in a catalog that is
-    for maintenance.
+    `left` is the result of the last call: the surplus files that could not be merged. Returns the number for the next call. Does nothing
+    in a store or a catalog; `medallion maintain` compacts there.
     """
     folder = local_log.folder(table)
     if folder is None or _surplus(local_log.size(folder)) < left + MANY_FACTS:
         return left
-    # Nothing that comes next needs it: a lost file of old facts would stop a collection.
+    # Errors are ignored: a collection must not stop because a file of old facts is lost.
     with contextlib.suppress(Exception):
         _compact_silently(spark, table)
     return _surplus(local_log.size(folder))
 
 
 def _surplus_files(writer: Writer) -> int:
-    """How many files the table has beyond those that its size explains; 0 where its log does not tell."""
+    """The number of files beyond one per `LARGE_FILE` bytes of the table; 0 where it is not known."""
     folder = local_log.folder(writer.table)
     size = None if folder is None else local_log.size(folder)
     live = writer.live

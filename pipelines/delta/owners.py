@@ -1,7 +1,7 @@
-"""Which process owns a table: the identity that a writer claims it with, and whether the owner of a claim still lives.
+"""The owner of a table: the identity in a writer's claim, and whether the claim's process is still alive.
 
-A second writer is refused here (`refuse_second`; the rule is `cdc_core.tables.claims`). One whose claim was taken over
-learns of it at its next commit, in `fenced_commits`.
+`refuse_second` refuses a second writer (the rule is in `cdc_core.tables.claims`). `fenced_commits` stops a writer whose claim was taken
+over.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
-"""The writers of this process that still hold their claim, by their identity."""
+"""The writers of this process that still hold their claim, by the `writer` of their identity."""
 
 
 def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
+    """Whether a writer holds the table: a live process of this host, or one of another host whose lease has not expired."""
     return holder(spark, table) is not None
 
 
 def holder(spark: SparkSession, table: tables.TableRef) -> Mapping[str, Any] | None:
-    """The claim of the writer that holds the table, in the sense of `is_held`; None where nobody does."""
+    """The claim of the writer that holds the table (`is_held`); None where there is none."""
     last = table_history.standing(spark, table).last
     return None if last is None or _verdict(last) is claims.Availability.FREE else last.metadata
 
@@ -54,7 +54,7 @@ def _verdict(last: Commit | None) -> claims.Availability:
 
 
 def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
-    """Raise `TableOwned` or `LeaseHeld` where another writer holds the table: `Writer.claim` asks before it commits anything."""
+    """Raise `TableOwned` or `LeaseHeld` where another writer holds the table; `last` is the newest commit with a claim."""
     if last is None or last.metadata is None:
         return
     claim = last.metadata
@@ -81,7 +81,7 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
 
 
 def came_since(spark: SparkSession, table: tables.TableRef, since_ms: int) -> bool:
-    """Whether the last writer of a table claimed it after a time: who decided something then could not know of it."""
+    """Whether the table's last writer claimed it after a time, so that a decision of that time did not consider it."""
     last = None
     for commit in table_history.newest_first(spark, table):
         if commit.metadata is not None:
@@ -94,7 +94,7 @@ def came_since(spark: SparkSession, table: tables.TableRef, since_ms: int) -> bo
 
 
 def _has_living_owner(claim: Mapping[str, Any]) -> bool:
-    """Whether the process of a claim lives; where it is this one, whether it has a writer that holds the claim."""
+    """Whether the claim's process is alive; for this process, whether one of its writers still holds the claim."""
     if claim.get("process") == os.getpid() and claim.get("started") == _started(os.getpid()):
         return claim.get("writer") in HELD
     return _is_alive(claim.get("process"), claim.get("started"))
@@ -113,22 +113,21 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in the operating system's own count; None when it is gone."""
+    """The start of a process as `boot:ticks`; empty where it cannot be read, None where the process is gone."""
     try:
-        # The second field is the program's name in brackets, which may hold blanks and brackets itself: counted from its
-        # end.
+        # Fields are counted from the end of the second one: the program's name in brackets, which may contain blanks and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None if not _signalable(pid) else ""
-    # A zombie writes nothing; its parent has only not read its end yet.
+    # A zombie has ended; only its parent has not read its exit code.
     is_gone = fields[0] in ("Z", "X")
-    # Field 22, the start in clock ticks since the boot. With the boot's identifier, because numbers of processes come again.
+    # Field 22 is the start in clock ticks after the boot. The boot's identifier is added because process numbers are reused.
     return None if is_gone else f"{_boot()}:{fields[19]}"
 
 
 def _signalable(pid: int) -> bool:
     try:
-        # Signal 0 is not delivered: the call only checks that the process is there.
+        # Signal 0 is not delivered: the call only tests whether the process exists.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -140,5 +139,5 @@ def _signalable(pid: int) -> bool:
 def _is_alive(pid: object, started: object) -> bool:
     if not isinstance(pid, int) or pid == os.getpid() and started == _started(pid):
         return isinstance(pid, int)
-    now = _started(pid)  # empty where /proc hides the processes of other users
+    now = _started(pid)  # empty where /proc hides processes of other users
     return now is not None and (not started or now in ("", started))

@@ -1,4 +1,4 @@
-"""How Spark runs the queries over tables: with which settings, compiled or not, and computed how often."""
+"""How Spark runs queries over tables: session settings, compiled or interpreted expressions, and materialized rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session's settings for the time of a block, which none of its results depends on; what was there before comes
-    back.
+    """Set optional settings of the session for a block, and restore them afterwards.
 
-    A session that takes no settings, as on serverless compute, runs the block as it is.
+    The block's results must not depend on them: a session that takes no settings, as on serverless compute, runs the block without them.
     """
     with required_confs(spark, settings if takes_settings(spark) else {}):
         yield
@@ -41,9 +40,9 @@ def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
 
 @contextmanager
 def required_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """As `session_confs`, where the block would do something else without them: raises where the session refuses one.
+    """As `session_confs`, for settings that the block needs: raises where the session refuses one.
 
-    Threads that share a session of Spark Connect wait for each other here: each would take back what the other has set.
+    Threads that share a session of Spark Connect wait for each other: otherwise each would reset the settings of the other.
     """
     lock = (
         contextlib.nullcontext() if not settings or sparks.is_classic(spark) else _locks.setdefault(spark, threading.RLock())
@@ -54,7 +53,7 @@ def required_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
             for name, value in settings.items():
                 previous = spark.conf.get(name, None)
                 spark.conf.set(name, value)
-                before[name] = previous  # where the next one is refused, this one is taken back, too
+                before[name] = previous  # restored even if the next setting is refused
             yield
         finally:
             for name, previous in before.items():
@@ -71,11 +70,11 @@ _takes_settings: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
 _holds_rows: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
 
 PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
-"""A setting of a fenced statement, which changes nothing by itself."""
+"""A setting of a fenced statement that has no effect by itself."""
 
 
 def takes_settings(spark: SparkSession) -> bool:
-    """Whether the session takes Delta's settings; tried once for each session."""
+    """Whether the session accepts Delta's settings; tried once per session."""
     if spark not in _takes_settings:
         try:
             with required_confs(spark, PROBE):
@@ -87,8 +86,10 @@ def takes_settings(spark: SparkSession) -> bool:
 
 
 def share(spark: SparkSession) -> None:
-    """Before threads write side by side: where they have one session, it takes no settings. Those of a fenced MERGE would fence, or leave
-    out without a word, whatever another thread commits meanwhile."""
+    """Call this before threads write in parallel: a session that they share then counts as one that takes no settings.
+
+    The settings of a fenced MERGE would apply to the commits of other threads, which Delta could silently skip.
+    """
     if sparks.is_shared(spark):
         _takes_settings[spark] = False
 
@@ -100,25 +101,23 @@ INTERPRETED = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.files.minPartitionNum": "1",
 }
-"""In one piece, without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a
-few rows."""
+"""Settings for queries over few rows: one partition and no compiled code. The plan of a wide table takes seconds to compile, and
+milliseconds to run."""
 
 
 FEW_BYTES = 32 * 1024 * 1024
 FEW_ROWS = 50_000
-"""Documents that resemble each other compress a hundredfold: without compiled code, millions of rows would fit into
-`FEW_BYTES`."""
+"""A limit beside `FEW_BYTES`: similar documents compress a hundredfold, so that millions of rows would fit into it."""
 
 
 def are_small(*touched: tables.TableRef) -> bool:
-    """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a
-    job."""
+    """Whether all of these tables have at most `FEW_BYTES` and `FEW_ROWS`; false where they are not on a local file system."""
     folders = [local_log.folder(table) for table in touched]
     return all(folder is not None and _is_small(folder) for folder in folders)
 
 
 def _is_small(folder: Path) -> bool:
-    # The checksum first: it is one small file, and of a table that is large the log need not be read.
+    # The checksum first: it is one small file, and a large table's log is then not read.
     if not local_log.is_smaller(folder, FEW_BYTES):
         return False
     newest = local_log.newest_version(folder)
@@ -127,15 +126,17 @@ def _is_small(folder: Path) -> bool:
 
 
 def with_values(df: DataFrame, column: str, values: Iterable[str | None]) -> DataFrame:
-    """The rows that have one of these texts in a column. As a table and not as a condition: a value costs a call of the JVM there, and the
-    plan grows with them."""
+    """The rows that have one of the values in a STRING column.
+
+    By a join with a table: in a condition each value costs a call of the JVM, and makes the plan larger.
+    """
     named = df.sparkSession.createDataFrame(pa.table({column: pa.array(list(values), pa.string())}))
     return df.join(F.broadcast(named), column, "left_semi")
 
 
 @contextmanager
 def held(df: DataFrame) -> Iterator[DataFrame]:
-    """The rows, `materialized` and held for the time of a block."""
+    """The rows, `materialized` for the time of a block."""
     rows = materialized(df)
     try:
         yield rows
@@ -144,15 +145,15 @@ def held(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def materialized(df: DataFrame) -> DataFrame:
-    """The rows, computed once and held until nothing refers to them, so that a MERGE does not plan them again.
+    """The rows, computed once and kept until they are garbage collected, so that a MERGE does not plan them again.
 
-    Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
+    Unchanged where the platform keeps no rows for a session (`holds_rows`): they are computed at each read.
     """
     return df.localCheckpoint() if holds_rows(df.sparkSession) else df
 
 
 def holds_rows(spark: SparkSession) -> bool:
-    """Whether the platform keeps rows for a session; tried once for each."""
+    """Whether the platform keeps rows for a session, which serverless compute does not; tried once per session."""
     if spark not in _holds_rows:
         try:
             is_kept = sparks.is_classic(spark) or spark.range(1).localCheckpoint() is not None
@@ -163,8 +164,8 @@ def holds_rows(spark: SparkSession) -> bool:
 
 
 def unpersist(df: DataFrame) -> None:
-    """Let go of `materialized` rows now, and not when somebody collects garbage."""
-    with contextlib.suppress(Exception):  # over Spark Connect the server does it
+    """Release `materialized` rows now instead of at a garbage collection."""
+    with contextlib.suppress(Exception):  # over Spark Connect the server releases them
         rdd = df._jdf.queryExecution().analyzed().rdd()
-        # As the rows' own `unpersist`, but for the line that this writes into Spark's log: in months they fill a disk.
+        # As `DataFrame.unpersist`, but without its line in Spark's log: in months these lines fill a disk.
         df.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)

@@ -1,7 +1,6 @@
-"""Commits by statements of Spark: what a writer can do to any table, over any catalog, store and session.
+"""Commits by Spark statements, which work for any table, catalog, store and session.
 
-A statement does not say which version it made, and Delta skips one whose fence it has seen: `fenced_commits` looks each
-of them up.
+A statement does not return its version, and Delta silently skips one whose fence it has seen: `fenced_commits` looks each of them up.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ if TYPE_CHECKING:
 
 
 MANY_KEYS = 5_000
-"""Rows of so many keys are replaced by their keys, those of more by the range that holds these."""
+"""Up to this many keys, rows are replaced by a list of keys; for more, by the range of the keys."""
 
 
 class StatementCommits(fenced_commits.FencedCommits):
-    """The verbs of a claim that need nothing but SQL and writes of frames.
+    """The operations of a writer that need only SQL and DataFrame writes.
 
-    A commit without rows goes through the direct log where there is one: it is the same commit, without a job of Spark.
+    A commit without rows goes through the direct log where there is one: it is the same commit without a Spark job.
     """
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
-        """One fenced commit without rows, for what its metadata says; the new version."""
+        """One fenced commit without rows, for its metadata alone; the new version."""
         return self._marked(lambda: (to, extra))
 
     def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
@@ -60,7 +59,7 @@ class StatementCommits(fenced_commits.FencedCommits):
 
         def act(options: dict[str, str]) -> None:
             chosen = writer.options(**options)
-            # By its name, a path table that another session has just made is sometimes taken for missing, and made again.
+            # `saveAsTable` sometimes misses a path table that another session has just created, and creates it again.
             chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
 
         return self.through_spark(act, lambda: (to, extra))
@@ -75,7 +74,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         cluster_by: Sequence[str] = (),
     ) -> int:
         """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
-        if not query_execution.takes_settings(self.spark):  # the properties stay those that the table was made with
+        if not query_execution.takes_settings(self.spark):  # properties and clustering stay the same
             return self.overwrite(df, to=to, extra=extra, overwrite_schema=True)
         ddl = definition.ddl(self.table, "", properties, cluster_by)
         return self._executed(
@@ -93,10 +92,9 @@ class StatementCommits(fenced_commits.FencedCommits):
     ) -> int:
         """Merge the rows of `source` as one fenced commit; the new version.
 
-        Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
-        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up. A
-        session that takes no settings runs no fenced MERGE: there the rows of its keys are replaced by what the MERGE
-        would leave of them.
+        Retried on Delta's conflicts, each time with ownership checked and a new fence: the statement may depend only on its source and on
+        the table's current rows. Raises `CommitConflict` after the last attempt. A session that takes no settings cannot run a fenced
+        MERGE: there the rows of the source's keys are replaced by the outcome of the MERGE.
         """
         if query_execution.takes_settings(self.spark):
             return self._executed(
@@ -105,34 +103,34 @@ class StatementCommits(fenced_commits.FencedCommits):
         return self._replaced(source, statement, lambda: (to, extra))
 
     def remove(self, where: str, *, among: str | None = None, to: object, extra: Mapping[str, object] | None = None) -> int:
-        """Remove the rows that the SQL condition holds for, as one fenced commit; the new version.
+        """Remove the rows that match the SQL condition `where`, as one fenced commit; the new version.
 
-        Delta replaces rows by conditions of columns and literals alone: one with a function needs such a condition `among` which rows
-        its rows are, and the others of these are written again.
+        Delta replaces rows only by conditions of columns and literals. If `where` has a function, `among` must be such a condition, which
+        matches all of its rows; the other rows of `among` are written again.
         """
         rows = self._rows()
         left = rows.limit(0) if among is None else rows.where(among).where(f"NOT coalesce({where}, false)")
         return self._written(lambda: (left, F.expr(among or where)), lambda: (to, extra))
 
     def alter(self, change: str) -> None:
-        """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it.
+        """Run `ALTER TABLE … change` on the table, with ownership checked before and after it.
 
-        Its commit says nothing, as that of a compaction: fenced by nothing, it may come late, behind what a successor has committed.
+        Its commit has no metadata, as that of a compaction: it is not fenced, and may come after a commit of a successor.
         """
         self.check_ownership()
         with table_errors.translating(self.table):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
-        self.check_ownership()  # a claim may have come just before it
+        self.check_ownership()  # another writer may have claimed the table just before the statement
 
     def renew(self) -> None:
-        """Renew the lease by an empty commit that says what the last one said."""
+        """Renew the lease by an empty commit with the metadata of the last one."""
         self._marked(self.last_metadata)
 
     def release(self, extra: Mapping[str, object] | None = None) -> None:
-        """Say that the owner left cleanly, so that a successor on another host need not wait for the lease.
+        """Release the claim by an empty commit, so that a successor on another host does not wait for the lease.
 
-        Whatever comes of it, no successor in this process is refused because of this writer. A commit that got no
-        answer, and is in the log, counts as the last one.
+        Even if the commit fails, this writer no longer refuses a successor in this process. A commit without an answer counts as the last
+        one if it is in the log (`settle`).
         """
         owners.HELD.pop(self.identity.writer, None)
         self.settle()
@@ -141,7 +139,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         )
 
     def _replaced(self, source: DataFrame, statement: sql_merge.Merge, said: fenced_commits.Said) -> int:
-        """The rows of the source's keys, replaced by what the statement leaves of them."""
+        """Replace the rows of the source's keys by the outcome of the statement."""
         keys = [row[0] for row in source.select(upsert.KEY).distinct().limit(MANY_KEYS + 1).collect()]
         if not keys:
             return self._marked(said)
@@ -154,7 +152,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), said)
 
     def _written(self, made: Callable[[], tuple[DataFrame, Column]], said: fenced_commits.Said) -> int:
-        """Rows in place of those that a condition holds for: the options of a write carry the fence, without a setting."""
+        """Replace the rows that match a condition: `made` returns the new rows and the condition. Write options carry the fence."""
 
         def act(options: dict[str, str]) -> None:
             rows, among = made()
@@ -165,15 +163,14 @@ class StatementCommits(fenced_commits.FencedCommits):
     def _executed(
         self, sql: Callable[[str], str], source: DataFrame, said: fenced_commits.Said, confs: Mapping[str, str]
     ) -> int:
-        """A statement over a view of the source, with the fence in the session's settings: SQL has no other place for it."""
+        """Run a SQL statement over a view of the source. The session's settings carry the fence, because SQL has no options for it."""
         view = f"source_{uuid.uuid4().hex[:12]}"
 
         def act(fence: dict[str, str]) -> None:
             settings = {
                 "spark.databricks.delta.write.txnAppId": fence["txnAppId"],
                 "spark.databricks.delta.write.txnVersion": fence["txnVersion"],
-                # Taken back by Delta after one commit: a later statement of this session must not carry the fence of this
-                # one.
+                # Delta resets the fence after one commit: a later statement of this session must not have it.
                 "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
                 "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
                 **confs,
@@ -191,7 +188,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         if self.direct is not None:
             return self.through_log(functools.partial(self.direct.commit, None), said)
         nothing = self.spark.createDataFrame([], self._rows().schema)
-        # Over Spark Connect setting it would take longer than what it spares.
+        # Over Spark Connect, changing the settings would take longer than it saves.
         confs = query_execution.INTERPRETED if sparks.is_classic(self.spark) else {}
         with query_execution.session_confs(self.spark, confs):
             return self._appended(nothing, said)

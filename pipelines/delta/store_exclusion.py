@@ -1,7 +1,7 @@
-"""Mutual exclusion: whether, of two drivers that commit the same version of a table, the store lets one win.
+"""Mutual exclusion: whether a store refuses the second of two commits of the same version of a table.
 
-Delta's log store decides it. The default one for S3 serves one driver: a rival's commit is replaced in silence. A table in
-such a store is not written unless the settings vouch for a single driver (`lakehouse.single_driver`).
+Delta's log store decides it. The default one for S3 is for a single driver: it silently overwrites the commit of another one. A table in
+such a store is not written unless the setting `lakehouse.single_driver` guarantees a single driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BY_RENAME = frozenset({"abfs", "abfss", "adl", "wasb", "wasbs", "hdfs", "viewfs"})
-"""Stores whose rename refuses a name that is taken: Delta's default log stores rely on it."""
+"""Schemes of stores whose rename fails if the name exists; Delta's default log stores rely on it."""
 
 EXCLUSIVE_STORES = frozenset(
     {
@@ -37,7 +37,7 @@ EXCLUSIVE_STORES = frozenset(
         "io.delta.storage.S3DynamoDBLogStore",
     }
 )
-"""Log stores whose commits are a compare-and-set by themselves."""
+"""Log stores whose commits are a compare-and-set."""
 
 _UNABLE = (
     "AWSBadRequestException",  # 400
@@ -52,8 +52,8 @@ _PROVEN: set[tuple[int, str]] = set()
 def check(spark: SparkSession, location: str) -> None:
     """Raise `ConcurrentWritesUnsafe` unless commits to tables below `location`, a path or URL, exclude each other.
 
-    Where our own log store is in use it is proven by a probe beside the table: an object that is written twice, of which the
-    second must be refused, or on a disk a hard link. Proven once for a store and process.
+    Where the log stores of this project are in use, a probe beside the table proves it once per store and process: an object that is
+    written twice, where the second write must be refused, or a hard link on a disk.
     """
     scheme = stores.scheme(location)
     place = (os.getpid(), _store_of(location))
@@ -65,12 +65,12 @@ def check(spark: SparkSession, location: str) -> None:
         folder = local_log.folder(tables.TableRef.at(location))
         if folder is not None:
             _prove_links(folder)
-    # Only a success is remembered: a store that was refused is probed again, because its settings may have changed.
+    # Only a success is cached: a refused store is probed again, because its settings may have changed.
     _PROVEN.add(place)
 
 
 def _prove_links(folder: Path) -> None:
-    """Raise `ConcurrentWritesUnsafe` where a folder's file system has no hard links, by which our log store names a commit."""
+    """Raise `ConcurrentWritesUnsafe` where a folder's file system has no hard links, with which `HardLinkLogStore` commits."""
     beside = next(each for each in folder.parents if each.is_dir())
     probe = beside / f".medallion_probe_{uuid.uuid4().hex}"
     linked = probe.with_suffix(".link")
@@ -78,7 +78,7 @@ def _prove_links(folder: Path) -> None:
         probe.touch()
         os.link(probe, linked)
     except OSError as error:
-        # Any other error is the folder's or the disk's, and told by whoever writes there.
+        # The next write there reports any other error of the folder or the disk.
         if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise errors.ConcurrentWritesUnsafe(
                 f"{beside}: this file system has no hard links (a mounted bucket, for example), so it cannot exclude "
@@ -92,8 +92,7 @@ def _prove_links(folder: Path) -> None:
 
 
 def prove(spark: SparkSession, location: str) -> str:
-    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and
-    `StoreUnreachable`."""
+    """A sentence on how commits to tables below `location` exclude each other. Raises as `check`, and `StoreUnreachable`."""
     scheme = stores.scheme(location)
     if sparks.is_databricks():
         return "Databricks commits to it"
@@ -113,28 +112,28 @@ def prove(spark: SparkSession, location: str) -> str:
 
 
 def _why_not(spark: SparkSession, scheme: str, location: str) -> str | None:
-    """Why commits do not exclude each other there; None where they do."""
+    """Why commits do not exclude each other in a store; None where they do."""
     name = _log_store(spark, scheme)
     if not name and scheme in BY_RENAME:
         return None
     if name == "io.delta.storage.GCSLogStore" and scheme == "gs":
-        return None  # the connector creates with a generation match of 0
+        return None  # the connector creates objects with a generation match of 0
     if name not in EXCLUSIVE_STORES:
         return f"Delta's log store there ({name or 'the default one'}) has no compare-and-set"
     return _probed(spark, location) if name == log_store.CONDITIONAL_PUT and sparks.is_classic(spark) else None
 
 
 def _log_store(spark: SparkSession, scheme: str) -> str:
-    """The class that commits there; nothing for Delta's default."""
-    # Delta asks the application's settings; a session copied them when it was made, before ours were added.
+    """The class of the log store of a scheme; empty for Delta's default."""
+    # Delta reads the application's settings. A session has a copy from before `session` added the log stores.
     conf: Any = spark.sparkContext.getConf() if sparks.is_classic(spark) else spark.conf
     return conf.get(stores.log_store_of(scheme), "") or conf.get(stores.LOG_STORE_OF_ALL, "") or ""
 
 
 def _probed(spark: SparkSession, location: str) -> str | None:
-    """Why the store is not trusted after an object was written to it twice; None where it refused the second one."""
+    """Write an object to the store twice: None where the store refused the second write, else why it is not safe."""
     conf = spark._jsparkSession.sessionState().newHadoopConf()
-    # Beside the table's folder: what lies in it would make Delta take the folder for a table.
+    # Beside the table's folder: Delta creates no table in a folder that is not empty.
     path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")(
         f"{location.rstrip('/').rpartition('/')[0]}/_medallion_probe/{uuid.uuid4().hex}.json"
     )
@@ -173,7 +172,7 @@ def _refusal(write: Callable[[str, bool], None]) -> str | None:
     except table_errors.SPARK_ERRORS as error:
         if not spark_failures.is_caused_by(error, _UNABLE):
             raise
-        write("first", True)  # where the condition is not what is wrong, this is refused as well
+        write("first", True)  # raises where the store refuses writes without the condition, too
         return "it takes no conditional PUT (the store has to know If-None-Match, and S3A is able to from Hadoop 3.4.2 on)"
     try:
         write("second", False)

@@ -1,6 +1,6 @@
-"""The files of a table in an object store: how this process writes and removes them, and copies of what it reads of them.
+"""The files of a table in an object store: writes and removes them, and keeps local copies of those that it reads.
 
-No file of a Delta table changes once it is there, so that what was copied once stays right, as long as the table is the same one.
+The files of a Delta table never change, so that a copy stays valid as long as the table is the same one.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FETCH_BYTES = 128 * 2**20
-"""So many bytes of a table are copied for one look at it. Executors, which read columns and not files, share more."""
+"""The most bytes of a table that one read copies. Larger reads are for executors, which read columns instead of files."""
 
 FETCH_FILES = 256
-"""So many files of a table are copied for one look at it: each takes a request."""
+"""The most files of a table that one read copies; each takes a request."""
 
 HELD_BYTES = 256 * 2**20
-"""So many bytes of copies this process keeps."""
+"""The most bytes of data files that this process keeps as copies."""
 
 KEPT_COMMITS = 100
-"""So many commits before a copied checkpoint are copied when somebody asks for them."""
+"""How many commits before the copied checkpoint can be copied on demand."""
 
 OLD_COMMITS = 1_000
-"""After so many commits a copied log begins anew, at a later checkpoint."""
+"""After this many commits a copied log starts again at a later checkpoint."""
 
 _THREADS = 8
 
 
 class StoredFiles(StoreFolder):
-    """The same folder as a table's, whose files this process writes, and of which it holds copies."""
+    """A table's folder in a store, with local copies of the files that were read or written."""
 
     is_remote: ClassVar[bool] = True
 
     @functools.cached_property
     def folder(self) -> Path:
-        """Where on this disk the copies of its files lie."""
+        """The local folder of the copies."""
         return _root(os.getpid()) / hashlib.sha256(self.location.encode()).hexdigest()[:32]
 
     def draft(self, name: str) -> Path:
-        # Not among the copies, which go where the table is found to be another one.
+        # Beside the folder of the copies, which is removed when the table turns out to be another one.
         drafts = self.folder.with_suffix(".drafts")
         drafts.mkdir(parents=True, exist_ok=True)
         return drafts / name
@@ -78,16 +78,16 @@ class StoredFiles(StoreFolder):
     def write(self, name: str, content: bytes) -> None:
         out = self.created(name)
         out.write(bytearray(content))
-        out.close()  # what the store refuses, it refuses here
+        out.close()  # raises what the store refuses
         try:
             self.draft(name).write_bytes(content)
-        except OSError:  # a full disk here is none there
+        except OSError:  # the local disk may be full although the store is not
             self.draft(name).unlink(missing_ok=True)
         else:
             self._keep(name)
 
     def _keep(self, name: str) -> None:
-        """Make a draft that was put a copy: whoever reads the table next finds it here."""
+        """Keep the draft of an uploaded file as its copy, for the next read."""
         draft, copy = self.draft(name), self.folder / name
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -111,19 +111,19 @@ class StoredFiles(StoreFolder):
         return self.is_file(commit_name(version))
 
     def fetch(self, name: str, size_bytes: int | None = None) -> Path:
-        """The copy of a file, which is made where there is none. Raises `FileNotFoundError`, and another `OSError` where the store
-        cannot be read."""
+        """The copy of a file, downloaded if there is none. Raises `FileNotFoundError`, or another `OSError` where the store cannot be
+        read."""
         copy = self._copy_of(name)
         if copy.exists():
             _HELD.touch(copy)
             return copy
         self._copy(copy, size_bytes, lambda draft: self.download(name, draft, size_bytes))
-        if not name.startswith(LOG):  # a log with a hole would end before it
+        if not name.startswith(LOG):  # copies of the log are not evicted, or the log would have a hole
             _HELD.add(copy)
         return copy
 
     def fetch_range(self, name: str, start: int, size: int) -> bytes:
-        """So many bytes of a file from `start` on, of which a copy is held, too. Raises as `fetch`."""
+        """The `size` bytes of a file from `start` on, which are kept as a copy, too. Raises as `fetch`."""
         copy = self._copy_of(f"{name}.{start}-{size}")
         if copy.exists():
             _HELD.touch(copy)
@@ -134,14 +134,16 @@ class StoredFiles(StoreFolder):
         return found
 
     def _copy_of(self, name: str) -> Path:
-        """Where the copy of a file lies. Raises `FileNotFoundError` for what a log names outside of the table's folder: whoever may write in
-        the store shall not write on this disk."""
+        """The path of a file's copy.
+
+        Raises `FileNotFoundError` for a name that leads out of the folder: a log in the store must not write elsewhere on this disk.
+        """
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise FileNotFoundError(errno.ENOENT, "it lies in another folder than the table's", name)
         return self.folder / name
 
     def _copy(self, copy: Path, size_bytes: int | None, download: Callable[[Path], None]) -> None:
-        """Make a copy, of which whoever reads meanwhile sees all or nothing."""
+        """Download a copy. It gets its name when it is complete."""
         copy.parent.mkdir(parents=True, exist_ok=True)
         draft = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.draft")
         try:
@@ -155,10 +157,10 @@ class StoredFiles(StoreFolder):
 
 @functools.lru_cache(maxsize=1)
 def _root(process: int) -> Path:
-    """The folder of this process' copies, which goes with it.
+    """The folder of this process's copies, which is removed at its end.
 
-    Its name is a new one: in a container that is started again the process has the number of the one before, whose copies may be
-    of tables that were removed since.
+    Its name is unique: in a restarted container the process has the same number as before, and the copies of the process before may be of
+    tables that have been removed.
     """
     mine = scratch.folder()
     for left in mine.glob(f"copies-*-{process}.tmp"):
@@ -166,7 +168,7 @@ def _root(process: int) -> Path:
     root = mine / f"copies-{uuid.uuid4().hex[:12]}-{process}.tmp"
 
     def remove() -> None:
-        if os.getpid() == process:  # and not a child of it that ends
+        if os.getpid() == process:  # not in a forked child
             shutil.rmtree(root, ignore_errors=True)
 
     atexit.register(remove)
@@ -174,7 +176,7 @@ def _root(process: int) -> Path:
 
 
 class _HeldCopies:
-    """The copied data files, of which those that were not read for the longest time go."""
+    """A cache of copied data files, at most `HELD_BYTES`; the least recently used are evicted."""
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[Path, int] = OrderedDict()
@@ -185,7 +187,7 @@ class _HeldCopies:
             self._sizes[path] = path.stat().st_size
             self._sizes.move_to_end(path)
             while sum(self._sizes.values()) > HELD_BYTES:
-                # Whoever has it open goes on reading; whoever opens it now asks Spark.
+                # A reader that has it open continues. One that opens it now gets an `OSError`, and uses Spark.
                 self._sizes.popitem(last=False)[0].unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
@@ -199,9 +201,9 @@ _HELD = _HeldCopies()
 
 @dataclass
 class CopiedLog:
-    """The log of one table in a store, from its last checkpoint on, copied commit by commit into a folder like the table's own.
+    """A copy of the log of one table in a store, from its last checkpoint on, in a folder like the table's own.
 
-    Nothing is in it as long as the store has no such table.
+    Empty as long as the store has no such table.
     """
 
     files: StoredFiles
@@ -218,16 +220,15 @@ class CopiedLog:
 
     @property
     def newest(self) -> int | None:
-        """The newest version at the last look; None where there was no table."""
+        """The newest version at the last `follow`; None where there was no table."""
         with self._lock:
             return self._newest if self._newest >= 0 else None
 
     def follow(self) -> None:
-        """Copy what was committed since the last look. Raises `OSError` where the log cannot be read, or not by this
-        process."""
+        """Copy the commits after the last call. Raises `OSError` where the store cannot be reached, or only Delta can read the log."""
         with self._lock:
             if self._newest >= 0:
-                # A commit of this process is the next one only where the commit before it is still the one that was copied.
+                # This process's own commit is the next one only where it follows the newest copied one.
                 is_next = self._committed == self._newest + 1 and self._is_copied(self._committed)
                 if is_next and self._is_own():
                     self._newest += 1
@@ -238,16 +239,17 @@ class CopiedLog:
             while self._is_copied(self._newest + 1):
                 self._newest += 1
             if self._newest - self._first > OLD_COMMITS:
-                with contextlib.suppress(OSError):  # the commits that are copied say the same
+                with contextlib.suppress(OSError):  # the copied commits have the same content
                     self._begin_later()
 
     def note_commit(self, version: int, metadata: str) -> None:
-        """This process has made a commit, which says this and follows on those that are copied: it need not be looked for."""
+        """Note a commit of this process with its `userMetadata`: `follow` does not have to search for it."""
         with self._lock:
             self._committed, self._said = version, metadata
 
     def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
-        """Copy a commit, if that is to be had at a bearable price. One that `is_alone`, no step on a way through all, takes a request."""
+        """Copy a commit where few requests are needed: a new one, one of the last `KEPT_COMMITS` before the checkpoint, or one that
+        `is_alone`, which is not part of reading the whole history."""
         with self._lock:
             if version > self._newest and not (is_alone and self._newest < 0):
                 self.follow()
@@ -255,15 +257,15 @@ class CopiedLog:
                 self.files.fetch(commit_name(version))
 
     def _is_own(self) -> bool:
-        """Whether the copy of this process' commit is that: a table that was made again has another one of its number."""
+        """Whether the copied commit is the one that this process made: a table that was created again has another one of that number."""
         return table_files.commit_info(self.folder / commit_name(self._committed)).get("userMetadata") == self._said
 
     def _is_same(self) -> bool:
-        """Whether the newest commit that was copied is still that of the store: a table may be removed and made again."""
+        """Whether the newest copied commit is still that of the store: a table may be removed and created again."""
         try:
             size_bytes = (self.folder / commit_name(self._newest)).stat().st_size
             return self.files.status(commit_name(self._newest)) == (self._modified_ms, size_bytes)
-        except FileNotFoundError:  # there, or here, where somebody cleans up temporary folders
+        except FileNotFoundError:  # in the store, or here after a clean-up of temporary folders
             return False
 
     def _forget(self) -> None:
@@ -271,8 +273,8 @@ class CopiedLog:
         self._first = self._newest = self._modified_ms = self._committed = -1
 
     def _begin(self) -> bool:
-        """Copy the last checkpoint with its commit, or the first commit; False where there is no table."""
-        self._forget()  # what an attempt that failed left
+        """Copy the last checkpoint with its commit, or the first commit; false where there is no table."""
+        self._forget()  # a failed attempt may have left files
         if not self.files.is_folder(LOG):
             return False
         noted = self._noted_checkpoint()
@@ -285,7 +287,7 @@ class CopiedLog:
         return self._newest >= 0
 
     def _begin_later(self) -> None:
-        """Copy a later checkpoint, and remove the commits that are long before it."""
+        """Copy a later checkpoint, and remove the old commits before it."""
         noted = self._noted_checkpoint()
         if noted is None or noted <= self._first:
             return
@@ -295,9 +297,9 @@ class CopiedLog:
         self._first = noted
 
     def _noted_checkpoint(self) -> int | None:
-        """The version of the checkpoint that the store's log names, which is copied; None where it names none."""
+        """Copy the checkpoint that the store's log names as the last; its version, or None where there is none."""
         name = f"{LOG}/{checkpoint.NOTED}"
-        (self.folder / name).unlink(missing_ok=True)  # the one name of a log that is written more than once
+        (self.folder / name).unlink(missing_ok=True)  # the only file of a log that is overwritten
         if not self.files.is_file(name):
             return None
         try:
@@ -315,7 +317,7 @@ class CopiedLog:
         return version
 
     def _is_copied(self, version: int) -> bool:
-        """Whether the store has the commit, which is copied then."""
+        """Copy a commit; false where the store does not have it."""
         name = commit_name(version)
         if version != self._committed and not self.files.is_file(name):
             return False
@@ -333,8 +335,10 @@ _COPYING = threading.Lock()
 
 
 def place(spark: SparkSession, location: str) -> Path | None:
-    """The folder of the copies of a table in a store; None where no store is reached by way of this session's JVM, or its log is not in
-    the store alone."""
+    """The folder of the copies of a table in a store.
+
+    None where this session's JVM reaches no store, or where a part of the log is outside of the store.
+    """
     if "://" not in location or sparks.is_databricks() or not sparks.is_classic(spark):
         return None
     files = StoredFiles(spark, location)
@@ -342,13 +346,13 @@ def place(spark: SparkSession, location: str) -> Path | None:
         if files.folder not in _COPIED and _has_commits_elsewhere(spark, location):
             return None
         held = _COPIED.setdefault(files.folder, CopiedLog(files))
-        if held.files.spark.sparkContext is not spark.sparkContext:  # its JVM was started anew
+        if held.files.spark.sparkContext is not spark.sparkContext:  # the JVM was started again
             held.files = files
     return files.folder
 
 
 def _has_commits_elsewhere(spark: SparkSession, location: str) -> bool:
-    """Whether a commit may be one before its file is in the log: Delta looks into DynamoDB, too."""
+    """Whether a commit counts before its file is in the log: with DynamoDB, Delta reads newest commits from there."""
     conf = spark.sparkContext.getConf()
     names = (stores.log_store_of(stores.scheme(location)), stores.LOG_STORE_OF_ALL)
     return any((conf.get(name, "") or "").endswith("DynamoDBLogStore") for name in names)
@@ -359,7 +363,7 @@ _LOOKED: ContextVar[set[Path] | None] = ContextVar("looked", default=None)
 
 @contextlib.contextmanager
 def one_look() -> Iterator[None]:
-    """In the block, or the function, this thread looks at each log once: for what is asked together while it writes nothing."""
+    """In the block, or the decorated function, `follow` reads each log once in this thread: for reads that belong together."""
     outer = _LOOKED.get()
     token = _LOOKED.set(set() if outer is None else outer)
     try:
@@ -369,7 +373,7 @@ def one_look() -> Iterator[None]:
 
 
 def follow(folder: Path) -> None:
-    """Bring a copied log up to what the store has now, as `CopiedLog.follow`; a table's own folder is as it is."""
+    """Bring a copied log up to date (`CopiedLog.follow`); does nothing for a table's own folder. Raises `OSError`."""
     held, looked = copied(folder), _LOOKED.get()
     if held is None or (looked is not None and folder in looked):
         return
@@ -379,18 +383,18 @@ def follow(folder: Path) -> None:
 
 
 def note_commit(folder: Path, version: int, metadata: str) -> None:
-    """This process has committed a version of a table, whose log may be a copied one, with this metadata."""
+    """Note a commit of this process for a copied log (`CopiedLog.note_commit`); does nothing for a table's own folder."""
     if held := copied(folder):
         held.note_commit(version, metadata)
 
 
 def copied(folder: Path) -> CopiedLog | None:
-    """The log whose copies a folder holds, of which older ones may not be there; None for a table's own folder."""
+    """The copied log in a folder, which may lack older commits; None for a table's own folder."""
     return _COPIED.get(folder)
 
 
 def commit_path(folder: Path, version: int, *, is_alone: bool = False) -> Path:
-    """Where a commit lies; of a copied log it is copied first, where the store has it. Raises `OSError`."""
+    """The path of a commit, which is copied first for a copied log; the file may be missing. Raises `OSError`."""
     path = folder / commit_name(version)
     held = copied(folder)
     if held is not None and not path.exists():
@@ -400,9 +404,9 @@ def commit_path(folder: Path, version: int, *, is_alone: bool = False) -> Path:
 
 
 def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
-    """Copy files of a table, given by their names and sizes in bytes, where its folder holds copies.
+    """Copy files of a table, given by name and size in bytes; does nothing for a table's own folder.
 
-    Raises `FileNotFoundError`, and another `OSError` where the store cannot be read or that is more than this process copies.
+    Raises `FileNotFoundError`, or another `OSError` where the store cannot be read or the files exceed `FETCH_FILES` or `FETCH_BYTES`.
     """
     held = copied(folder)
     if held is None:

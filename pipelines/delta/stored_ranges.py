@@ -1,7 +1,7 @@
-"""Data files of a store that are too large to be copied for a few of their columns, or of their rows: read by ranges.
+"""Reads ranges of data files in a store that are too large to copy for a few columns or rows.
 
-Parquet's reader asks for a footer, and then for each chunk of a column whole. Each of these is one request, and is held as a copied
-file is.
+Parquet's reader reads the footer, and then each column chunk as a whole. Each of these reads is one request, and is cached as copied
+files are.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from urllib.parse import unquote
 from pipelines.delta import local_log, stored_files
 
 SMALL_BYTES = 4 * 2**20
-"""Files of so many bytes are copied whole: a footer and a column take as many requests."""
+"""Smaller files are copied whole: a footer and a column would take as many requests."""
 
 FEW_BYTES = 16 * 2**20
-"""And so are all files of so many bytes together."""
+"""Files that have fewer bytes together are all copied whole."""
 
 READ_BYTES = 512 * 2**20
-"""Rows are read from row groups of so many bytes, in memory, which take some seconds to come; executors share more."""
+"""The most bytes, in memory, of row groups from which rows are read here; they take some seconds. Larger reads are for executors."""
 
 TAIL_BYTES = 64 * 2**10
-"""What Arrow reads first: the end of a file, with its footer."""
+"""The end of a file with its footer, which Arrow reads first."""
 
 
 class RangedFile(io.RawIOBase):
-    """A file in a store, of which only what is read is copied. Reading raises `OSError` where the store cannot be read."""
+    """A file in a store, of which only the parts that are read are copied. Reading raises `OSError`."""
 
     def __init__(self, files: stored_files.StoredFiles, name: str, size_bytes: int) -> None:
         self._files, self._name, self._size_bytes = files, name, size_bytes
@@ -59,19 +59,19 @@ class RangedFile(io.RawIOBase):
         tail = max(0, self._size_bytes - TAIL_BYTES)
         if start < tail:
             return self._files.fetch_range(self._name, start, size)
-        # Arrow asks for the end twice, of another length.
+        # Arrow reads the end twice, with different lengths.
         held = self._files.fetch_range(self._name, tail, self._size_bytes - tail)
         return held[start - tail : start - tail + size]
 
 
 Source: TypeAlias = Path | RangedFile
-"""Where a data file can be read: what `pyarrow.parquet` opens."""
+"""A data file as `pyarrow.parquet` opens it."""
 
 
 def sources(folder: Path, files: Sequence[Mapping[str, Any]]) -> list[Source]:
-    """Where parts of some data files, given by their `add` actions, can be read. Raises `OSError`.
+    """Sources from which parts of data files, given by their `add` actions, can be read. Raises `OSError`.
 
-    Of a table in a store those files are copied that are small, or all of them where they are few.
+    For a table in a store, copies the files up to `SMALL_BYTES`, or all of them where they have no more than `FEW_BYTES` together.
     """
     held = stored_files.copied(folder)
     if held is None:

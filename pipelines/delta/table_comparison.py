@@ -1,4 +1,4 @@
-"""Two tables of documents side by side: whose rows are gone, new or different, in which columns, and why."""
+"""Compares two tables of documents: which rows are gone, new or different, in which columns, and why."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 EXAMPLES = 5
-"""At most so many keys of each kind of difference are named."""
+"""The most keys that are named for each kind of difference."""
 
 _INNER = frozenset(("__key", "__batch", "__known", "__rescued"))
-"""Columns that are not compared as values: how a row came to be differs by design, the others are compared in their own
-way."""
+"""Columns that are not compared as values: `__batch` and `__known` may differ, the others are compared separately."""
 
 
 @dataclass(frozen=True)
 class ColumnDifference:
-    """A column in which documents differ: how many, why, and some of their keys."""
+    """A column in which documents differ: their number, the reason, and some of their keys."""
 
     column: str
     documents: int
@@ -36,11 +35,10 @@ class ColumnDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table as it was beside the rebuilt one.
+    """The differences between a table and the rebuilt one, as numbers of rows.
 
-    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, and the
-    whole ones that would be incomplete, with some of their keys. `new` counts rows that only the rebuilt one has,
-    `differing` documents that are not the same in both.
+    `gone` are rows that only the live table has. `lost` are those of them without a delete in bronze, and complete rows that would become
+    incomplete; `lost_keys` are some of their keys. `new` are rows that only the rebuilt table has, `differing` those that differ.
     """
 
     rows: int
@@ -56,10 +54,11 @@ class Comparison:
 
 
 def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None = None) -> Comparison:
-    """The rows of two tables by key. Columns are compared by their JSON: null is absent, order of fields does not count
-    where the types are the same.
+    """Compare the rows of two tables by key; `deletes` has the column `__key` of the keys that bronze deletes.
+
+    Values are compared as JSON: null equals absent, and the order of fields does not count where the types are the same.
     """
-    # By the text and not by columns: the two tables may have other columns, and other types for the same values.
+    # As JSON, because the tables may have different columns, and different types for the same values.
     before, after = _texts(live), _texts(rebuilt)
     both = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
     is_gone, is_new = F.col("after").isNull(), F.col("before").isNull()
@@ -80,7 +79,7 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
 
 
 def _texts(table: DataFrame) -> DataFrame:
-    """Each row's key, its columns as one JSON object, and how many values it rescued."""
+    """Rows `key, text, rescued`: the key, the columns as one JSON object, and the number of rescued values."""
     named = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
@@ -95,7 +94,7 @@ def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
 
 
 def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
-    """The number of rows that are gone without a delete that explains it, or would be incomplete, and some of their keys."""
+    """The number of rows that are gone without a delete or would become incomplete, and some of their keys."""
     left = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
     before, after = (F.get_json_object(name, "$.__incomplete").eqNullSafe("true") for name in ("before", "after"))
     lost = left.unionByName(other.where(after & ~before))
@@ -103,7 +102,7 @@ def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple
 
 
 def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[ColumnDifference, ...]:
-    """The columns in which documents differ; a column that is not named is the same in all of them."""
+    """The columns in which documents differ, by name."""
     parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
     equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
     columns = F.explode(F.map_keys(F.map_filter(equal, lambda _, is_equal: ~is_equal))).alias("column")
@@ -122,8 +121,10 @@ _COUNTED = pa.schema([("column", pa.string()), ("documents", pa.int64()), ("keys
 
 
 def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of rows `key, column` how many each column has, with the first of their keys: where a type changes all documents of a table differ,
-    whose keys no executor has room for."""
+    """For rows `key, column`, the number of rows of each column and the first keys.
+
+    Aggregated per batch, because after a change of type all documents differ, and their keys would not fit into an executor's memory.
+    """
     for batch in batches:
         keys: dict[str, list[str]] = {}
         for key, column in zip(batch.column("key").to_pylist(), batch.column("column").to_pylist()):

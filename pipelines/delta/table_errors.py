@@ -1,6 +1,6 @@
-"""What Spark and Delta raise over a table, as errors of this project, and how often a commit is tried again.
+"""Translates errors of Spark and Delta over one table into errors of this project, and limits the attempts of a commit.
 
-Delta's exceptions are known by their class or their error condition, never by the text of the message.
+Delta's exceptions are identified by class or error condition, never by the text of the message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMIT_ATTEMPTS = 8
 
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
-"""What a statement may raise. Delta's conflicts are among the first only where its Python package is imported."""
+"""Exceptions of a statement. Delta's conflicts are PySpark exceptions only where its Python package is imported."""
 
 
 _CONFLICTS = (
@@ -42,9 +42,9 @@ _CONFLICT_CLASSES = (
 
 
 def commit_attempts(table: tables.TableRef) -> Iterator[int]:
-    """The numbers of the attempts at one commit, from 0 on; after the last one, `CommitConflict`.
+    """The numbers of the attempts at one commit, from 0; raises `CommitConflict` after the last one.
 
-    The caller leaves the loop when it committed, and waits as long as its kind of commit takes.
+    The caller leaves the loop after a successful commit, and waits between attempts.
     """
     yield from range(COMMIT_ATTEMPTS)
     raise conflict(table)
@@ -70,14 +70,14 @@ def is_missing(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether Delta refused a commit because another one came first."""
+    """Whether Delta refused a commit because of a concurrent one."""
     java = getattr(error, "java_exception", None)
     name = type(error).__name__ if java is None else str(java.getClass().getSimpleName())
     return name in _CONFLICT_CLASSES or spark_failures.condition(error).startswith(_CONFLICTS)
 
 
 def translated(error: BaseException, table: tables.TableRef) -> BaseException:
-    """A Spark or Delta error as one of ours where it has a meaning for the user; itself otherwise."""
+    """The error of this project for a Spark or Delta error that has a meaning for the user; otherwise the error itself."""
     if is_conflict(error):
         return conflict(table)
     condition = spark_failures.condition(error)
@@ -110,7 +110,7 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
 
 
 def disk_error(error: OSError, table: tables.TableRef) -> BaseException:
-    """A full disk as `StorageExhausted`; any other operating system error as it is."""
+    """`StorageExhausted` for a full disk; otherwise the error itself."""
     return _storage_exhausted(table) if spark_failures.is_full(error) else error
 
 

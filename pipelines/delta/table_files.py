@@ -1,4 +1,4 @@
-"""Where this process puts the files of a path table: into a folder that it sees, or into a store (`stored_files`)."""
+"""How this process writes and reads the files of a path table: in a local folder (here), or in a store (`stored_files`)."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from pipelines.spark import failures as spark_failures
 
 
 def commit_name(version: int) -> str:
-    """The name of a commit in the table's folder."""
+    """The name of a version's commit, relative to the table's folder."""
     return f"{LOG}/{version:020}.json"
 
 
 def commit_info(commit: Path) -> dict[str, Any]:
-    """Who made a commit, and what it says of itself; nothing where it does not. Raises `OSError`, and `DecisionNeeded` where it is cut off."""
+    """The `commitInfo` of a commit; empty where it has none. Raises `OSError`, and `DecisionNeeded` where the file is truncated."""
     try:
         with open(commit, encoding="utf-8") as lines:
-            # Only this line is parsed: the others may name thousands of files.
+            # Parses only this line: the others may name thousands of files.
             return next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
     except ValueError as error:
         raise spark_failures.commit_damaged(str(commit)) from error
 
 
 def identity(file: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What Delta knows the file of an action by: its name and its deletion vector."""
+    """Delta's key of the file of an `add` or `remove` action: its path and its deletion vector."""
     vector = file.get("deletionVector") or {}
     return file["path"], vector.get("storageType"), vector.get("pathOrInlineDv"), vector.get("offset")
 
 
 def sync(file: Path) -> None:
-    """Have a file's content on the disk. Raises `OSError`."""
+    """Flush a file's content to the disk. Raises `OSError`."""
     with file.open("rb") as written:
         os.fsync(written.fileno())
 
 
 def is_whole(file: Path, size: int | None) -> bool:
-    """Whether a data file is there, as long as the log says: a power failure may leave it without what was written last."""
+    """Whether a data file exists with the size of the log, if that is known: a power failure may truncate it."""
     try:
         return file.stat().st_size == size or size is None
     except FileNotFoundError:
@@ -53,34 +53,34 @@ class TableFiles(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where this process reads it."""
+        """The local folder: the table's own, or that of its copies."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether each look at it is a request to a store."""
+        """Whether the table is in a store, so that each access is a request."""
 
     def draft(self, name: str) -> Path:
-        """Where a file is written before it is put into the table's folder."""
+        """The local path where a file is written before `put`."""
 
     def put(self, name: str) -> None:
-        """The draft of this name, whole, in the table's folder."""
+        """Move the draft of this name into the table's folder, durably."""
 
     def write(self, name: str, content: bytes) -> None:
-        """A small file of this name in the table's folder."""
+        """Write a small file into the table's folder, durably."""
 
     def read(self, name: str, start: int, size: int) -> bytes:
-        """So many bytes of a file of the table's folder, fewer at its end. Raises `OSError`, or an error of Spark's."""
+        """The `size` bytes from `start` on of a file; fewer at its end. Raises `OSError`, or an error of Spark."""
 
     def remove(self, name: str) -> None:
-        """Take a file away again that no commit names."""
+        """Remove a file that no commit names, and its draft."""
 
     def has_commit(self, version: int) -> bool:
-        """Whether the log holds a commit as JSON; after the retention time it goes."""
+        """Whether the log holds a commit as JSON; Delta removes it after the retention time."""
 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """A folder that this process sees."""
+    """A table's folder on a local file system."""
 
     folder: Path
     is_remote: ClassVar[bool] = False
@@ -89,7 +89,7 @@ class LocalFiles:
         return self.folder / name
 
     def put(self, name: str) -> None:
-        """It was written where it belongs, and is on the disk before a commit that names it: a power failure would leave it empty."""
+        """Flush the draft, which is in its final place, to the disk: otherwise a power failure could leave a committed file empty."""
         sync(self.folder / name)
 
     def write(self, name: str, content: bytes) -> None:
@@ -97,7 +97,7 @@ class LocalFiles:
             (self.folder / name).write_bytes(content)
             self.put(name)
         except OSError:
-            self.remove(name)  # what is half written only fills the disk that may have been full
+            self.remove(name)  # the disk may be full
             raise
 
     def read(self, name: str, start: int, size: int) -> bytes:

@@ -1,6 +1,6 @@
-"""A table's history: its versions, and the position that its rows are at.
+"""A table's history: its versions, and the position of its rows.
 
-Every commit of ours carries the table's position and its writer's claim as `userMetadata`; what others commit has none.
+Each commit of this project carries the table's position and its writer's claim as `userMetadata`; commits of others have none.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 RESTORED = "restored"
-"""What a claim says of a table that was restored since its last writer, and who hands it on, until a commit of the layer itself."""
+"""Key in the metadata of a claim after a RESTORE: the version that was claimed. Carried over until the layer commits itself."""
 
 
 def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
-    """The newest commits, newest first; from the log itself where this process reads it, which takes no Spark job."""
-    is_whole = local_log.folder(table) is not None  # and no copy, of which older commits may not be there
+    """The newest commits, newest first; all of them without a `limit`. From the log where this process reads it, else by Spark."""
+    is_whole = local_log.folder(table) is not None  # a copied log may lack older commits
     if is_whole or limit is not None:
         found = list(itertools.islice(_read_here(spark, table), limit))
         if len(found) == limit or (is_whole and found):
@@ -58,7 +58,7 @@ def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
     try:
         yield from local_log.commits(folder)
     except OSError:
-        # Of a log in a store the older commits are not here, or may be out of reach just now: Spark goes on.
+        # A copied log lacks older commits, or the store is unreachable: Spark reads the rest.
         if local_log.folder(table) is not None:
             raise
 
@@ -69,23 +69,23 @@ def version(spark: SparkSession, table: tables.TableRef) -> int:
 
 
 def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Commit]:
-    """The commits after `version`, newest first, or the newest where there is none; no other is read, however long the history is."""
+    """The commits after `version`, newest first; only the newest commit where there is none after it. Reads no older ones."""
     found = commits(spark, table, limit=1)
     while found[-1].version > version + 1:
         found = commits(spark, table, limit=(wanted := found[0].version - version))
-        if len(found) < wanted:  # the history goes back no further
+        if len(found) < wanted:  # older commits were cleaned up
             break
     return [commit for commit in found if commit.version > version] or found
 
 
 def changed_between(spark: SparkSession, table: tables.TableRef, before: int, after: int) -> tuple[int, int]:
-    """The last version that has the rows of `before`, and the first that has those of `after`, as far as this process reads the log.
+    """The last version with the same rows as `before`, and the first with the same rows as `after`, as far as this process reads the log.
 
-    Between them is all that changed, without what a compaction put into other files meanwhile; VACUUM takes the older ones.
+    The versions between them have all changes, without compactions before and after. Fewer of their files are removed by VACUUM.
     """
     folder = local_log.readable(spark, table)
     if folder is not None:
-        with contextlib.suppress(OSError, ValueError):  # cleaned up, or out of reach just now
+        with contextlib.suppress(OSError, ValueError):  # cleaned up, or the store is unreachable
             while before < after and not _changes_rows(folder, before + 1):
                 before += 1
             while before < after and not _changes_rows(folder, after):
@@ -94,22 +94,22 @@ def changed_between(spark: SparkSession, table: tables.TableRef, before: int, af
 
 
 def _changes_rows(folder: Path, version: int) -> bool:
-    """Whether a version has other rows than the one before it, and not the same ones in other files. Raises `OSError`."""
+    """Whether a version has other rows than the version before, and not only other files. Raises `OSError`."""
     actions = [json.loads(line) for line in stored_files.commit_path(folder, version).read_text("utf-8").split("\n") if line]
     added, removed = ([each[kind] for each in actions if kind in each] for kind in ("add", "remove"))
-    # A repair takes out the files that are gone as if that were no change, and puts none in their place.
+    # `medallion repair` removes missing files with a `dataChange` of false, and adds none.
     return any(file.get("dataChange", True) for file in (*added, *removed)) or (bool(removed) and not added)
 
 
 def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
-    """The whole history, newest first, read in portions that grow: most callers stop after the first few commits."""
+    """The whole history, newest first, read lazily: most callers stop after a few commits."""
     oldest: int | None = None
     for commit in _read_here(spark, table):
         oldest = commit.version
         yield commit
     if oldest == 0 or (oldest is not None and local_log.folder(table) is not None):
         return
-    # Most who ask stop at the first few, and DESCRIBE HISTORY without a limit reads every commit of the log.
+    # In growing portions: DESCRIBE HISTORY without a limit reads every commit of the log.
     for limit in (30**power for power in itertools.count()):
         listed = commits(spark, table, limit=limit)
         for commit in listed:
@@ -123,29 +123,30 @@ def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit
 def last_commit(
     spark: SparkSession, table: tables.TableRef, *, saying: Callable[[Mapping[str, Any]], bool] = lambda said: True
 ) -> Commit | None:
-    """The newest commit of ours, or the newest one `saying` something: position and writer; None where history has none."""
+    """The newest commit of this project, or the newest whose metadata matches `saying`; None where there is none."""
     own = (commit for commit in newest_first(spark, table) if commit.metadata is not None)
     return next((commit for commit in own if saying(commit.metadata or {})), None)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a table stands, by one look at its history.
+    """The state of a table by its history, read once.
 
-    `position` is the commit of ours that the rows are at: the newest one, or, after a RESTORE, that of the restored version; None
-    where history has none, or no longer reaches back to there. `is_restored` says that a RESTORE is newer than all of ours but claims.
+    `position` is the commit of this project that has the position of the rows: the newest one, or after a RESTORE that of the restored
+    version. It is None where the history has none, or does not reach back to it. `is_restored` is true where a RESTORE is newer than all
+    commits of this project except claims.
     """
 
     version: int = -1
-    """The newest version: behind `position` others committed, if anybody did. Less than 0 where no Delta table lies there."""
+    """The newest version, of any writer; less than 0 where there is no Delta table."""
     last: Commit | None = None
-    """The newest commit of ours."""
+    """The newest commit of this project."""
     position: Commit | None = None
     is_restored: bool = False
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """What `position` says; nothing where there is none."""
+        """The metadata of `position`; empty where there is none."""
         return (self.position.metadata if self.position else None) or {}
 
 
@@ -154,7 +155,7 @@ NOT_THERE = Standing()
 
 @stored_files.one_look()
 def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
-    """Where the table stands, or `NOT_THERE`; what is committed while it is read does not count."""
+    """The state of the table; `NOT_THERE` where there is none. Commits that arrive during the call may be missing."""
     folder = local_log.readable(spark, table)
     if folder is not None and not local_log.exists(folder):
         return NOT_THERE
@@ -171,7 +172,7 @@ def _standing(history: Iterable[Commit]) -> Standing:
     for commit in history:
         version = max(version, commit.version)
         last = last or (commit if commit.metadata is not None else None)
-        # Committed after the restored version and undone by the RESTORE: what it says of the rows is no longer true.
+        # Committed after the restored version and undone by the RESTORE: its position is not that of the rows.
         if reached is not None and commit.version > reached:
             continue
         if commit.restored is not None:

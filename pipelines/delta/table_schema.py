@@ -1,4 +1,4 @@
-"""A table's columns as Delta's log defines them, in Arrow; rows brought to them; and what else its readers have to know.
+"""A table's columns in Arrow, from Delta's log; rows converted to them; and a check of the table features that a reader needs.
 
 Source: Delta's protocol, "Schema Serialization Format", "Column Invariants", "Generated Columns", "Identity Columns".
 """
@@ -13,18 +13,18 @@ import pyarrow as pa
 
 
 class NotReadable(Exception):
-    """The table, or this version of it, uses what is not read here."""
+    """The table, or this version of it, uses something that this process does not read, or is too large for it."""
 
 
 _READS = frozenset(
     {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
 )
-"""The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
+"""The reader features that a table may have here: `columnMapping` where it is off, `v2Checkpoint` with classic checkpoints."""
 
 
 def check(action: Mapping[str, Any]) -> None:
-    """Raise `NotReadable` where an action of the log says of its table that it needs more of a reader than is known here: its files, or
-    their columns, may be found in another way."""
+    """Raise `NotReadable` where an action of the log requires something that is not supported here, such as another reader feature,
+    column mapping, partitions or sidecar files."""
     protocol, metadata = action.get("protocol") or {}, action.get("metaData") or {}
     is_mapped = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none") != "none"
     is_known = protocol.get("minReaderVersion") != 2 and _READS.issuperset(protocol.get("readerFeatures") or ())
@@ -46,10 +46,10 @@ _DECIMAL = re.compile(r"decimal\(([0-9]+),\s*([0-9]+)\)")
 
 
 def arrow_schema(struct: Mapping[str, Any]) -> pa.Schema:
-    """A table's columns in Arrow; those of which Delta or Spark demands something (a value, a length, an expression, an
-    identity), of themselves or of what is in them, have metadata.
+    """A table's columns in Arrow, from the JSON of the log's schema.
 
-    Raises `NotReadable` for a type that no table of ours has.
+    A column has metadata where Delta or Spark require more than its type, of itself or of a value inside: not null, a length, an
+    expression, an identity. Raises `NotReadable` for a type that no table of this project has.
     """
     return pa.schema(
         [
@@ -77,7 +77,7 @@ def _is_demanding(field: Mapping[str, Any]) -> bool:
 
 
 def _holds_demanding(type_: Any) -> bool:
-    """Whether nulls, or more, are refused inside values of a type."""
+    """Whether Delta or Spark require more than the type of a value inside a type."""
     if isinstance(type_, str):
         return False
     if type_["type"] == "struct":
@@ -104,15 +104,15 @@ def _arrow(type_: Any) -> pa.DataType:
 
 
 def as_array(column: pa.ChunkedArray) -> pa.Array:
-    """The column's values as one array: as they are where they are one, of which `combine_chunks` makes a copy, too."""
+    """The column's values as one array. A single chunk is not copied, which `combine_chunks` would do."""
     is_one = column.num_chunks == 1 and not column.chunk(0).offset
     return column.chunk(0) if is_one else column.combine_chunks()
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table's columns in the order and with the types of a schema, null where it has none of them.
+    """The table's rows with the columns of a schema, in its order and with its types; null where a column is missing.
 
-    Raises `NotReadable` where a value has no place there.
+    Raises `NotReadable` where a value cannot be converted.
     """
     names = {name: number for number, name in enumerate(table.column_names)}
     try:
@@ -134,14 +134,14 @@ def _conformed(values: pa.Array, type_: pa.DataType) -> pa.Array:
         names = {each.name for each in values.type}
         if not names <= {each.name for each in type_}:
             raise NotReadable
-        # Not `flatten`, which hides what lies below a null: the validity stays that of the struct.
+        # `flatten` would add the struct's nulls to its fields. Here the mask of the struct has them.
         columns = [
             _conformed(values.field(each.name), each.type) if each.name in names else pa.nulls(len(values), each.type)
             for each in type_
         ]
         return pa.StructArray.from_arrays(columns, fields=list(type_), mask=values.is_null())
     if pa.types.is_list(type_) and pa.types.is_list(values.type):
-        # Values that a slice leaves out are left out of its offsets, too.
+        # Copied, because the offsets of a slice refer to values outside of it.
         plain = pa.concat_arrays([values])
         return pa.ListArray.from_arrays(
             plain.offsets, _conformed(plain.values, type_.value_type), type=type_, mask=plain.is_null()

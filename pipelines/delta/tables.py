@@ -1,6 +1,6 @@
-"""Delta tables: where they lie, whether they are ours, how they are made and removed, and what they hold.
+"""Delta tables: their layout, whether they belong to this project, their creation and removal, their properties and size.
 
-Statements are SQL or name-based DataFrame calls, which work over Spark Connect too; `direct_log` is the one way past them.
+Statements are SQL or name-based DataFrame calls, which work over Spark Connect too. Only `direct_log` bypasses them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def layout(lakehouse: Any) -> tables.Layout:
-    """The layout of the settings' lakehouse; a relative root is relative to the working directory, which no other needs."""
+    """The layout of the settings' `lakehouse` section. A relative root is relative to the working directory."""
     found = tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix)
     if not tables.is_relative(lakehouse.root or "/"):
         return found
@@ -54,16 +54,16 @@ def layout(lakehouse: Any) -> tables.Layout:
 
 
 def exists(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Whether a Delta table lies there."""
+    """Whether the Delta table exists."""
     folder = local_log.readable(spark, table)
     if folder is not None:
         return local_log.exists(folder)
-    # A view has properties, too.
+    # A view has properties, too, but none of these.
     return any(name.startswith(("delta.", "medallion.")) for name in _shown(spark, table) or ())
 
 
 def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
-    """The properties of a table or a view that Spark knows, by the one statement about it that takes no job; None where there is none."""
+    """The properties of a table or a view, by the only such statement that takes no Spark job; None where there is neither."""
     try:
         return _properties_by_spark(spark, table)
     except table_errors.SPARK_ERRORS as error:
@@ -84,10 +84,10 @@ def create(
     properties: Mapping[str, str] | None = None,
     cluster_by: Sequence[str] = (),
 ) -> bool:
-    """Make the table where there is none; whether that was done. Safe to repeat.
+    """Create the table where there is none; whether it was created. Safe to repeat.
 
-    Raises `TableNotOurs` where a table lies that this project did not make, `DecisionNeeded` where something else keeps its
-    folder.
+    Raises `TableNotOurs` where there is a table of another project, `DecisionNeeded` where its folder cannot be used, and
+    `CommitConflict`.
     """
     sql = f"CREATE TABLE IF NOT EXISTS {definition.ddl(table, f' ({columns})', properties or {}, cluster_by)}"
     if table.path is not None:
@@ -97,18 +97,18 @@ def create(
         for attempt in table_errors.commit_attempts(table):
             if found(spark, table) is not None:
                 return False
-            # In a catalog a schema has to be there before its tables; a path needs nothing.
+            # A catalog needs the schema before its tables.
             if table.path is None:
                 _make_schema(spark, str(table).rpartition(".")[0])
             try:
                 spark.sql(sql)
-                # To IF NOT EXISTS a log's folder without a commit is a table: what a process leaves that is killed there.
+                # IF NOT EXISTS takes a log folder without a commit, which a killed process leaves, for a table.
                 if exists(spark, table):
                     return True
             except table_errors.SPARK_ERRORS as error:
-                # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
+                # Another process has created the folder but not committed yet. It is still at work, or was killed.
                 is_being_made = spark_failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
-                # Another process may have taken this one, which was slow, for killed (`abandoned.clear`).
+                # This process was slow, and another one may have removed its folder as abandoned (`abandoned.clear`).
                 is_cleared = spark_failures.is_path_gone(error) and attempt < ABANDONED_AFTER_ATTEMPTS
                 if not (table_errors.is_conflict(error) or is_being_made or is_cleared):
                     raise table_errors.translated(error, table) from error
@@ -131,22 +131,22 @@ def _make_schema(spark: SparkSession, name: str) -> None:
     try:
         spark.sql(f"DESCRIBE SCHEMA {name}").collect()
     except table_errors.SPARK_ERRORS:
-        # Unity Catalog demands the right to make schemas of this also where the schema is there.
+        # Only where it is missing: for CREATE SCHEMA, Unity Catalog requires CREATE SCHEMA rights even if the schema exists.
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
 
 
 _creating = threading.Lock()
-"""Threads of one process make tables one after the other; other processes are waited for."""
+"""Threads of one process create tables one after the other."""
 
 
 ABANDONED_AFTER_ATTEMPTS = 3
-"""So many attempts another process is given to make the table that it began, before it counts as killed."""
+"""After this many attempts, a table that another process has begun to create counts as abandoned."""
 
 
 def remove(spark: SparkSession, shadow: tables.Layout) -> None:
-    """Remove a shadow's tables, whatever is there of them; nothing of the lakehouse that it is a shadow of.
+    """Remove the tables of a shadow, and nothing of the lakehouse itself. Safe to repeat.
 
-    Over Spark Connect the files of a shadow on an object store stay, in no table's way.
+    Over Spark Connect the files of a shadow in an object store stay; they do no harm.
     """
     if shadow.root is None:
         for layer in ("silver", "quarantine", "ops"):
@@ -155,7 +155,7 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
     if shadow.root.startswith(("/", "file:")):
         folder = Path("/" + shadow.root.removeprefix("file:").lstrip("/"))
         shutil.rmtree(folder, ignore_errors=True)
-        # `rmdir` takes only empty folders: the shadow of another rebuild may lie beside this one.
+        # `rmdir` removes only empty folders: there may be the shadow of another rebuild.
         for parent in folder.parents[: len(tables.SHADOW_FOLDERS)]:
             with contextlib.suppress(OSError):
                 parent.rmdir()
@@ -167,7 +167,7 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
 
 @stored_files.one_look()
 def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | None:
-    """The properties of the table of ours that lies there, None where none does; raises `TableNotOurs`."""
+    """The properties of the table; None where there is none. Raises `TableNotOurs`."""
     folder = local_log.readable(spark, table)
     if folder is not None:
         return check_ours(spark, table) if local_log.exists(folder) else None
@@ -176,7 +176,7 @@ def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | No
 
 
 def check_ours(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str]:
-    """The table's properties; raises `TableNotOurs` unless it was made by this project in a format that it knows."""
+    """The table's properties; raises `TableNotOurs` unless this project created it in a format that this version supports."""
     return _of_ours(table, properties(spark, table))
 
 
@@ -195,7 +195,7 @@ def _of_ours(table: tables.TableRef, found: Mapping[str, str]) -> Mapping[str, s
 
 
 def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
-    """Where a catalog keeps the table's commits: a URL, or nothing where the catalog takes part in each commit."""
+    """The URL of a catalog's table; empty where the catalog takes part in each commit, as on Databricks."""
     if sparks.is_databricks():
         return ""
     with table_errors.translating(table):
@@ -205,7 +205,7 @@ def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
 
 
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
-    """The table's properties; from the log where this process reads it, and its last commits say them."""
+    """The table's properties; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
     found = None if folder is None else local_log.properties(folder)
     if found is not None:
@@ -215,7 +215,7 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
 
 
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
-    """The table features that its readers and writers must know; from the log where this process reads it."""
+    """The table features that readers and writers must support; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
     found = None if folder is None else local_log.features(folder)
     if found is not None:
@@ -225,7 +225,7 @@ def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
 
 
 def table_id(spark: SparkSession, table: tables.TableRef) -> str:
-    """What Delta calls the table; from the log where this process reads it."""
+    """Delta's identifier of the table; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
     found = None if folder is None else local_log.table_id(folder)
     if found is not None:
@@ -235,46 +235,46 @@ def table_id(spark: SparkSession, table: tables.TableRef) -> str:
 
 
 def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Whether somebody let the table's columns be dropped and renamed, which those of our tables are not."""
+    """Whether a user enabled column mapping, which allows dropping and renaming columns; this project never does."""
     return properties(spark, table).get("delta.columnMapping.mode", "none") != "none"
 
 
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
-    """The names of the table's columns; from the log where this process reads it."""
+    """The names of the table's columns; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
     known = None if folder is None else local_log.columns(folder)
     return frozenset(spark.table(str(table)).columns if known is None else known)
 
 
 def tables_below(root: Path) -> list[Path]:
-    """The folders of all Delta tables below a root, in the order of their names; also of a layer that is a link to another disk."""
+    """The folders of all Delta tables below a root, sorted; follows links, because a layer may be on another disk."""
     found, seen = [], set()
     for place, folders, _ in os.walk(root, followlinks=True):
         if tables.LOG in folders:
             found.append(Path(place))
             folders.clear()
-        elif os.path.realpath(place) in seen:  # a link leads back
+        elif os.path.realpath(place) in seen:  # a cycle of links
             folders.clear()
         seen.add(os.path.realpath(place))
     return sorted(found)
 
 
 def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.DataFile] | None:
-    """The files of the table's newest version, looked for one by one; None where its folder is not to be seen from here."""
+    """The files of the table's newest version, each tested for existence; None where the folder is not on a local file system."""
     direct, folder = direct_log.of(spark, table), local_log.folder(table)
     if direct is None or folder is None:
         return None
     live = live_files.LiveFiles(folder)
     with table_errors.translating(table):
-        # As this process reads the log, where it can: of many tables a query each takes minutes.
+        # From the log where it can be read here: for many tables, a query each takes minutes.
         files = live.files() if live.at_newest() else direct.live()
     found = []
     for file in files:
         vector = file.get("deletionVector")
-        if vector is not None:  # a checkpoint has each of its fields, and a commit those that hold something
+        if vector is not None:  # a checkpoint has all of its fields, a commit only those with a value
             vector = {name: value for name, value in vector.items() if value is not None}
         is_there = table_files.is_whole(local_log.data_path(folder, file["path"]), file["size"])
-        # Without its vector nobody knows which rows of a file count, and none is read.
+        # Without its vector a file cannot be read: it is unknown which rows are deleted.
         is_there = is_there and (vector is None or deleted_rows.is_there(vector, folder))
         found.append(data_file.DataFile(file["path"], json.loads(file.get("stats") or "{}"), vector, is_there))
     return found
@@ -282,7 +282,7 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
 
 @dataclass(frozen=True)
 class TableSize:
-    """The data files of a table's newest version, and all that lies in its folder where this process sees and counts it."""
+    """The number and bytes of a table's live data files; `stored` are the bytes of all files in its folder, None where not counted."""
 
     files: int
     bytes: int
@@ -290,9 +290,9 @@ class TableSize:
 
 
 def size(spark: SparkSession, table: tables.TableRef, *, stored: bool = False) -> TableSize:
-    """How large a table is now; with `stored` all that lies in its folder is counted, which of a long log takes a while."""
+    """The size of a table's newest version; with `stored`, counts all files of a local folder too, which is slow for a long log."""
     folder = local_log.folder(table)
-    found = None if folder is None else local_log.size(folder)  # of thousands of tables a statement each takes minutes
+    found = None if folder is None else local_log.size(folder)  # for thousands of tables, a statement each takes minutes
     if found is None:
         with table_errors.translating(table):
             detail = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
@@ -302,7 +302,7 @@ def size(spark: SparkSession, table: tables.TableRef, *, stored: bool = False) -
 
 
 def _stored_bytes(folder: Path) -> int:
-    """The bytes of all files below a folder; one that goes meanwhile has none."""
+    """The bytes of all files below a folder. A file that is removed meanwhile does not count."""
     count = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""What an upsert without a MERGE works with: where rows lie, which of them are deleted, and how it ends without a commit."""
+"""Parts of an upsert without a MERGE: the locations of rows, pending deletes, and how it ends without a commit."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEY = "__key"
-"""The column that rows are replaced by."""
+"""The column that identifies the rows to replace."""
 
 ROW_LOCATION = ("__file", "__row")
-"""Columns that say where a version of a table holds a row."""
+"""Columns with the file and row number of a row in a version of a table."""
 
 Locating: TypeAlias = "Callable[[], DataFrame]"
-"""The `ROW_LOCATION` of rows, looked for by each attempt: a frame goes on with the columns and files that it was made with."""
+"""Returns the `ROW_LOCATION` of rows. Called for each attempt, because a DataFrame keeps the columns and files of its creation."""
 
 
 class NotCommitted(Exception):
-    """Rows were written that shall not be committed, and were not."""
+    """The caller cancelled the commit after the rows were written."""
 
 
 class NeedsMerge(Exception):
-    """The table has no deletion vectors, or a change feed whose readers want updates."""
+    """Only a MERGE can do it; for example, the table has no deletion vectors, or has a change feed whose readers need updates."""
 
 
 @dataclass(frozen=True)
 class PendingDelete:
-    """The actions that take rows out of a version of a table, as soon as they are found."""
+    """A search for the actions that remove rows from a version of a table."""
 
     version: int
     actions: Future[Any]
 
 
 def row_location() -> tuple[Column, Column]:
-    """`ROW_LOCATION` of each row of a table that is read."""
+    """The columns `ROW_LOCATION`, for reading a table."""
     return F.col("_metadata.file_path").alias(ROW_LOCATION[0]), F.col("_metadata.row_index").alias(ROW_LOCATION[1])
 
 
 def located(rows: DataFrame, keys: DataFrame, spans: Sequence[tuple[str, str]]) -> DataFrame:
-    """Those rows, which have `KEY` and `ROW_LOCATION`, whose keys are among `keys`: their `ROW_LOCATION`.
+    """The `ROW_LOCATION` of those `rows`, with `KEY` and `ROW_LOCATION`, whose keys are among `keys`.
 
-    `spans`, from a first key to a last, hold all of the keys: they let Delta skip files, where the join would read all.
+    `spans` are ranges of keys, both ends included, that cover all `keys`: with them Delta skips files, where the join would read all.
     """
     if spans:
         rows = rows.where(functools.reduce(operator.or_, (F.col(KEY).between(*span) for span in spans)))

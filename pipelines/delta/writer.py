@@ -1,7 +1,7 @@
-"""Whoever holds a claim on a table, and what only its holder may do: claim it, and commit through Delta's log itself.
+"""The holder of a claim on a table: claims it, and commits through Delta's log.
 
-`append_arrow` and `upsert` commit through the direct log where there is one, because a statement of Spark takes longer: there
-they write the files first and commit them after. Elsewhere they are an ordinary append, and a MERGE (`statement_commits`).
+`append_arrow` and `upsert` commit through the direct log where there is one, because a Spark statement takes longer: they write the files
+first and commit them afterwards. Elsewhere they are an ordinary append, and a MERGE (`statement_commits`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from pipelines.delta.key_search import Places
 
 FILE_BYTES = 16 * 2**20
-"""Of so many bytes of rows, as Arrow has them, a statement makes a file."""
+"""Bytes of Arrow rows per file that a statement writes."""
 
 
 class Writer(StatementCommits):
-    """A held claim on one table: the only way to commit to it.
+    """A claim on one table, which is needed to commit to it.
 
-    Made by `Writer.claim`; every commit renews the lease. A commit that was fenced off, or that finds another writer's
-    claim, raises `OwnershipLost`, and nothing of it is in the table.
+    Created by `Writer.claim`; each commit renews the lease. A commit that was fenced off, or that finds a claim of another writer, raises
+    `OwnershipLost`, and is not in the table.
     """
 
     @staticmethod
@@ -68,14 +68,15 @@ class Writer(StatementCommits):
     ) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
-        Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
-        After a RESTORE that is the metadata of the restored version, but for the names in `kept`: those are the newest commit's.
-        Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
-        over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`. `take_over` raises neither of the first
-        two, unless the holder claimed the table after `since_ms`. A refused writer has committed nothing.
+        Carries over position and metadata of the table's last commit of this project. After a RESTORE they are those of the restored
+        version, except for the names in `kept`, which come from the newest commit. Tries again where the owner commits meanwhile.
+
+        Raises `TableOwned` where a live process of this host holds the table; `LeaseHeld` where the lease of another host has not expired,
+        or where the holder is on an `errand` and releases it within a minute; `TableNotOurs`. With `take_over` neither of the first two is
+        raised, unless the holder claimed the table after `since_ms`. A refused writer has committed nothing.
         """
         for attempt in table_errors.commit_attempts(table):
-            # Whatever is committed after this look makes the claim's commit fail.
+            # A commit after this read makes the claim's commit fail.
             with stored_files.one_look():
                 properties = delta.check_ours(spark, table)
                 at = table_history.standing(spark, table)
@@ -84,7 +85,7 @@ class Writer(StatementCommits):
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, at.last)
             writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
-            # The fence stands on the newest version, however old the commit is whose position counts.
+            # The fence is on top of the newest version, even if the position is that of an older commit.
             writer.version, writer.properties, writer.is_newest = at.version, properties, True
             try:
                 newest = (at.last.metadata if at.last else None) or {}
@@ -95,51 +96,52 @@ class Writer(StatementCommits):
             except errors.OwnershipLost:
                 continue
             except BaseException:
-                owners.HELD.pop(writer.identity.writer, None)  # its commit may be there, and the error keeps this writer
+                owners.HELD.pop(
+                    writer.identity.writer, None
+                )  # the commit may exist, and the error's traceback keeps this writer alive
                 raise
         return writer
 
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
-        """A block that, where it raises, gives the claim back: an error that is kept would hold it, by its frames, for as long."""
+        """Release the claim where the block raises. Otherwise an error that is kept would keep the claim, by its traceback."""
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the block's error is the one to be told
+            with contextlib.suppress(Exception):  # the caller gets the error of the block
                 self.release()
             raise
 
     @contextmanager
     def released(self) -> Iterator[Writer]:
-        """A block at whose end the claim is given back. One that another writer took over is no longer this one's, and any ends by itself."""
+        """Release the claim at the end of the block. A failed release is ignored: the claim was taken over, or its lease expires."""
         try:
             yield self
         finally:
-            with contextlib.suppress(Exception):  # the block is done, or its error is the one to be told
+            with contextlib.suppress(Exception):  # the block is done, or the caller gets its error
                 self.release()
 
     @functools.cached_property
     def live(self) -> live_files.LiveFiles | None:
-        """The table's files as this process sees them; None where it sees none."""
+        """The table's files, where this process can read them; else None."""
         return live_files.of(self.spark, self.table)
 
     def replaceable(self) -> live_files.LiveFiles | None:
-        """The table's files as they are now, where `replace_arrow` may put rows in and take rows out: this process sees them, and
-        Delta asks nothing more of a row than its type."""
+        """The table's files at `version` where `replace_arrow` may add and remove rows (`LiveFiles.takes_rows`); else None."""
         live = self.live
         return live if live is not None and self.direct is not None and live.takes_rows(self.version) else None
 
     @property
     def is_direct(self) -> bool:
-        """Whether `upsert` writes files first and commits them after, so that a commit can still be called off."""
+        """Whether `upsert` writes files first and commits them afterwards, so that a commit can still be cancelled."""
         return self.direct is not None
 
     @contextmanager
     def finding_rows(self, touched: upsert.Locating) -> Iterator[upsert.PendingDelete | None]:
-        """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
+        """Search the rows that `upsert` will remove, in a thread beside the block; None without a direct log.
 
-        `touched` as in `upsert`, of rows read since this writer's last commit. The block's end waits for the search; files that it
-        wrote for nothing are left to VACUUM.
+        `touched` is as in `upsert`, from the table at this writer's last commit. The end of the block waits for the search. VACUUM removes
+        files of deletion vectors that no commit uses.
         """
         direct = self.direct
         if direct is None:
@@ -149,11 +151,11 @@ class Writer(StatementCommits):
             yield upsert.PendingDelete(self.version, pool.submit(direct.delete_actions, touched, base=self.version))
 
     def can_upsert(self) -> bool:
-        """Whether `upsert` does without a MERGE here, and rows have `row_locations`."""
+        """Whether `upsert` works without a MERGE here, and rows have `row_locations`."""
         return self.direct is not None and self.direct.can_upsert()
 
     def row_locations(self) -> tuple[Column, Column]:
-        """`ROW_LOCATION` of each row of the table, where it is read for an `upsert`; nulls where none can be made."""
+        """The columns `ROW_LOCATION` for reading the table before an `upsert`; nulls where `can_upsert` is false."""
         if self.can_upsert():
             return upsert.row_location()
         file, row = upsert.ROW_LOCATION
@@ -161,7 +163,7 @@ class Writer(StatementCommits):
 
     @contextmanager
     def listing_files(self) -> Iterator[None]:
-        """The files of the newest version are listed beside what the block does: the first query over the table asks for them."""
+        """List the files of the newest version in a thread beside the block: the first query over the table needs them."""
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-list") as pool:
             if self.direct is not None:
                 pool.submit(self.direct.files)
@@ -179,15 +181,16 @@ class Writer(StatementCommits):
         unless: Callable[[], bool] | None = None,
         few: bool = False,
     ) -> int | None:
-        """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
+        """Replace the rows of some keys by `rows`, as one fenced commit; the new version.
 
-        What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
-        once and not three times. `touched` gives the `ROW_LOCATION` of each such row (`upsert.located`); `rows` have the table's columns.
-        None where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a
-        change feed.
-        `pending_deletes` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
-        Without `touched` the rows are only put in. `unless` is called between the write and the commit; where it
-        returns true, nothing is committed, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
+        The result is that of ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *``, but the keys are read once instead
+        of three times. Returns None where only a MERGE can do it: without a direct log, with another Delta, or for a table without
+        deletion vectors, or with a change feed.
+
+        `rows` have the table's columns. `touched` gives the `ROW_LOCATION` of the rows to remove (`upsert.located`); without it none is
+        removed. `pending_deletes` (`finding_rows`) is used where it was made for the current version. `unless` is called between the write
+        and the commit: where it returns true, nothing is committed, and `NotCommitted` is raised. With `few` touched rows the deletion
+        vectors are written here, without a Spark job.
         """
         if self.direct is None:
             return None
@@ -209,12 +212,11 @@ class Writer(StatementCommits):
         extra: Mapping[str, object] | None = None,
         statistics: Sequence[str] = (),
     ) -> int | None:
-        """Take the rows of the keys, or those of the places, out of the table and put these Arrow rows in, as one fenced commit;
-        the new version.
+        """Replace the rows of the keys, or of the places, by Arrow rows, as one fenced commit; the new version.
 
-        As `upsert`, without a Spark job, a plan or a listing: the keys are looked for by this process, and the rows come in
-        parts, with the table's columns and types (`table_schema.conformed`). None where only Spark can do it, also where a part
-        raises `NotReadable`; then nothing was committed.
+        As `upsert`, but without a Spark job: this process searches the keys. The rows come in parts with the table's columns and types
+        (`table_schema.conformed`). Returns None where only Spark can do it, also where a part raises `NotReadable`; then nothing was
+        committed. `statistics` is as in `append_arrow`.
         """
         if self.direct is None or self.live is None:
             return None
@@ -231,9 +233,9 @@ class Writer(StatementCommits):
         )
 
     def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
-        """Write the rows of these live files, which are few, as one file; the new version.
+        """Write the rows of a few small live files as one file; the new version.
 
-        A fenced commit that says what the last one said, without a Spark job. None where only Spark can do it.
+        A fenced commit with the metadata of the last one, without a Spark job. None where only Spark can do it.
         """
         live = self.live
         if self.direct is None or live is None or definition.is_on(live.configuration, definition.ROW_TRACKING):
@@ -242,7 +244,7 @@ class Writer(StatementCommits):
             held = live.rows(parts)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
-        # What the log says of the parts, before they go: rows that were not read would be lost.
+        # Compared with the log's statistics: rows that were not read would be lost.
         if held.num_rows != sum(map(file_statistics.present_count, parts)):
             return None
         file = None
@@ -254,14 +256,14 @@ class Writer(StatementCommits):
     def _new_file(
         self, direct: direct_log.DirectLog, parts: Iterable[pa.Table], schema: pa.Schema, statistics: Sequence[str]
     ) -> data_file.ParquetFile:
-        """A file of rows for the next commit; none is written after a commit that got no answer, on which nothing follows."""
+        """Write a file for the next commit. Raises `CommitUnknown` after a commit without an answer."""
         self.refuse_unanswered()
         return data_file.ParquetFile.write(direct.store, parts, schema=schema, statistics=statistics, table=self.table)
 
     def _through_log_or_none(
         self, commit: Callable[..., int], said: fenced_commits.Said, file: data_file.ParquetFile | None
     ) -> int | None:
-        """The version of a commit that names the file; None where it `NeedsMerge`."""
+        """The version of a commit that adds the file; None where it raises `NeedsMerge`. Removes the file of a refused commit."""
         try:
             return self.through_log(commit, said)
         except (upsert.NeedsMerge, *fenced_commits.REFUSED) as error:
@@ -274,16 +276,16 @@ class Writer(StatementCommits):
     def _discard(self, file: data_file.ParquetFile, error: Exception) -> None:
         """Remove the file of a commit that was refused, and is not in the log.
 
-        A store may carry out later what it gave no answer to in time: where no other commit came first, its file is for VACUUM.
+        In a store, a request that timed out may still take effect. After an error of Spark the file stays there, for VACUUM.
         """
         if local_log.folder(self.table) is not None or not isinstance(error, table_errors.SPARK_ERRORS):
             file.discard()
 
     def define(self, schema: StructType) -> bool:
-        """Add the columns that the table lacks of these, in one fenced commit that says what the last one said; whether that was
-        done.
+        """Set the table's columns to `schema`, which has all of them and new ones; whether that was done.
 
-        What `alter` does with ADD COLUMNS, without a statement, and not where others have changed the columns meanwhile.
+        As `alter` with ADD COLUMNS, but one fenced commit with the metadata of the last one, and no statement. False without a direct log,
+        or where another writer has changed the columns meanwhile.
         """
         if self.direct is None or self.live is None:
             return False
@@ -297,13 +299,13 @@ class Writer(StatementCommits):
         statistics: Sequence[str] = (),
         extra: Mapping[str, object] | None = None,
     ) -> int:
-        """Append Arrow rows as one fenced commit, each part a row group of its own, or several; the new version.
+        """Append Arrow rows as one fenced commit; the new version. Each part becomes one or more row groups.
 
-        `statistics` names the columns whose minimum and maximum are kept for skipping. Where there is a direct log, the
-        Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
+        `statistics` names the columns whose minimum and maximum are kept for skipping. Where there is a direct log, this process writes
+        the Parquet file and commits it through Delta's transaction. Elsewhere Spark appends the rows.
         """
         if self.direct is None:
-            # By itself Spark writes a file for each core: every reader would have to open so many of each commit.
+            # Without `coalesce` Spark writes a file per core, and every reader would have to open all of them.
             rows = pa.concat_tables(parts)
             return self.append(self.spark.createDataFrame(rows).coalesce(1 + rows.nbytes // FILE_BYTES), to=to, extra=extra)
         file = self._new_file(self.direct, parts, parts[0].schema, statistics)
@@ -316,9 +318,9 @@ class Writer(StatementCommits):
     def remove_files(
         self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None
     ) -> int:
-        """Take files out of the table without reading them, as one fenced commit, whose position is `to`; the new version.
+        """Remove files from the table without reading them, as one fenced commit with the position `to`; the new version.
 
-        Only where there is a direct log (else `DecisionNeeded`).
+        Raises `DecisionNeeded` without a direct log.
         """
         if self.direct is None:
             raise errors.DecisionNeeded(
