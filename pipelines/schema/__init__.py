@@ -1,1 +1,1 @@
-"""The log of document schemas: what a batch adds to a collection's columns, and the record of it."""
+"""Document schemas: inferred from batches, kept in `ops/schemas`, and used to type documents."""

@@ -1,6 +1,6 @@
-"""Documents typed by this process, and many of them also by helpers beside it: most of decoding holds the interpreter's lock.
+"""Types documents in this process, and many documents in helper processes too, because decoding holds the interpreter's lock.
 
-A decoder learns for itself, which changes the speed and never a result.
+Each process has a decoder that adapts to the documents; this affects its speed, and never a result.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cdc_core.typed.plan import decoder_of
 from pipelines import helper_processes
 
 _Part: TypeAlias = "tuple[int, pa.Array]"
-"""Some of the texts, and the place of the first."""
+"""The position of the first text, and the texts."""
 
 _Task: TypeAlias = "tuple[str, tuple[tuple[tuple[str, ...], Pin], ...]]"
-"""A schema and its pins, by which the texts are typed."""
+"""A schema, as JSON, and its pins."""
 
 
 def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
-    """What the decoder makes of the texts."""
+    """The texts typed by the decoder, in helper processes too where they are many."""
     if texts.nbytes < helper_processes.MANY_BYTES:
         return decoder.typed(texts)
     with helper_processes.DOCUMENTS.borrowed(helper_processes.cores()) as helpers:
@@ -40,7 +40,7 @@ def _typed(decoder: Decoder, texts: pa.Array, helpers: Sequence[helper_processes
 
 
 class TextTasks:
-    """Texts that are taken in parts, by this thread from their beginning, by others from their end."""
+    """Texts that are taken in parts: by this thread from the beginning, by helpers from the end."""
 
     def __init__(self, texts: pa.Array, *, portion: Callable[[], int], share: int) -> None:
         self._texts = texts
@@ -51,14 +51,14 @@ class TextTasks:
         self._lock = threading.Lock()
 
     def first(self) -> _Part | None:
-        """A portion from the beginning of what is left; None where nothing is left."""
+        """A portion from the beginning of the remaining texts; None at the end."""
         with self._lock:
             start = self._start
             self._start = min(self._end, start + self._portion())
             return self._part(start, self._start)
 
     def last(self) -> _Part | None:
-        """A share of what is left, from its end, but a slice at least and at most `helper_processes.PART_BYTES`."""
+        """A share from the end of the remaining texts, from one slice to `helper_processes.PART_BYTES`; None at the end."""
         with self._lock:
             end = self._end
             count = min(self._most, max(self._least, (end - self._start) // self._share))
@@ -66,7 +66,7 @@ class TextTasks:
             return self._part(self._end, end)
 
     def close(self) -> None:
-        """Nothing more is taken."""
+        """Drop the remaining texts."""
         with self._lock:
             self._end = self._start
 
@@ -82,7 +82,7 @@ def _by_helper(helper: helper_processes.HelperProcess, by: _Task, texts: pa.Arra
 
 
 def _answer(task: _Task, columns: pa.RecordBatch | None) -> tuple[int, pa.RecordBatch | None]:
-    """Runs in a helper."""
+    """Runs in a helper process."""
     assert columns is not None
     found = decoder_of(*task).typed(columns["texts"])
     return found.exact, pa.RecordBatch.from_arrays([found.rows, found.new, found.refused], names=["rows", "new", "refused"])

@@ -1,4 +1,4 @@
-"""Documents that this process has, typed by their collection's schema, and what they do to it: for silver and for histories."""
+"""Types documents of this process by their collection's schema, and evolves the schema; for silver and for histories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DocumentTyper:
-    """Types one collection's documents, batch after batch: what its decoder learned stays."""
+    """Types one collection's documents, batch by batch; keeps its decoder, which adapts to them."""
 
     options: CollectionSettings
     _decoder: Decoder | None = field(default=None, repr=False)
@@ -29,7 +29,7 @@ class DocumentTyper:
     def begun(
         self, texts: pa.Array, places: pa.Array, *, current: DocumentSchema, reserved: frozenset[str]
     ) -> schemas.Evolution | None:
-        """The schema to type the documents by; None where their first ones cannot give one."""
+        """The schema to type the documents by (`schemas.start_here`); None where the first documents cannot give one."""
         return schemas.start_here(
             texts, places, current=current, options=self.options.unwrap, pins=self.options.pins, reserved=reserved
         )
@@ -43,16 +43,17 @@ class DocumentTyper:
         current: DocumentSchema,
         reserved: frozenset[str],
     ) -> tuple[list[schemas.Evolution], pa.StructArray] | None:
-        """What the documents do to the schema, and their rows; None where some cannot be read, or this process cannot tell.
+        """The changes of the documents to the schema, and their rows; None where some documents are unreadable, or may be.
 
-        Where they are not all as they `begun`, each of `batches`, of texts and their places in the order, is looked at, one after the other.
+        Where the schema `begun` does not cover all documents, the schema is evolved by each of `batches`, one after the other. These have
+        the columns of `looks.LocalDocuments`: texts, and their places in the order.
         """
         typed = decoder_processes.typed(self._by(begun.schema), texts)
         if pc.any(typed.refused).as_py():
             return None
         evolutions = [begun]
         if pc.any(typed.new).as_py():
-            # Of all documents at once: what looks like columns in the first ones may be a map.
+            # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
             evolutions = []
             for batch in batches:
                 evolution = schemas.evolve(

@@ -1,4 +1,4 @@
-"""Columns that somebody dropped or renamed by hand, which column mapping allows: added again they would be null in every row that is there."""
+"""Detects columns that a user dropped or renamed, which column mapping allows. Added again, they would be null in all existing rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DocumentTable(Protocol):
-    """A collection's claimed table, with its schema as `ops/schemas` keeps it."""
+    """A collection's claimed table, with its schema in `ops/schemas`."""
 
     @property
     def spark(self) -> SparkSession: ...
@@ -41,9 +41,9 @@ class DocumentTable(Protocol):
 
 
 def check(kept: DocumentTable, held: T.StructType, *, before: int, remedy: str) -> None:
-    """Raise `DecisionNeeded` where a table, which holds these columns, lacks some that documents had at the batch `before`, or fields of some.
+    """Raise `DecisionNeeded` where a table, with the columns `held`, lacks columns or nested fields of its schema at the batch `before`.
 
-    What a later batch noted in the schema the table may not have yet.
+    The table may not have the changes of later batches yet. `remedy` is the end of the message.
     """
     spark, table, name = kept.spark, kept.writer.table, str(kept.namespace)
     if not (_missing(kept.schema.schema, held) and delta.has_mapped_columns(spark, table)):

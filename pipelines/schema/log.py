@@ -1,8 +1,7 @@
-"""A batch of documents and its collection's schema: what the batch adds, how it is typed, and the record of
-both.
+"""The evolution of a collection's document schema by batches of documents, and its record in the table `ops/schemas`.
 
-`evolve` decodes the batch by the schema as it is, and looks only into documents that the schema does not cover: of very many into the
-first ones, then only into those that still show something new (`looks`). `append` and `latest` keep a collection's schema with its evolution in the table `ops/schemas`.
+`evolve` decodes a batch by the current schema, and infers only from documents that the schema does not cover. Where these are very many, it
+infers from the first of them, and then only from those that still add something (`looks`). `append` and `latest` write and read the record.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ if TYPE_CHECKING:
 _COLLECTION = "collection"
 _NAMES = (_COLLECTION, "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
 SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.string()) for name in _NAMES])
-"""Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON.
+"""Columns of `ops/schemas`: one row per change; the first row of a version has the whole schema as JSON.
 
-`generation` is what the rebuild called the silver table that the version is of, null before any: a schema counts as
-soon as the table's own commit names its generation, and never before.
+`generation` is the name that a rebuild gave to the version's silver table, null before any rebuild. A schema counts as soon as a commit of
+the silver table names its generation.
 """
 
 FEW_FIELDS = 100
-"""A document inside others that shows more fields among so many documents may be used as a map."""
+"""A nested document with more fields than this among `looks.BEGINNING` documents may be used as a map."""
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """What a batch did to its collection's schema, and how it is typed.
+    """The changes of a batch to its collection's schema, and the plan to type the batch.
 
-    `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or
-    unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that `evolve` was given. `beginning` is what the first
-    documents showed, where they alone were looked at.
+    `refused` counts texts that are not strict JSON: the exact path types them, or finds them unreadable. `seen_at` is the `sequence` of the
+    batch's first event. `also` has the counts of `evolve`'s conditions. `beginning` is the inference of the first documents, where only
+    these were read.
     """
 
     schema: DocumentSchema
@@ -64,7 +63,7 @@ class Evolution:
 
 
 def unchanged(schema: DocumentSchema, pins: Pins) -> Evolution:
-    """What a batch did that the schema holds already."""
+    """The evolution of a batch that changes nothing."""
     return Evolution(schema, (), typed.Plan(schema, pins))
 
 
@@ -78,13 +77,16 @@ def evolve(
     also: Mapping[str, str] = {},
     beginning: typed.Inference | None = None,
 ) -> Evolution:
-    """The schema after a batch of documents, its changes, and the plan for `typed.documents` over the same ones (or fewer).
+    """The schema after a batch of documents, its changes, and the plan for `typed.documents` over the same documents or some of them.
 
-    Reads them once; where there is no schema yet, the first documents are looked at before, unless `beginning` is what they showed, and
-    where very many show something new, all once more after the first of these. Where one path shows values of several kinds, the
-    first one by `sequence` gives the column its type, so that the result depends on the documents and the current schema alone, and is
-    the same for any partitioning and any cut into batches. `also` are conditions, as SQL by name, whose rows are
-    counted on the way. `reserved` are names that no field's column may take, beside the engine's.
+    Reads the documents once. Without a current schema, the first documents are read before, unless `beginning` is their inference. Where
+    very many documents show something new, all are read again after the first of these.
+
+    Where a path has values of several kinds, the first one by `sequence` determines the type of its column. So the result depends only on
+    the documents and the current schema, and is the same for any partitioning and any cut into batches.
+
+    `also` are conditions, as SQL by name, whose rows are counted in the same read. `reserved` are column names that no field may get, in
+    addition to those of the engine.
     """
     pins, naming = pins or {}, _naming(options or unwrap_options.UnwrapOptions(), reserved)
     begun, known = beginning or typed.Inference(), current
@@ -94,8 +96,7 @@ def evolve(
         known, _ = join(current, begun.shape, pins=pins, naming=naming)
     count = looks.BEGINNING
     found = look = documents.new(typed.Plan(known, pins), also, most=count if _is_of_columns(begun) else None)
-    # Where very many documents show something new, most of them show the same: the first of them are looked into, and then those that
-    # show more than these.
+    # Where very many documents show something new, most show the same: infer from the first of them, then from those that show more.
     while look.is_cut:
         more = begun.with_other(documents.first_new(typed.Plan(known, pins), count))
         wider, _ = join(current, more.shape, pins=pins, naming=naming)
@@ -104,7 +105,7 @@ def evolve(
         if is_narrower:
             begun, known = more, wider
         look = documents.new(typed.Plan(known, pins), {}, most=count if is_narrower else None)
-    # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
+    # Documents that were not inferred from come later, and cannot change the types that the first documents determined.
     shape = look.with_other(begun).shape
     schema, changes = join(current, shape, pins=pins, naming=naming)
     counted = dict(zip(also, itertools.chain(found.also, itertools.repeat(0))))
@@ -118,10 +119,10 @@ def begun(
     pins: Pins,
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
-    """The schema of the first of the documents, as a first batch of `BEGINNING` of them would lead to it.
+    """The schema from the first `BEGINNING` documents, as if they were a batch of their own.
 
-    None where it shall be made of all: there is no document, or one of them may be used as a map, or may belong to quarantine,
-    where it must leave no column behind.
+    None where all documents are needed: there is none, or one may be used as a map, or may go to quarantine, and then must not add a
+    column.
     """
     naming = _naming(options, reserved)
     sight = documents.first(typed.Plan(replace(document_schema.EMPTY, naming=naming)))
@@ -139,14 +140,16 @@ def start_here(
     pins: Pins,
     reserved: frozenset[str],
 ) -> Evolution | None:
-    """The schema to type documents by that this process has: of many, the current one with what the first of them add; None where there
-    is none, and they cannot give one."""
+    """The schema to type documents of this process: the current one, and for many documents with the changes of the first of them.
+
+    None where there is no current schema and the first documents cannot give one (`begun`).
+    """
     if len(texts) <= looks.BEGINNING:
         return unchanged(current, pins)
     documents, plan = looks.LocalDocuments(texts, places), typed.Plan(current, pins)
     if not current.fields:
         return begun(documents, options=options, pins=pins, reserved=reserved)
-    # What is new and was not seen here costs time: all are typed once more.
+    # A change that is missed here only costs time: all documents are then typed again.
     sight = typed.Inference() if documents.seem_known(plan) else documents.first_unknown(plan)
     if not sight.shape.kinds or not _is_of_columns(sight):
         return unchanged(current, pins)
@@ -164,19 +167,19 @@ def _joined(current: DocumentSchema, sight: typed.Inference, pins: Pins, naming:
 
 
 def _is_of_columns(sight: typed.Inference) -> bool:
-    """Whether no later document can make another column of what these showed, as a map or by going to quarantine."""
+    """Whether the inferred fields are certainly columns: none may be used as a map, and no document may go to quarantine."""
     return not sight.refused and _most_fields(sight.shape) <= FEW_FIELDS
 
 
 def _most_fields(shape: Shape) -> int:
-    """The fields of the document inside documents that has the most."""
+    """The greatest number of fields of a nested document."""
     inner = [*shape.fields.values(), *([] if shape.element is None else [shape.element])]
     return max((max(len(each.fields), _most_fields(each)) for each in inner), default=0)
 
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """A collection's schema as `ops/schemas` keeps it, with its number there; 0 and empty where it keeps none."""
+    """A collection's schema in `ops/schemas` with its version; version 0 and empty where there is none."""
 
     version: int = 0
     schema: DocumentSchema = document_schema.EMPTY
@@ -190,8 +193,8 @@ def latest(
     generations: Mapping[str, str] | None = None,
     until: int | None = None,
 ) -> dict[str, SchemaVersion]:
-    """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a
-    rebuild made."""
+    """The newest schema of each collection, or that of the batch `until`. `generations` of rebuilt silver tables, by collection; where
+    they are given, only these collections are read."""
     found = newest(spark, table, until=until, of=None if generations is None else [*generations])
     return of_generations(found, generations or {})
 
@@ -200,17 +203,17 @@ def latest(
 def newest(
     spark: SparkSession, table: tables.TableRef, *, until: int | None = None, of: Sequence[str] | None = None
 ) -> list[tuple[str, SchemaVersion]]:
-    """The newest schema of each collection, or of some, and of each generation of its table; `until` is the last batch that counts."""
+    """The newest schema of each collection and generation, up to the batch `until`; `of` limits the collections."""
     if not delta.exists(spark, table):
         return []
     last: dict[tuple[str, str], tuple[int, int, str]] = {}
-    # Part by part: each version holds its whole schema, and all of them, in one file perhaps, are more than there is room for.
+    # In parts: each version has its whole schema, and a single file may have more of them than fit into memory.
     for part in ops_tables.parts(spark, table, SCHEMA, among=None if of is None else (_COLLECTION, of)):
         for row in part.to_pylist():
             if row["schema"] is not None and (until is None or row["batch"] <= until):
                 key, text = (row["collection"], row["generation"] or ""), row["schema"]
-                # Of two with one number the longer one has more: who was killed before its commit has noted what its range showed, and
-                # whoever did not see that, and applied that range with others, all of it and more.
+                # Of two schemas with the same version the longer one counts. A run that is killed before its commit has recorded its
+                # range. A later run that did not see this record applies that range with others, and records all of it and more.
                 last[key] = max(last.get(key, (0, 0, "")), (row["version"], len(text), text))
     return [
         (collection, SchemaVersion(version, DocumentSchema.from_json(text), generation))
@@ -224,26 +227,26 @@ def of_generations(found: Sequence[tuple[str, SchemaVersion]], generations: Mapp
 
 
 def changes(spark: SparkSession, table: tables.TableRef, *, of: Container[str]) -> list[dict[str, Any]]:
-    """The rows of `ops/schemas` of some collections, without the schemas; `generation` is empty before any rebuild."""
+    """The rows of `ops/schemas` of some collections, without `schema`, in no order; `generation` is empty before any rebuild."""
     found = {}
     for part in ops_tables.parts(spark, table, SCHEMA):
         for row in part.drop_columns(["schema"]).to_pylist():
             if row["collection"] in of:
                 row["generation"] = row["generation"] or ""
-                found[tuple(row.values())] = row  # once, though it may come twice
+                found[tuple(row.values())] = row  # `ops_tables.parts` may return a row twice
     return list(found.values())
 
 
 def record(
     writer: Writer, table: tables.TableRef, kept: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
 ) -> SchemaVersion:
-    """The schema that a batch led to; what changed is appended, before the writer's table holds it.
+    """Record a batch's changes before they are in the writer's table; the new version of the schema.
 
-    Raises `OwnershipLost` where that table was taken over.
+    Raises `OwnershipLost` where the table was taken over.
     """
     if not evolution.changes:
         return kept
-    # Who took it over in a pause of this process has noted more under the same number: nothing else fences what is noted.
+    # `ops/schemas` has no fence: a writer that took over may have recorded other changes under the same version.
     writer.check_ownership()
     changed = replace(kept, version=kept.version + 1, schema=evolution.schema)
     append(
@@ -268,10 +271,9 @@ def append(
     evolution: Evolution,
     generation: str = "",
 ) -> None:
-    """Keeps the schema as the collection's number `version`, with its changes; nothing where there are none.
+    """Append the schema with its changes as the collection's `version`; does nothing where there are no changes.
 
-    Appended before the table is written: run again after a crash, the same batch finds its schema and
-    changes nothing.
+    Called before the silver table is written: after a crash the same batch finds its schema, and changes nothing.
     """
     if not evolution.changes:
         return

@@ -1,6 +1,6 @@
-"""Looks at a batch's documents for their schema: at those that Spark reads, and at those that this process has.
+"""Infers the shape of a batch's documents, for documents that Spark reads and for those of this process.
 
-Both give the same, whoever looks: a document's mark is made in the same way, and the first documents are the same.
+Both give the same result: they use the same marks of documents, and the same first documents.
 """
 
 from __future__ import annotations
@@ -25,32 +25,35 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BEGINNING = 1000
-"""So many documents give a collection without a schema its first one; where more show something new, so many are looked into before the
-others."""
+"""The number of first documents that give a collection its first schema. Where more documents than this show something new, the first of
+them are inferred from before the others."""
 
 FEW = 100
-"""Where so many documents, from all over a batch, show nothing new, the others seldom do."""
+"""The size of a sample from all parts of a batch: where it shows nothing new, the other documents seldom do."""
 
 
 class Documents(Protocol):
-    """A batch's documents, which are looked at by a plan."""
+    """A batch's documents."""
 
     def first(self, plan: typed.Plan) -> typed.Inference:
-        """A look at the first `BEGINNING` of them, each looked into."""
+        """The inference from the first `BEGINNING` documents."""
 
     def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
-        """A look at all, of which those that the plan's schema does not hold are looked into; where they are more than `most` it may
-        be cut. `also` are conditions, as SQL by name, whose rows are counted."""
+        """The inference from all documents that the plan's schema does not cover.
+
+        Where there are more than `most` of these, the inference may be cut (`is_cut`). `also` are conditions, as SQL by name, whose rows
+        are counted.
+        """
 
     def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
-        """A look into the first `count` documents that the plan's schema does not hold, after `new` was cut by the same plan."""
+        """The inference from the first `count` documents that the plan's schema does not cover, after `new` was cut with the same plan."""
 
 
 @dataclass(frozen=True)
 class SparkDocuments:
-    """The texts in the column `after` of `df`, in the order of its `sequence`.
+    """The documents in the column `after` of `df`, ordered by its column `sequence`.
 
-    Of a batch that is `small` the first documents are all of them, and are not searched for.
+    For a `small` batch all documents count as the first ones, which saves the search for them.
     """
 
     df: DataFrame
@@ -67,7 +70,7 @@ class SparkDocuments:
         return self._look(_up_to(self.df, _MARK, last=_last(marks, "mark", count)), plan)
 
     def _beginning(self) -> DataFrame:
-        """About the first `BEGINNING` rows: all up to some mark. Only places in the order are sorted, and few digests."""
+        """About the first `BEGINNING` rows: all up to a mark. Sorts by place first, and computes digests of few rows."""
         df = self.df
         for by in (_PLACE, _MARK):
             df = _up_to(df, by, last=_last(df, by, BEGINNING))
@@ -92,14 +95,14 @@ class SparkDocuments:
 
 
 _PLACE = "sequence"
-"""A row's place in the order, as SQL."""
+"""SQL of a row's place in the order."""
 
 _MARK = f"concat({_PLACE}, '/', hex(xxhash64(after)))"
-"""Its document's own mark, which sorts as the events do, too: rows of a snapshot's chunk share their place, so that a digest follows it."""
+"""SQL of a document's mark, which sorts by place. It ends with a digest, because rows of a snapshot's chunk share their place."""
 
 
 def _last(df: DataFrame, by: str, count: int) -> str | None:
-    """The last of the first `count` rows by an expression."""
+    """The greatest of the first `count` values of an expression; None without rows."""
     last: str | None = df.selectExpr(f"{by} AS by").orderBy("by").limit(count).agg(F.max("by")).first()[0]
     return last
 
@@ -109,11 +112,11 @@ def _up_to(df: DataFrame, by: str, *, last: str | None) -> DataFrame:
 
 
 class LocalDocuments:
-    """Texts of this process with their `places` in the order."""
+    """Documents of this process: texts with their `places` in the order."""
 
     def __init__(self, texts: pa.Array, places: pa.Array) -> None:
         self._left = pa.RecordBatch.from_arrays([texts, places], names=["text", "place"])
-        """Those that may yet be looked into."""
+        """The documents that the schema may not cover."""
 
     def first(self, plan: typed.Plan) -> typed.Inference:
         batch = _beginning(self._left, BEGINNING)
@@ -121,11 +124,11 @@ class LocalDocuments:
         return typed.Inference(_shape(batch, plan), _low(batch), refused)
 
     def first_unknown(self, plan: typed.Plan) -> typed.Inference:
-        """As `first`, but without looking into documents that the plan's schema holds."""
+        """The inference from those of the first documents that the plan's schema does not cover."""
         return LocalDocuments(*_beginning(self._left, BEGINNING).columns).new(plan, {}, most=None)
 
     def seem_known(self, plan: typed.Plan) -> bool:
-        """Whether the plan's schema holds a few of them: to find the first of all, each is read."""
+        """Whether the plan's schema covers a sample of them, which saves the search for the first documents."""
         texts = self._left["text"]
         few = texts.take(pa.array(range(0, len(texts), max(1, len(texts) // FEW)), pa.int64()))
         with _LOOKING:
@@ -147,26 +150,26 @@ class LocalDocuments:
 
 
 _LOOKING = threading.Lock()
-"""Collections of one schema share their plan's decoder, which learns, and is for one thread at a time."""
+"""Collections with the same schema share their plan's decoder, which only one thread may use at a time."""
 
 _SEED = 42
 
 
 def _beginning(batch: pa.RecordBatch, count: int) -> pa.RecordBatch:
-    """About the first `count` documents, as `SparkDocuments` finds them."""
+    """About the first `count` documents, the same as `SparkDocuments` finds."""
     for by in (lambda rows: rows["place"], _marks):
         if batch.num_rows <= count:
             break
         values = by(batch)
         last = values[pc.partition_nth_indices(values, pivot=count - 1)[count - 1].as_py()]
         is_up_to = pc.less_equal(values, last)
-        if is_up_to.true_count < batch.num_rows:  # texts are dear to copy
+        if is_up_to.true_count < batch.num_rows:  # copying texts is slow
             batch = batch.filter(is_up_to)
     return batch
 
 
 def _marks(batch: pa.RecordBatch) -> pa.StringArray:
-    # As `SparkDocuments` makes them in SQL. Slice by slice: as Python's strings all texts would take as much memory once more.
+    # The same as `_MARK` in SQL. In slices: copies of all texts as Python's bytes would double the memory.
     texts = batch["text"].cast(pa.binary())
     slices = (texts.slice(start, BEGINNING).to_pylist() for start in range(0, batch.num_rows, BEGINNING))
     digests = (f"{_digest(text):X}" for text in itertools.chain.from_iterable(slices))
@@ -174,7 +177,7 @@ def _marks(batch: pa.RecordBatch) -> pa.StringArray:
 
 
 def _digest(text: bytes | None) -> int:
-    """Spark's `xxhash64`, as a number without a sign; of a null it is the seed."""
+    """Spark's `xxhash64` as an unsigned number; the seed for a null."""
     return _SEED if text is None else xxhash.xxh64_intdigest(text, seed=_SEED)
 
 
