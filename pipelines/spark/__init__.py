@@ -1,1 +1,1 @@
-"""Spark's session, its settings and its JVM."""
+"""Spark's session, settings and JVM, and the errors that these raise."""

@@ -1,4 +1,4 @@
-"""Delta's jars: resolved once a machine by Ivy, and remembered, because that costs seconds of each start."""
+"""Delta's jars: resolved once per machine by Ivy, and then cached, which saves seconds at each start."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Settings that name Delta's jars and those of `packages`, or the packages, for Ivy to resolve (some seconds more).
+    """Settings with the cached jars of Delta and `packages`; without them, with the packages, which Ivy resolves in some seconds.
 
-    Two processes that fill one Ivy cache break each other's downloads: the second waits, and finds the jars.
+    The first resolution holds a lock, because two processes that fill one Ivy cache break each other's downloads.
     """
     with contextlib.ExitStack() as stack:
         if not _jars_of_last_time(packages):
@@ -29,17 +29,17 @@ def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[
         wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
         wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
         if not os.access(os.path.expanduser("~"), os.W_OK):
-            # Ivy's own place is the home that the user database names, which many a service has none of.
+            # Ivy's default cache is in the home of the user database, which many services lack.
             wanted["spark.jars.ivy"] = str(_remembered_jars(()).with_name("ivy"))
         yield {"spark.jars": ",".join(jars)} if jars else wanted
 
 
 def resolved_jars() -> list[str]:
-    """Delta's jars as this machine resolved them last; none before its first session."""
+    """Delta's jars as this machine resolved them last; empty before its first session."""
     return _jars_of_last_time(())
 
 
-# What Delta's packages name of these, Spark brings itself, and its own are loaded first: 70 of 87 MB to download in vain.
+# Dependencies of Delta that Spark includes, and loads first: 70 of 87 MB that need not be downloaded.
 BROUGHT_BY_SPARK = (
     "com.fasterxml.jackson.core:*",
     "com.google.code.findbugs:*",
@@ -52,11 +52,11 @@ BROUGHT_BY_SPARK = (
 )
 
 NEEDED_JARS = ("io.delta_", "io.unitycatalog_", "com.fasterxml.jackson.datatype_")
-"""What is left of Delta's jars then: each that a session names is copied at its start."""
+"""The remaining jars of Delta's packages. A session copies each jar at its start."""
 
 
 def downloaded_megabytes() -> float | None:
-    """How much of Delta's jars a first start has fetched so far; None where they are there already."""
+    """The megabytes of Delta's jars that a first start has downloaded so far; None where they are cached already."""
     if _jars_of_last_time(()):
         return None
     with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def _jars_of_last_time(packages: Sequence[str]) -> list[str]:
         lines = _remembered_jars(packages).read_text().splitlines()
         jars = [jar for jar in lines if packages or Path(jar).name.startswith(NEEDED_JARS)]
         return jars if all(Path(jar).exists() for jar in jars) else []
-    except OSError:  # none are remembered, or they lie where this user may not look
+    except OSError:  # none are cached, or this user may not read them
         return []
 
 
@@ -102,8 +102,7 @@ def _remembered_jars(packages: Sequence[str]) -> Path:
 
 
 def _cache() -> Path:
-    """Where the jars are remembered, and lie where Ivy has no place of its own: the temporary folder for a user without a home,
-    as in a container, or with one that it may not write."""
+    """The folder of the lists of jars, and of Ivy where it has no default: the temporary folder for a user without a writable home."""
     own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mongo-medallion")
     known = next((each for each in (own, *own.parents[:2]) if os.path.isdir(each)), None)
     return own if known == own or known is not None and os.access(known, os.W_OK) else scratch.folder()

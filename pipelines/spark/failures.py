@@ -1,7 +1,7 @@
-"""What Spark, its JVM and Delta raise, as one of our errors where it has a meaning for whoever runs the command.
+"""Translates errors of Spark, its JVM and Delta into errors of this project, by class and error condition.
 
-By class and condition. Called where no single table is known, at the end of a command; errors of statements over one
-table are translated by `pipelines.delta.table_errors`, which uses this too.
+For errors at the end of a command, where no single table is known. `pipelines.delta.table_errors` translates those of statements over one
+table, and uses this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_MEMORY = ("OutOfMemoryError", "MemoryError", "ArrowMemoryError")
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
-# Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
+# Spark wraps a task's error two or three times. The limit is for cyclic chains.
 _CAUSES = 5
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
 _STORE_FAILS = (
@@ -61,11 +61,10 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def translated(error: BaseException) -> errors.MedallionError | None:
-    """The error in our words; None where it says nothing that we know."""
+    """The error as one of this project; None for an unknown error."""
     if isinstance(error, errors.MedallionError):
         return error
-    # First: with the JVM gone every question about a Java exception below would fail, and look like an error without a
-    # class.
+    # First, because without the JVM all calls about a Java exception below would fail, as for an error without a class.
     if jvm.is_gone() or isinstance(error, Py4JNetworkError):
         return errors.SparkLost(
             f"Spark's JVM exited or stopped answering (killed, or out of memory; log: {jvm.log_file()}). Committed "
@@ -77,7 +76,7 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Committed data is in the tables. Start again to continue; set TMPDIR to a folder that is not cleaned up"
         )
     if is_caused_by(error, _NO_MEMORY) or str(error) == "can't start new thread":
-        # Perhaps one collection's documents alone were too much, or an executor's memory: the others may go on.
+        # Temporary, because it may be due to the documents of one collection, or to one executor: the other collections continue.
         return errors.Temporary(
             "Spark or this process ran out of memory, or cannot start more threads. Committed data is in the tables. "
             "Give it more memory (--conf spark.driver.memory=…, spark.executor.memory=…) or processes, as its log "
@@ -94,8 +93,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "and start again"
         )
     if isinstance(error, OSError) and error.errno in _REFUSED:
-        return _no_right(error.filename or "the disk", error.strerror)  # Arrow's words have the name
-    if (missing := missing_file(error)) is not None:  # a store's "not found" is its cause
+        return _no_right(error.filename or "the disk", error.strerror)  # Arrow's message includes the file name
+    if (missing := missing_file(error)) is not None:  # before `of_store`, because its cause may be an error of the store
         return _files_missing(missing)
     if (refused := of_store(error)) is not None:
         return refused
@@ -117,7 +116,7 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             f"the operating system or its disk failed ({said}); uncommitted work is repeated. Check the system's log, "
             "and the limit of open files (ulimit -n)"
         )
-    damaged = missing_file(error, _FILE_UNREADABLE) or ""  # of a store it may be an outage
+    damaged = missing_file(error, _FILE_UNREADABLE) or ""  # in a store it may be an outage
     if damaged and stores.scheme(damaged) == "file":
         return _files_missing(damaged)
     commit = missing_file(error, _FILE_UNREADABLE, _COMMIT) or ""
@@ -125,7 +124,7 @@ def translated(error: BaseException) -> errors.MedallionError | None:
 
 
 def commit_damaged(path: str) -> errors.DecisionNeeded:
-    """That an entry of a table's log cannot be read, and what to do about it."""
+    """The error for an entry of a table's log that cannot be read."""
     return errors.DecisionNeeded(
         f"{path}: this entry of the table's log is truncated or damaged, for example by a power failure or a full "
         "disk. Stop the pipeline. If it is the newest entry, move it away, with the .crc files of the same "
@@ -134,13 +133,13 @@ def commit_damaged(path: str) -> errors.DecisionNeeded:
 
 
 def is_scratch_gone(error: BaseException) -> bool:
-    """Whether Spark misses a file of its own in this process' temporary folder, which it makes once: no query succeeds any more."""
+    """Whether Spark's temporary files of this process were deleted. Spark creates the folder once, so that all later queries fail."""
     said = str(error)
     return f"/spark-{os.getpid()}.tmp/" in said and any(name in said for name in _GONE)
 
 
 def is_server_gone(error: BaseException) -> bool:
-    """Whether a server of Spark Connect gave no answer, or knows the session no more: what was asked may still be done."""
+    """Whether a Spark Connect server did not answer, or has closed the session. It may still execute the statement."""
     status = getattr(_called(error, "getGrpcStatusCode"), "name", "")
     return condition(error).startswith("INVALID_HANDLE.SESSION") or (not condition(error) and status in _NO_ANSWER)
 
@@ -150,19 +149,21 @@ _FAILS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk or a quota is full, or a file as large as the process may write one."""
+    """Whether a disk or a quota is full, or a file has reached the size limit of the process."""
     return bool(_said(error, _FULL))
 
 
 def _said(error: BaseException, numbers: Collection[int]) -> str:
-    """The system's own words for the one of these errors of its that was raised, if any. Java has no classes for them: its exceptions
-    hold the words."""
+    """The operating system's message of the first of these error numbers that the error has; empty if none.
+
+    Java has no classes for these errors: its exceptions contain the message.
+    """
     number, said = getattr(error, "errno", None), str(error)
     return next((words for each in numbers if (words := os.strerror(each)) in said or each == number), "")
 
 
 def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded | None:
-    """That this Spark has no file system for such locations, and where one comes from; None for any other error."""
+    """The error for a location whose scheme has no file system in this Spark; None for any other error."""
     scheme = stores.scheme(location)
     if scheme == "file" or not is_caused_by(error, _NO_FILE_SYSTEM):
         return None
@@ -175,13 +176,13 @@ def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded
 
 
 def of_store(error: BaseException, table: str = "") -> errors.MedallionError | None:
-    """A store that refuses, gives no answer in the middle of a run, or is none that Spark knows; None for any other error."""
+    """The error for a store that refuses access, does not answer, or has no file system in this Spark; None for any other error."""
     if (missing := no_file_system(error, table)) is not None:
         return missing
     found = _cause(error, (*_STORE_REFUSES, *_STORE_FAILS))
     if found is None:
         return None
-    # On a disk, where a folder's rights refuse, it has a path; of a store a URL, a key or the whole answer.
+    # A refusal of a local file system has a path. That of a store has a URL, a key or the whole response.
     place = str(_called(found, "getFile") or "")
     if place.startswith("/"):
         return _no_right(place, os.strerror(errno.EACCES))
@@ -200,17 +201,17 @@ def _no_right(place: str, why: str | None) -> errors.DecisionNeeded:
 def missing_file(
     error: BaseException, conditions: Collection[str] = _FILE_MISSING, named: re.Pattern[str] = _DATA_FILE
 ) -> str | None:
-    """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
+    """The URL or path of a missing data file that a table's log names; None for any other error."""
     for found in _chain(error):
         if _called(found, "getCondition", "getErrorClass") in conditions:
             said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
-            # A missing folder or log file is somebody's mistake in a path; only a data file that a log names was lost.
+            # A missing folder or log file may be a mistake in a path; a data file was lost.
             return said if named.search(said) else None
     return None
 
 
 def broken_demand(error: BaseException) -> str | None:
-    """The constraint, or the column without nulls, of a table that takes a row no more for it; None for any other error."""
+    """The name of the constraint, or of the NOT NULL column, that a row violates; None for any other error."""
     for found in _chain(error):
         if _called(found, "getCondition", "getErrorClass") in _DEMANDS:
             said = _called(found, "getMessageParameters") or {}
@@ -219,24 +220,24 @@ def broken_demand(error: BaseException) -> str | None:
 
 
 def is_path_gone(error: BaseException) -> bool:
-    """Whether a statement met a file or a folder that somebody else removed just then."""
+    """Whether a statement failed because another process removed a file or a folder."""
     if condition(error) == "DELTA_CANNOT_CREATE_LOG_PATH":
         return True
     return is_caused_by(error, _GONE)
 
 
 def is_caused_by(error: BaseException, names: Collection[str]) -> bool:
-    """Whether the exception, or one of Java's that caused it, has one of these class names."""
+    """Whether the exception, or a Java exception that caused it, has one of these class names."""
     return _cause(error, names) is not None
 
 
 def _cause(error: BaseException, names: Collection[str]) -> Any:
-    """The exception, or the one of Java's that caused it, that has one of these class names; None where none has."""
+    """The exception, or the Java exception that caused it, that has one of these class names; None if none has."""
     return next((each for each in _chain(error) if _name(each) in names), None)
 
 
 def class_name(error: BaseException) -> str:
-    """The Java exception's class; PySpark has a few of the same name itself."""
+    """The simple class name of the Java exception, else of the Python one."""
     return _name(getattr(error, "java_exception", None) or error)
 
 
@@ -254,7 +255,7 @@ def _files_missing(file: str) -> errors.FilesMissing:
 
 
 def condition(error: BaseException) -> str:
-    """Spark's name for the error, as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty where it has none."""
+    """Spark's error condition, such as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty if there is none."""
     for found in (error, getattr(error, "java_exception", None)):
         if found is not None and (said := _called(found, "getCondition", "getErrorClass")):
             return str(said)
@@ -262,7 +263,7 @@ def condition(error: BaseException) -> str:
 
 
 def sql_state(error: BaseException) -> str:
-    """The five characters of SQLSTATE; empty where it has none."""
+    """The five characters of SQLSTATE; empty if there is none."""
     for found in (error, getattr(error, "java_exception", None)):
         if found is not None and (said := _called(found, "getSqlState")):
             return str(said)
@@ -270,15 +271,15 @@ def sql_state(error: BaseException) -> str:
 
 
 def parameter(error: BaseException, name: str) -> str | None:
-    """What Spark's message says of this name; None where it has none."""
+    """A parameter of Spark's error message; None if there is none."""
     said = (_called(error, "getMessageParameters") or {}).get(name)
     return None if said is None else str(said)
 
 
 def _chain(error: BaseException) -> Iterator[Any]:
-    """The error, the Java exception that it stands for, and that one's causes."""
+    """The error, its Java exception, and the causes of that one."""
     yield error
-    # An `OSError` of a store's files is raised from it.
+    # `store_folder` raises an `OSError` from the Java exception.
     java = getattr(error, "java_exception", None) or getattr(error.__cause__, "java_exception", None)
     for _ in range(_CAUSES):
         if java is None:
@@ -288,8 +289,8 @@ def _chain(error: BaseException) -> Iterator[Any]:
 
 
 def _called(found: Any, *names: str) -> Any:
-    """What the first of these methods that there is says; nothing where the Java exception has no such method."""
-    # Spark 4 calls it `getCondition`, Databricks' runtimes and Spark 3 `getErrorClass`.
+    """The result of the first of these methods that exists; None where none does, or it fails."""
+    # `getCondition` is the name in Spark 4, `getErrorClass` in Databricks' runtimes and Spark 3.
     get = next((method for name in names if (method := getattr(found, name, None)) is not None), None)
     try:
         return None if get is None else get()

@@ -1,6 +1,6 @@
-"""The JVM of this process: started quietly on a plain machine, ended with its process, and whether it is gone.
+"""The JVM of this process: started on a plain machine, ended with its process, and tested for whether it is gone.
 
-Spark's log goes to a file (`log_file()`), so that a terminal shows what the commands say and nothing else.
+Spark's log goes to a file (`log_file()`), so that a terminal shows only the output of the commands.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 JAVA_NEEDED = 17
 CLASS_ARCHIVE = Path(sys.prefix, "share", "mongo-medallion", "spark-classes.jsa")
-"""Where the classes that Spark loads are archived, for JVMs of this environment (`operations.class_archive`)."""
+"""The class archive for JVMs of this environment, with the classes that Spark loads (`operations.class_archive`)."""
 
 ARCHIVING, _SHARED = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 _OF_ARCHIVES = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
-"""Options about class archives. Where somebody gave one, none is added: a JVM with two archives does not start, nor does one that is
-told `on` with an archive that does not fit."""
+"""JVM options about class archives. Where a user gave one, no archive is added: a JVM does not start with two archives, or with
+`-Xshare:on` and an archive that does not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
-"""How long a JVM whose connections broke may take to end."""
+"""The time in which a JVM may end after its connections broke."""
 KILLED_SECONDS = 10.0
-"""How long one that was killed is waited for: a large one gives its memory back before it is gone."""
+"""The time to wait for the end of a killed JVM: a large one takes long to free its memory."""
 
 
 def launch(
@@ -57,11 +57,11 @@ def launch(
     profile: Mapping[str, str],
     catalog: str | None,
 ) -> SparkSession:
-    """A session on a JVM of its own, with Delta's jars and what `store` needs; its log is `log_file()`.
+    """Start a JVM with a session, Delta's jars, and the packages and settings of `store`; its log is `log_file()`.
 
-    `profile` is over what every session of one machine has, and below what the user chose. `hadoop` may hold secrets: the
-    JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a
-    user chose that may be one. Raises `SettingsError` where the settings do not give `catalog`.
+    `profile` overrides the settings of every local session; those of the user override `profile`. `hadoop`, and other settings that may be
+    secrets, reach the JVM when it runs, and are not on its command line, which every user of the machine can read. Raises as
+    `session.session`.
     """
     import pyspark
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ def launch(
     from pipelines.spark import jvm_names
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # PySpark brings its Spark; one of another version that `SPARK_HOME` names does not understand it, or has no Delta for it.
+    # PySpark includes its own Spark. A Spark of another version in `SPARK_HOME` does not work with it or with this Delta.
     named = Path(os.environ.get("SPARK_HOME", ""), "jars").glob(f"spark-core_*-{pyspark.__version__}*.jar")
     if (brought := Path(pyspark.__file__).parent / "jars").is_dir() and not any(named):
         os.environ["SPARK_HOME"] = str(brought.parent)
@@ -95,8 +95,8 @@ def launch(
 def _settings(
     name: str, chosen: Mapping[str, str], given: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the JVM is started with: what a user chose is over everything else, but for where Spark keeps its files."""
-    # Executors elsewhere would have to have the jar of our local file system before anything else.
+    """The settings of a new JVM. Those of the user, in `chosen`, override all others but the application's name."""
+    # Executors on other machines would need the jar of the local file system before all other jars.
     is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
         log_store.FILES_JAR
     )
@@ -115,7 +115,7 @@ def _settings(
     if is_alone:
         paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
         settings[_CLASS_PATH] = os.pathsep.join(paths)
-    # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
+    # Files of Spark and its JVM are in a folder that is removed at the end of this process.
     settings = {"spark.local.dir": str(_folder()), **settings}
     java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
     given = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
@@ -125,8 +125,8 @@ def _settings(
 
 
 def _with_classes(java: str, given: Sequence[str]) -> str:
-    """A JVM's options with the archive of this environment, where there is one, and none of all that are `given` is of archives."""
-    # A path with the separator of paths would be two archives, with which a JVM does not start.
+    """JVM options with the class archive of this environment, if there is one and none of the options `given` is about archives."""
+    # A path with the path separator would count as two archives, with which a JVM does not start.
     is_usable = CLASS_ARCHIVE.is_file() and os.pathsep not in str(CLASS_ARCHIVE)
     if not is_usable or any(own in each for own in _OF_ARCHIVES for each in given):
         return java
@@ -134,7 +134,7 @@ def _with_classes(java: str, given: Sequence[str]) -> str:
 
 
 def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkContext:
-    """The context of a JVM that is started now."""
+    """Start a JVM with these settings; its SparkContext."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -147,14 +147,14 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
         except (PySparkRuntimeError, OSError) as error:
             raise _why_not(error) from error
     with _interrupts_as_they_are():
-        # Not the jars: the JVM was given these, and has added those of the packages to them.
+        # Without `spark.jars`: the JVM got it at its start, and has added the jars of the packages.
         rest = {name: value for name, value in settings.items() if name != "spark.jars"}
         whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
         return SparkContext(conf=whole, gateway=gateway)
 
 
 def _working_directory() -> str | None:
-    """Where the JVM is started: here, or where it keeps its files when this folder was removed, in which no JVM starts."""
+    """The JVM's working directory: None for that of this process, or another one where it was deleted, because no JVM starts there."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -163,29 +163,29 @@ def _working_directory() -> str | None:
 
 
 def _folder() -> Path:
-    """Where Spark and its JVM keep what they need while this process lives."""
+    """The folder of temporary files of Spark and its JVM."""
     return scratch.folder() / f"spark-{os.getpid()}.tmp"
 
 
 def _end(owner: int) -> None:
-    """End the JVM with this process, and remove what it left: every commit that counts is in a table by now."""
+    """End the JVM at the exit of the process `owner`, and remove its temporary files. A forked child does nothing."""
     if os.getpid() == owner:
         abandon()
         shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def log_file() -> Path:
-    """The file that holds the log of the Spark that this process starts."""
+    """The file with the log of this process's Spark."""
     return scratch.folder() / f"spark-{os.getpid()}.log"
 
 
 def is_installed() -> bool:
-    """Whether this is an installed wheel, and no checkout: executors then have its packages, too."""
+    """Whether the packages come from an installed wheel, which executors have too, and not from a checkout."""
     return not {"site-packages", "dist-packages"}.isdisjoint(ROOT.parts)
 
 
 def is_gone() -> bool:
-    """Whether the JVM of this process' session ended by itself: killed, or out of memory."""
+    """Whether the JVM of this process's session has ended or does not answer: killed, or out of memory."""
     try:
         from py4j.protocol import Py4JError
         from pyspark import SparkContext
@@ -196,7 +196,7 @@ def is_gone() -> bool:
         return False
     process = getattr(gateway, "proc", None)
     if process is not None:
-        # Its connections break a moment before the process is seen to have ended.
+        # The connections break shortly before the process ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=END_SECONDS)
         return process.poll() is not None
@@ -208,35 +208,32 @@ def is_gone() -> bool:
 
 
 def forget() -> None:
-    """Let go of a session whose JVM is gone, so that the next `session` starts another; a JVM that no longer answers is
-    ended first."""
+    """Forget a session whose JVM is gone, so that the next `session` starts another. Ends a JVM that does not answer."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     abandon()
-    with contextlib.suppress(Exception):  # nobody answers any more
+    with contextlib.suppress(Exception):  # the JVM does not answer
         SparkContext._gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
 
 def abandon() -> None:
-    """End the JVM that this process started, whatever it is doing: calls that wait for it fail, and each commit is in
-    its table as a whole or not at all."""
+    """Kill the JVM that this process started. Calls that wait for it fail; each commit is in its table completely or not at all."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.kill()
-        # Within a time, or it would hold a lock: who handles a signal that comes meanwhile ends the JVM, too, and would wait for that.
+        # With a time limit: the wait holds a lock, on which a signal handler that kills the JVM, too, would block.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=KILLED_SECONDS)
 
 
 @contextlib.contextmanager
 def _interrupts_as_they_are() -> Iterator[None]:
-    """Restore the handler of Ctrl-C that PySpark replaces by one that cancels every job: the commands decide what it
-    does."""
+    """Restore the handler of Ctrl-C after the block. PySpark replaces it by one that cancels all jobs; the commands have their own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -248,10 +245,10 @@ def _interrupts_as_they_are() -> Iterator[None]:
 
 
 def _end_without_traceback(context: Any) -> None:
-    """Log at DEBUG what PySpark and Py4J would print: a traceback for each connection that the end of the JVM breaks.
+    """Log at DEBUG the tracebacks that PySpark and Py4J print for each connection that breaks at the end of the JVM.
 
-    Py4J writes its own to the root logger, also from the thread that tells the JVM of each object that is no longer used,
-    which may be at work while the process ends. Whoever waits for an answer gets the error as an exception all the same.
+    Py4J logs to the root logger, also from the thread that reports unused objects to the JVM, which may run while the process ends. A
+    caller that waits for an answer still gets the error as an exception.
     """
 
     def ignore(request: object, address: object) -> None:
@@ -263,7 +260,7 @@ def _end_without_traceback(context: Any) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of the root logger is more than Py4J's word that a connection broke."""
+    """A filter of the root logger: false for Py4J's record that a connection broke, which is logged at DEBUG instead."""
     if record.msg != "Exception while sending command.":
         return True
     log.debug("a connection to the JVM broke", exc_info=record.exc_info)
@@ -271,18 +268,18 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Launch(dict[str, Any]):
-    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM, knows names outside ASCII, and says what the
-    system says in English, by which `failures` knows it.
+    """Options of `Popen` for the JVM, which PySpark completes: `env` and `preexec_fn` are adapted here.
 
-    A signal to the whole process group or service is then handled by the Python side, which ends the JVM by
-    closing its input when the last commit is through; so does the end of the Python side, however it comes.
+    The JVM ignores SIGINT, as PySpark sets it, and SIGTERM. A signal to the whole process group or service is then handled by Python, which
+    ends the JVM by closing its input after the last commit. The JVM also ends when the Python process ends. The JVM reads file names
+    outside of ASCII, and reports system errors in English, which `failures` compares.
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "env":
             value = {**value, "LC_MESSAGES": "C"}
-            if signs := value.pop("LC_ALL", ""):  # it would be over the messages, too
-                # Python takes UTF-8 there by itself; Java would find no folder of another name than an ASCII one.
+            if signs := value.pop("LC_ALL", ""):  # it would override LC_MESSAGES
+                # In these locales Python uses UTF-8 by itself, but Java would find no file with a name outside of ASCII.
                 value["LC_CTYPE"] = "C.UTF-8" if signs in ("C", "POSIX") else signs
         super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
 
@@ -296,10 +293,9 @@ def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """A class of the session's JVM by its full name, looked up once: `jvm.org.apache…` asks for a class at each of its dots.
+    """A class of the session's JVM by its full name, cached. A missing class gives an object that raises `TypeError` when it is called.
 
-    Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such
-    class, what comes back raises `TypeError` when it is called.
+    `jvm.org.apache…` would ask the JVM for a class at each dot, which searches all of Spark's jars and takes milliseconds.
     """
     from pipelines.spark import jvm_names
 
@@ -307,7 +303,7 @@ def java_class(spark: SparkSession, name: str) -> Any:
 
 
 def _why_not(error: Exception) -> errors.MedallionError:
-    """Why the JVM did not start, in one line: no Java, an old one, no jars; else the end of its log."""
+    """The error for a JVM that did not start: no Java, an old one, no jars; else the last line of its log."""
     how = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     version = _java_version()
     if version is None:
@@ -321,14 +317,14 @@ def _why_not(error: Exception) -> errors.MedallionError:
             f"{log_file()})"
         )
     said = error.strerror if isinstance(error, OSError) else "no output"
-    # Not the end of a trace, of which only its first words say something.
+    # Skips the lines of a stack trace below its message.
     lines = (line.strip() for line in reversed(output.splitlines()))
     last = next((line for line in lines if line and not line.startswith(("at ", "... "))), said)
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
 
 
 def _java_version() -> int | None:
-    """The feature version of the Java that Spark would take, None where there is none."""
+    """The feature version of the Java that Spark would use; None where there is none."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:

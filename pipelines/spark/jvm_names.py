@@ -1,7 +1,7 @@
-"""Classes of the JVM and their methods, which PySpark and Py4J ask for by name at each use, asked for once.
+"""Caches classes of the JVM and their static methods, which Py4J otherwise looks up at each use.
 
-A function or an operator of columns asks which class is behind its name, and whether that class has such a method. A name without its package the
-JVM looks for in every jar of Spark, once for each package that it may be of: milliseconds, a thousand times a batch.
+Each function or operator of columns looks up a class and then a method. For a name without a package, the JVM searches all of Spark's jars,
+once per possible package. This takes milliseconds, a thousand times per batch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ CLASSES = (
     "org.apache.spark.api.python.PythonUtils",
     "org.apache.spark.sql.api.python.PythonSQLUtils",
 )
-"""Those whose methods make columns and give lists to the JVM; PySpark names them with their packages or without."""
+"""The classes with which PySpark creates columns and passes lists to the JVM. PySpark names them with and without their packages."""
 
 
 class KnownClass(JavaClass):
-    """A class of the JVM whose static methods, once asked for, are known."""
+    """A class of the JVM that caches its static methods."""
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -29,7 +29,7 @@ class KnownClass(JavaClass):
 
 
 def known(view: Any, name: str) -> Any:
-    """What a view of the JVM has under a full name: a class that it need not be asked for again, or what comes where there is none."""
+    """A class of a JVM view by its full name, cached in the view; where there is none, the Py4J package of that name."""
     found = getattr(view, name)
     if type(found) is JavaClass:
         found = KnownClass(found._fqn, found._gateway_client)
@@ -38,7 +38,7 @@ def known(view: Any, name: str) -> Any:
 
 
 def remember(view: Any) -> None:
-    """Let a view of the JVM know the classes of PySpark, under both of their names."""
+    """Cache the classes of `CLASSES` in a JVM view, under both of their names."""
     for name in CLASSES:
         found = known(view, name)
         if isinstance(found, KnownClass):

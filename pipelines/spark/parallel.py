@@ -1,4 +1,4 @@
-"""Several tables at the same time, each in a thread with a session of its own."""
+"""Works on several tables in parallel, in threads with their own sessions."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ Sessions = Callable[[], "SparkSession"]
 THREADS = 4
 
 TURN_SECONDS = 20.0
-"""A collection with a long backlog lets the others have their turn after so long: a round ends when all of its items have."""
+"""The time after which a collection with a long backlog ends its turn, so that the round ends and the others continue."""
 
 TURN_SHARE = 4
-"""A turn lasts at least this many times as long as the survey of the backlog that it begins with, which takes some five seconds for twenty
-million events."""
+"""A turn lasts at least this many times as long as the survey of its backlog, which takes some five seconds for twenty million events."""
 
 RETRY_SECONDS = 60.0
-"""The pause of a collection after an error that nobody knows: a task may have been lost, and a bug would meet it each second. After a temporary
-error the pause doubles each time up to this: each attempt claims its table and gives it back, in two commits."""
+"""The pause of a collection after an unknown error, which may be a lost task or a bug. After a temporary error the pause doubles each time,
+up to this: each attempt claims and releases its table, which takes two commits."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Failures:
-    """The collections that could not be brought up to date, each with its error, while the others go on.
+    """The collections that failed, each with its error, while the others continue.
 
-    One whose error is temporary, or whose table another writer holds for now, is tried again, at once and then less and less often, and
-    after a while one whose error nobody knows; any other waits for a person, and the next start.
+    After a temporary error, or where another writer holds the table, a collection is retried at once, then after growing pauses. After an
+    unknown error it is retried after `RETRY_SECONDS`. After any other error it needs a person, and is retried at the next start.
     """
 
     found: dict[str, Exception] = field(default_factory=dict)
@@ -53,14 +52,14 @@ class Failures:
     _waiting: set[str] = field(default_factory=set)
 
     def begin_round(self) -> None:
-        """Let those be tried again that waited long enough; within a round none is, because what was looked at left it out."""
+        """Allow the retry of collections whose pause is over. Within a round none is retried: its survey does not include them."""
         now = time.monotonic()
         self._waiting = {name for name in self.found if self._until.get(name, 0.0) > now}
 
     def guarding(
         self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
     ) -> Callable[[SparkSession, Item], Outcome | None]:
-        """`act`, whose error is noted under the item's name; None then."""
+        """A function that calls `act`, and on an error notes it under the item's name and returns None."""
 
         def guarded(spark: SparkSession, item: Item) -> Outcome | None:
             try:
@@ -74,7 +73,7 @@ class Failures:
         return guarded
 
     def note(self, name: str, error: Exception) -> None:
-        """Note and tell an error, once however often it comes; raise it where it is not the collection's: Spark is gone."""
+        """Note and log an error; raises `SparkLost` where Spark is gone, which is not an error of the collection."""
         known = spark_failures.translated(error) or error
         if isinstance(known, errors.SparkLost):
             raise known from error
@@ -82,7 +81,7 @@ class Failures:
             log.info("%s: unfinished work was abandoned; the next start repeats it", name)
             self.found[name] = known
             return
-        # The same line each time that a service tries again would hide all others.
+        # Logs the same message only once: otherwise the retries of a service would hide all other messages.
         before = self.found.get(name)
         self.found[name] = known
         if _passes(known):
@@ -95,15 +94,15 @@ class Failures:
             log.error("%s: %s; continuing with the other collections", name, errors.message_of(known))
 
     def passed(self, name: str) -> None:
-        """Forget an error that was temporary: a look at the collection found nothing left to do.
+        """Forget a temporary error of a collection that has nothing left to do.
 
-        It may have come after the commit, or while the collection was only looked at; nothing else would ever take it away.
+        The error may have come after its commit, or during its survey; there is no further attempt that would clear it.
         """
         if not self.is_set_aside(name):
             self.found.pop(name, None)
 
     def is_set_aside(self, name: str) -> bool:
-        """Whether a collection failed in a way that trying again does not mend, or not yet."""
+        """Whether a collection is not to be tried now: its error needs a person, or its pause is not over."""
         error = self.found.get(name)
         is_decided = isinstance(error, errors.MedallionError) and not isinstance(
             error, (errors.Temporary, errors.TableOwned)
@@ -111,9 +110,9 @@ class Failures:
         return is_decided or (error is not None and name in self._waiting)
 
     def end_where_all_failed(self, names: Iterable[str]) -> None:
-        """Raise what was noted where all of these have failed: there is nothing left to go on for.
+        """Raise the noted errors where all of these collections have failed.
 
-        Where some only wait for their next attempt, because what was wrong with them may be over, all have it in the next round before.
+        Where some of them only wait for a retry after an error that may be over, all are retried in the next round first.
         """
         failed = [*names]
         if not self.found or any(name not in self.found for name in failed):
@@ -123,19 +122,19 @@ class Failures:
         self._until.clear()
 
     def raised(self) -> None:
-        """Raise what was noted, as one error."""
+        """Raise the noted errors as one error, if there are any."""
         if self.found:
             error, worst = errors.together(self.found), errors.worst(list(self.found.values()))
             raise error from (None if error is worst else worst)
 
 
 def _passes(error: Exception) -> bool:
-    """Whether an error is over by itself, and perhaps at once."""
+    """Whether an error may end by itself, possibly at once."""
     return isinstance(error, (errors.Temporary, errors.TableOwned)) and not isinstance(error, errors.Unjudged)
 
 
 def looks(look: Callable[[Item], Outcome], items: Sequence[Item], *, is_near: bool) -> list[Outcome]:
-    """What a look at each gives. At a table that is not near, on a disk, it is a statement or a request, which waits more than it works."""
+    """The results of `look` for each item, in order. In threads unless `is_near`: tables on a local disk need no statement or request."""
     if is_near:
         return [look(item) for item in items]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-look") as pool:
@@ -144,10 +143,10 @@ def looks(look: Callable[[Item], Outcome], items: Sequence[Item], *, is_near: bo
 
 @dataclass
 class Pool:
-    """Sessions for threads; one that is free again is used again, because a session's first statement takes long.
+    """A pool of sessions for threads. Sessions are reused, because the first statement of a session is slow.
 
-    Delta reads a commit's fence from its session's settings, so no two threads share one. Without a factory, or where
-    it hands out `spark` itself (Spark Connect), everything is done one by one, in `spark`.
+    Delta reads a commit's fence from its session's settings, so no two threads share a session. Without a factory `sessions`, or where it
+    returns `spark` itself (Spark Connect), all items are processed one by one with `spark`.
     """
 
     spark: SparkSession
@@ -157,11 +156,11 @@ class Pool:
     def each(
         self, items: Sequence[Item], act: Callable[[SparkSession, Item], Outcome], *, stop: threading.Event
     ) -> list[Outcome]:
-        """The outcomes in the items' order; those not begun when `stop` was set, or another one failed, are left out.
+        """The results of `act` in the items' order, without items that had not begun when `stop` was set.
 
-        The first error is raised, when the items that had begun have ended.
+        After an error no further item begins. The error is raised when all begun items have ended.
         """
-        # One item needs no thread, and a session of its own would cost its first statement.
+        # One item needs no thread, and the first statement of a new session would be slow.
         if len(items) < 2 or self.sessions is None:
             return [act(self.spark, item) for item in items if not stop.is_set()]
         first = self._session(self.sessions)
@@ -186,7 +185,7 @@ class Pool:
             try:
                 return [act(session, item)]
             except BaseException:
-                # What has not begun stays undone, so that the error is seen soon; what has begun commits, and may.
+                # No further item begins, so that the error is raised soon. Items that have begun may commit.
                 failed.set()
                 raise
             finally:

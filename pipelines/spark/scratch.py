@@ -1,4 +1,4 @@
-"""The folder of this user for what lives as long as a process."""
+"""The user's folder for temporary files of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from cdc_core import errors
 
 KEPT_LOGS = 10
-"""The last logs of gone processes stay: the errors that those ended with name them, and a service is started again at once."""
+"""The newest logs of ended processes that are kept: error messages name them, and a service may restart at once."""
 
 
 def folder() -> Path:
-    """The folder, made where it is missing; what else gone processes left there is removed."""
+    """The folder, which is created if it is missing. Removes the files of ended processes, except for `KEPT_LOGS` logs."""
     try:
         found = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
     except FileNotFoundError:
@@ -27,7 +27,7 @@ def folder() -> Path:
         ) from None
     found.mkdir(mode=0o700, exist_ok=True)
     status = found.lstat()
-    # In a folder of somebody else, packages and libraries of ours could be exchanged, and documents read.
+    # The owner of the folder could replace packages and libraries in it, and read documents.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise errors.DecisionNeeded(
             f"{found} does not belong to this user: remove it, or set TMPDIR to a folder of your own"
@@ -44,28 +44,28 @@ def folder() -> Path:
 
 
 def _written(file: Path) -> float:
-    """When a file was written last; one that another process has just removed, before all others."""
+    """A file's modification time; 0 where another process has just removed it."""
     with contextlib.suppress(FileNotFoundError):
         return file.stat().st_mtime
     return 0.0
 
 
 def is_gone(number: str) -> bool:
-    """Whether a part of a name is the number of a process that has ended."""
+    """Whether `number` is the number of a process that has ended."""
     if not number.isdecimal():
         return False
     try:
-        os.kill(int(number), 0)  # no signal is sent; and not by /proc, which some systems do not have
+        os.kill(int(number), 0)  # sends no signal; works without /proc
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):  # another user's, or no number of a process
+    except (PermissionError, OverflowError):  # a process of another user, or not a process number
         pass
     return False
 
 
 @functools.lru_cache(maxsize=1)
 def _keep(folder: Path, _inode: int) -> int:
-    """Lock the folder for as long as this process lives: systemd-tmpfiles leaves what is below it alone then, however old it is."""
+    """Lock the folder until this process ends, so that systemd-tmpfiles does not remove old files in it."""
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(held, fcntl.LOCK_SH)
     return held

@@ -1,8 +1,4 @@
-"""The Spark session: taken where a platform gives one, built quietly where none does.
-
-Where `spark-submit`, Databricks or Spark Connect gives a session, that one is used as it is; on a plain machine a small
-local one is built (`jvm`).
-"""
+"""The Spark session: that of the platform (spark-submit, Databricks or Spark Connect), else a small local one (`jvm`)."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 4.0
-"""How long running jobs may take to end by themselves; then they are cancelled, each so many seconds again."""
+"""The time in which running jobs may end by themselves. Then they are cancelled, again after each such time."""
 
 IDLE_SECONDS = 1.0
 
@@ -43,17 +39,15 @@ def session(
     profile: Mapping[str, str] | None = None,
     catalog: str | None = None,
 ) -> SparkSession:
-    """A session with Delta for the application `name` and a lakehouse below `root`.
+    """A session with Delta for the application `name` and a lakehouse below `root`. Its time zone is UTC.
 
-    A session that is there already, or that the platform gives, is taken; `master` and what of `conf` belongs
-    to the start of an application then have no effect. Otherwise one is built for `master` (all cores of this
-    machine by default), with `profile`, such as `CAPTURE`, with what the store of `root` needs,
-    `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set, and `conf`, each over what comes before it. Times
-    are UTC in either case. `hadoop` are settings of the root's file system, as `spark.hadoop.…`; they may be secrets,
-    and stand on no command line.
+    Takes the session of this process or of the platform if there is one; `master`, and static settings in `conf`, then have no effect.
+    Otherwise starts one for `master` (by default all cores of this machine). Its settings come from `profile`, such as `conf.CAPTURE`, the
+    store of `root`, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set, and `conf`, each overriding those before it.
+    `hadoop` are settings of the root's file system, as `spark.hadoop.…`. They may be secrets, and are on no command line.
 
-    Raises SettingsError where Spark is not installed, a given one lacks Delta, or one that is built would not have
-    `catalog`, DecisionNeeded where Java is missing or too old, Temporary where Delta's jars could not be downloaded.
+    Raises `SettingsError` where Spark is not installed, a given session lacks Delta, or a new one would not have `catalog`;
+    `DecisionNeeded` where Java is missing or too old; `Temporary` where Delta's jars could not be downloaded.
     """
     wanted = dict(conf or {})
     store = stores.of(root)
@@ -65,19 +59,19 @@ def session(
     )
     _CHOSEN.clear()
     _CHOSEN.update(wanted if given else {})
-    # Databricks knows tables by their paths in any catalog, and its own is where its users' other tables are.
+    # Databricks resolves paths in any catalog, and its default catalog has its users' other tables.
     by_path = spark_conf.BY_PATH if root is not None and not is_databricks() else {}
     _apply(spark, {**spark_conf.REQUIRED, **by_path, **wanted})
     return spark
 
 
 def lazily(start: Callable[[], SparkSession]) -> SparkSession:
-    """A session that `start` makes at its first use: a run that finds nothing to do needs none."""
+    """A session that `start` creates at its first use: a run that finds nothing to do needs none."""
     return cast("SparkSession", _Lazy(start))
 
 
 class _Lazy:
-    """Stands for a session that may never be needed."""
+    """A proxy of a session that may never be needed."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
@@ -92,17 +86,16 @@ class _Lazy:
 
 
 def is_started(spark: SparkSession) -> bool:
-    """Whether there is a session by now; one that is made `lazily` may not be needed."""
+    """Whether the session exists; one that is created `lazily` may not exist yet."""
     return not isinstance(spark, _Lazy) or spark._session is not None
 
 
 def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
-    """A factory of sessions of `spark`'s application, each with settings of its own.
+    """A factory of sessions of `spark`'s application, each with its own settings.
 
-    Over Spark Connect that is a second session of the server that `SPARK_REMOTE` names; where another way led to the server,
-    there is no telling how to make one, and the factory returns `spark` itself.
+    Over Spark Connect they are sessions of the server that `SPARK_REMOTE` names. Without that variable the factory returns `spark` itself.
     """
-    # Asked once: a server of Spark Connect ends the session of an application whose threads have sessions of their own.
+    # Read once, because a Spark Connect server closes `spark` when it is idle while threads use their own sessions.
     carried = functools.cache(lambda: _carried(spark))
 
     def fresh() -> SparkSession:
@@ -110,7 +103,7 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
             return spark
         new = spark.newSession() if is_classic(spark) else _connect_session()
         if not (is_classic(spark) or is_databricks()):
-            _ship_packages(new)  # over Spark Connect they belong to the session that they were given to
+            _ship_packages(new)  # over Spark Connect each session has its own packages
         _apply(new, carried())
         return new
 
@@ -118,7 +111,7 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
 
 
 def is_open(spark: SparkSession) -> bool:
-    """Whether a session can be used: a server of Spark Connect ends one that nobody used for an hour."""
+    """Whether a session can be used: a Spark Connect server closes one that was idle for an hour."""
     return is_classic(spark) or _setting(spark, "spark.sql.session.timeZone") is not None
 
 
@@ -129,11 +122,11 @@ def _carried(spark: SparkSession) -> dict[str, str]:
 
 
 _CHOSEN: dict[str, str] = {}
-"""Settings asked for on a session that was given: sessions that are made beside it get them, too. One that this process builds has them of its application."""
+"""The `conf` of a given session, which further sessions get, too. A session that this process starts has it in its application."""
 
 
 def is_shared(spark: SparkSession) -> bool:
-    """Whether `sessions` gives out `spark` itself."""
+    """Whether `sessions` returns `spark` itself."""
     return not is_classic(spark) and (os.environ.get("SPARK_REMOTE") or "local").startswith("local")
 
 
@@ -146,10 +139,10 @@ def _connect_session() -> SparkSession:
 
 
 def _close_at_exit(spark: SparkSession) -> None:
-    """Close a Connect session while the process's threads still run.
+    """Close a Spark Connect session at exit, while the process's threads still run.
 
-    PySpark does it when the object is collected, which at the end of a process may wait for ever: gRPC waits for a call
-    whose thread the interpreter has stopped.
+    PySpark closes it when the object is garbage collected. At the end of a process this may hang: gRPC waits for a call whose thread the
+    interpreter has stopped.
     """
     client: Any = spark.client
 
@@ -161,20 +154,22 @@ def _close_at_exit(spark: SparkSession) -> None:
 
 
 def is_databricks() -> bool:
-    """Whether the platform is Databricks, which commits to its stores by itself."""
+    """Whether the platform is Databricks, which commits to its stores itself."""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Whether the session runs in this application's own JVM, not over Spark Connect."""
+    """Whether the session has a JVM in this application, and not over Spark Connect."""
     from pyspark.sql.utils import is_remote
 
     return not is_remote() and hasattr(spark, "_jsparkSession")
 
 
 def stop(seconds: float = 10) -> bool:
-    """Stops the session of this process and its JVM, which may take so long: whether it has ended; nothing where there is none or a
-    platform gave it."""
+    """Stop the session of this process and its JVM, waiting up to `seconds`; whether the JVM has ended.
+
+    Does nothing, and returns false, where there is no session or the platform gave it.
+    """
     spark = _active()
     if spark is None or is_given():
         return False
@@ -198,16 +193,15 @@ _CANCELLED = threading.Event()
 
 
 def is_cancelling() -> bool:
-    """Whether jobs of this process were cancelled because it is to end: what fails from then on is no fault of its table."""
+    """Whether jobs of this process were cancelled because it is ending: an error after that is not the table's."""
     return _CANCELLED.is_set()
 
 
 @contextlib.contextmanager
 def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading.Event]:
-    """When `stop` is set and the block has not ended `GRACE_SECONDS` later, its Spark jobs are cancelled, so that it ends.
+    """Cancel the block's Spark jobs `GRACE_SECONDS` after `stop` is set, so that the block ends. Yields an event that is set then.
 
-    What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it
-    again.
+    Errors of the block are logged and suppressed after that: a cancelled statement commits or does not, and the next start repeats it.
     """
     ended, cancelled = threading.Event(), _CANCELLED
     cancelled.clear()
@@ -232,7 +226,7 @@ def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading
 
 
 def submitter() -> int | None:
-    """The process of the spark-submit that started this one and holds its session, if there is one."""
+    """The process number of the spark-submit that started this process and has its session; None without one."""
     return os.getppid() if os.environ.get("PYSPARK_GATEWAY_PORT") else None
 
 
@@ -243,7 +237,7 @@ def _active() -> SparkSession | None:
         raise errors.SettingsError(
             "Spark is not installed: pip install 'mongo-medallion[spark]' (Databricks provides it)"
         ) from None
-    # A thread that Spark did not start has no active session, though the process has one.
+    # A new thread has no active session, although the process has one.
     return SparkSession.getActiveSession() or (SparkSession._instantiatedSession if _has_context() else None)
 
 
@@ -254,7 +248,7 @@ def _has_context() -> bool:
 
 
 def is_given() -> bool:
-    """Whether spark-submit, Databricks or a Spark Connect server holds the session for us."""
+    """Whether spark-submit, Databricks or a Spark Connect server provides the session."""
     return any(
         os.environ.get(name)
         for name in (
@@ -287,24 +281,26 @@ def _given(name: str, store: stores.ObjectStore, hadoop: Mapping[str, str]) -> S
 
 
 def _add_log_store(spark: SparkSession, store: stores.ObjectStore) -> None:
-    """Give a driver that was started by somebody else our log stores, and who writes checksums in the store, before Delta opens a
-    table; what it names itself stays."""
+    """Add the log stores, and the writer of checksums, to a driver that spark-submit started, before Delta opens a table.
+
+    Settings that the driver already has stay.
+    """
     context: Any = spark.sparkContext
     if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):
         return
     loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    with contextlib.suppress(Exception):  # another Spark may load classes in another way: then its own log store stays
+    with contextlib.suppress(Exception):  # where another Spark loads classes differently, its own log store stays
         loader.addURL(context._jvm.java.net.URL(log_store.JAR.resolve().as_uri()))
         for name, value in {**store.log_stores(), **store.checksums()}.items():
             context._jvm.java.lang.Class.forName(value, False, loader)
             if not context._jsc.sc().conf().contains(name):
                 context._jsc.sc().conf().set(name, value)
-                if name.startswith("spark.sql."):  # for this session, which has its own by now
+                if name.startswith("spark.sql."):  # the session has its own copy already
                     spark.conf.set(name, value)
 
 
 def _ship_packages(spark: SparkSession) -> None:
-    """Gives the executors the packages of a plain checkout; those of an installed wheel they have."""
+    """Send the packages of a plain checkout to the executors; an installed wheel is already there."""
     if jvm.is_installed():
         return
     if is_classic(spark):
@@ -315,7 +311,7 @@ def _ship_packages(spark: SparkSession) -> None:
 
 @functools.cache
 def _packages() -> Path:
-    """An archive of the checkout's packages, written once: sessions may be made by threads side by side."""
+    """An archive of the checkout's packages, written once per process."""
     archive = scratch.folder() / f"packages-{os.getpid()}.zip"
     with zipfile.ZipFile(archive, "w") as packages:
         for package in ("cdc_core", "pipelines"):
@@ -346,15 +342,15 @@ def _check_delta(spark: SparkSession) -> None:
 
 
 def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Set what a running session lets one set, and take out what is `OF_OTHERS`; what it has already stays."""
+    """Set those settings that can be changed in a running session, and remove settings that begin with `OF_OTHERS`."""
     from pyspark.errors import PySparkException
 
     for key, value in conf.items():
         if _setting(spark, key) == value:
             continue
-        # Serverless compute refuses settings that it decides on itself, as this project would.
+        # Serverless compute refuses settings that it sets itself, to the same values.
         with contextlib.suppress(PySparkException) if key not in spark_conf.MUST_BE_ACCEPTED else contextlib.nullcontext():
-            # Spark knows Delta's own only when something of Delta was used.
+            # Spark knows Delta's settings, and that they are modifiable, only after the first use of Delta.
             if key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER) or spark.conf.isModifiable(key):
                 spark.conf.set(key, value)
     with contextlib.suppress(PySparkException):
@@ -364,7 +360,7 @@ def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
 
 
 def _setting(spark: SparkSession, name: str) -> str | None:
-    """What the session says of a setting; None where it has none, or tells nothing about it."""
+    """The session's value of a setting; None where it has none, or refuses to return it."""
     from pyspark.errors import PySparkException
 
     with contextlib.suppress(PySparkException):

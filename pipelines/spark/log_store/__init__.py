@@ -1,6 +1,6 @@
-"""Delta's log with a compare-and-set, and a local file system that starts no processes: Java, beside the jars built from it.
+"""Delta log stores with a compare-and-set, and a local file system that starts no processes: Java sources and the jars built from them.
 
-`python -m pipelines.spark.log_store.build` builds the jars anew after a change; a test compares them with their source.
+`python -m pipelines.spark.log_store.build` builds the jars after a change; a test compares them with the sources.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ JAR = Path(__file__).with_name("mongo-medallion-log-store.jar")
 LOCAL = "io.mongomedallion.storage.HardLinkLogStore"
 CONDITIONAL_PUT = "io.mongomedallion.storage.ConditionalPutLogStore"
 CHECKSUMS = {"spark.sql.streaming.checkpointFileManagerClass": "io.mongomedallion.storage.ChecksumFileManager"}
-"""The setting by which the checksum of each version is one PUT on S3, in place of a file that is renamed."""
+"""The setting with which a version's checksum is written by one PUT on S3, instead of by a rename."""
 FILE_SYSTEM = {
     "spark.hadoop.fs.file.impl": "io.mongomedallion.storage.InProcessLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "io.mongomedallion.storage.InProcessLocalFs",
 }
-"""Settings of a JVM that has `FILES_JAR` on its class path, and no executors elsewhere: Hadoop asks for the classes
-before any other jar is there. The log stores need Delta's classes, which come later, and have a jar of their own.
+"""Settings for `InProcessLocalFileSystem`, for a JVM with `FILES_JAR` on its class path and no executors on other machines.
+
+Hadoop loads the classes before all other jars. The log stores are in a separate jar, because they need Delta's classes, which come later.
 """

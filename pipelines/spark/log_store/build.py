@@ -1,7 +1,6 @@
-"""Build the jars of the log stores and of the local file system: `python -m pipelines.spark.log_store.build`. Needs a
-JDK of version 17 or later.
+"""Builds the jars of the log stores and of the local file system: `python -m pipelines.spark.log_store.build`.
 
-The same sources give the same classes and the same jars, byte by byte: a test builds them anew and compares.
+Needs a JDK of version 17 or later. The same sources give the same jars, byte for byte, which a test compares.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SOURCES = {
     log_store.JAR: sorted([*_FOLDER.glob("*LogStore.java"), _FOLDER / "ChecksumFileManager.java"]),
     log_store.FILES_JAR: sorted(_FOLDER.glob("InProcess*.java")),
 }
-"""What each jar is built from."""
+"""The sources of each jar."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -29,7 +28,7 @@ _SPARK_JARS = ("hadoop-client-api-", "scala-library-", "slf4j-api-", "spark-comm
 
 
 def spark_jars() -> list[Path]:
-    """Those of the installed Spark that the sources are compiled against."""
+    """The jars of the installed Spark that the sources are compiled against."""
     import pyspark
 
     folder = Path(pyspark.__file__).parent / "jars"
@@ -37,12 +36,12 @@ def spark_jars() -> list[Path]:
 
 
 def digest(jar: Path) -> str:
-    """The digest of a jar's sources, which its manifest carries."""
+    """The SHA-256 of a jar's sources, in hexadecimal; the jar's manifest has its first 48 digits."""
     return hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES[jar])).hexdigest()
 
 
 def classes(jar: Path, needed: Sequence[Path]) -> dict[str, bytes]:
-    """The classes of a jar's sources, by their path in it, compiled against the jars of Spark and Delta."""
+    """The compiled classes of a jar, by their path in it; `needed` is the class path with the jars of Spark and Delta."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["javac", "--release", "17", "-proc:none", "-g:none", "-cp", ":".join(map(str, needed)), "-d", folder]
         subprocess.run([*command, *map(str, SOURCES[jar])], check=True)
@@ -50,7 +49,7 @@ def classes(jar: Path, needed: Sequence[Path]) -> dict[str, bytes]:
 
 
 def write(jar: Path, compiled: dict[str, bytes]) -> None:
-    """Write the jar: a manifest with the sources' digest, and the classes."""
+    """Write a jar: a manifest with the sources' digest, and the classes."""
     manifest = f"Manifest-Version: 1.0\r\nSource-SHA-256: {digest(jar)[:48]}\r\n\r\n"
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in {"META-INF/MANIFEST.MF": manifest.encode(), **compiled}.items():
@@ -58,7 +57,7 @@ def write(jar: Path, compiled: dict[str, bytes]) -> None:
 
 
 def main() -> None:
-    """Compile against the Spark that is installed and the Delta that it resolved last."""
+    """Build all jars, against the installed Spark and the Delta that was resolved last."""
     from pipelines.spark import delta_jars
 
     delta = [Path(jar) for jar in delta_jars.resolved_jars() if "delta-storage" in jar]
