@@ -99,17 +99,10 @@ class StoreFolder:
         return self._at("").getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
 
     def _at(self, name: str) -> Any:
-        return self._path(self._address(name))
+        return jvm.java_class(self.spark, "org.apache.hadoop.fs.Path")(self._address(name))
 
     def _address(self, name: str) -> str:
         return f"{self.location.rstrip('/')}/{name}"
-
-    def _path(self, path: str) -> Any:
-        return self._path_class(path)
-
-    @functools.cached_property
-    def _path_class(self) -> Any:
-        return jvm.java_class(self.spark, "org.apache.hadoop.fs.Path")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,7 @@ def changed_between(spark: SparkSession, table: tables.TableRef, before: int, af
 
 def _changes_rows(folder: Path, version: int) -> bool:
     """Whether a version has other rows than the version before, and not only other files. Raises `OSError`."""
-    actions = [json.loads(line) for line in stored_files.commit_path(folder, version).read_text("utf-8").split("\n") if line]
+    actions = [*local_log.actions(folder, version)]
     added, removed = ([each[kind] for each in actions if kind in each] for kind in ("add", "remove"))
     # `medallion repair` removes missing files with a `dataChange` of false, and adds none.
     return any(file.get("dataChange", True) for file in (*added, *removed)) or (bool(removed) and not added)
