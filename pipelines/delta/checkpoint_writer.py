@@ -83,9 +83,9 @@ _ACTIONS: Mapping[str, Mapping[str, pa.DataType]] = {
 SCHEMA = pa.schema([(kind, pa.struct(fields)) for kind, fields in _ACTIONS.items()])
 """The columns of a checkpoint. A row is one action: a value in the column of its kind, null in the others."""
 
-_OF_ONE_COMMIT = {"commitInfo", "cdc"}
+_COMMIT_ONLY = {"commitInfo", "cdc"}
 _PARSED = {"stats_parsed", "partitionValues_parsed"}  # parsed copies of other fields
-_OF_NO_CHECKPOINT = {"remove": {"tags", "stats"}}
+_OMITTED = {"remove": {"tags", "stats"}}
 _FEATURES = {
     *"appendOnly invariants checkConstraints changeDataFeed generatedColumns identityColumns columnMapping".split(),
     *"deletionVectors rowTracking timestampNtz domainMetadata v2Checkpoint vacuumProtocolCheck clustering".split(),
@@ -93,7 +93,7 @@ _FEATURES = {
 }
 """Table features whose classic checkpoints consist of the actions of `SCHEMA`."""
 
-_ELSEWHERE = {"delta.checkpointPolicy": "v2", "delta.checkpoint.writeStatsAsJson": "false"}
+_OTHER_FORMS = {"delta.checkpointPolicy": "v2", "delta.checkpoint.writeStatsAsJson": "false"}
 """Properties of tables with checkpoints of another form."""
 
 _Identity = tuple[Any, ...]
@@ -103,7 +103,7 @@ _Later = dict[_Identity, tuple[str, dict[str, Any]]]
 """Actions with their kind, by key."""
 
 _FILES = ("add", "remove")
-_NAMES = {"txn": "appId", "domainMetadata": "domain"}
+_KEY_FIELDS = {"txn": "appId", "domainMetadata": "domain"}
 """The field that distinguishes two actions of a kind; of the other kinds only one action counts."""
 
 
@@ -165,7 +165,7 @@ def _later(folder: Path, begun: Path | None, version: int) -> _Later:
         with (folder / table_files.commit_name(number)).open(encoding="utf-8") as lines:
             for line in lines:
                 ((kind, action),) = json.loads(line).items()
-                if kind not in _OF_ONE_COMMIT:
+                if kind not in _COMMIT_ONLY:
                     found[_identity(kind, action)] = kind, action
     return found
 
@@ -174,24 +174,22 @@ def _parts(begun: Path | None, later: _Later) -> Iterator[pa.Table]:
     """All actions that count, as rows of `SCHEMA`."""
     for rows in () if begun is None else _read(begun):
         yield from _kept(rows, later)
-    said = [{kind: _row(kind, action)} for kind, action in later.values() if not action.get("removed")]
-    yield pa.Table.from_pylist(said, SCHEMA)
+    rows = [{kind: _row(kind, action)} for kind, action in later.values() if not action.get("removed")]
+    yield pa.Table.from_pylist(rows, SCHEMA)
 
 
 def _identity(kind: str, action: Mapping[str, Any]) -> _Identity:
-    return ("file", *table_files.identity(action)) if kind in _FILES else (kind, action.get(_NAMES.get(kind, "")))
+    return ("file", *table_files.identity(action)) if kind in _FILES else (kind, action.get(_KEY_FIELDS.get(kind, "")))
 
 
 def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
     """An action of a commit in the form of a checkpoint. Raises `_NotKnown`."""
     known = SCHEMA.field(kind).type if kind in _ACTIONS else ()
-    said = {
-        name: value for name, value in action.items() if name not in _OF_NO_CHECKPOINT.get(kind, ()) and value is not None
-    }
-    if not said.keys() <= {each.name for each in known}:
-        raise _NotKnown(f"{kind} {', '.join(said.keys() - {each.name for each in known})}")
+    fields = {name: value for name, value in action.items() if name not in _OMITTED.get(kind, ()) and value is not None}
+    if not fields.keys() <= {each.name for each in known}:
+        raise _NotKnown(f"{kind} {', '.join(fields.keys() - {each.name for each in known})}")
     for field in known:
-        value = said.get(field.name)
+        value = fields.get(field.name)
         if (
             isinstance(value, dict)
             and pa.types.is_struct(field.type)
@@ -199,10 +197,10 @@ def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
         ):
             raise _NotKnown(f"{kind}.{field.name} {', '.join(value)}")
         if isinstance(value, dict) and pa.types.is_map(field.type):
-            said[field.name] = list(value.items())
+            fields[field.name] = list(value.items())
     if kind == "metaData":
-        said["format"] = {**said["format"], "options": list((said["format"].get("options") or {}).items())}
-    return said | {"dataChange": False} if "dataChange" in said else said
+        fields["format"] = {**fields["format"], "options": list((fields["format"].get("options") or {}).items())}
+    return fields | {"dataChange": False} if "dataChange" in fields else fields
 
 
 def _read(path: Path) -> Iterator[pa.Table]:
@@ -213,7 +211,7 @@ def _read(path: Path) -> Iterator[pa.Table]:
             # Other writers have columns for every kind, which may be empty, and fields that Delta omits.
             if column.name not in _ACTIONS and not len(held.read([column.name])[column.name].drop_null()):
                 continue
-            left_out = _PARSED | _OF_NO_CHECKPOINT.get(column.name, set())
+            left_out = _PARSED | _OMITTED.get(column.name, set())
             fields = [each.name for each in column.type if each.name not in left_out]
             if column.name not in _ACTIONS or not set(fields) <= _ACTIONS[column.name].keys():
                 raise _NotKnown(f"column {column.name}: {', '.join(fields)}")
@@ -243,7 +241,7 @@ def _identities(rows: pa.Table) -> Iterator[_Identity]:
         return found
 
     kinds = {kind: rows[kind].is_valid().to_pylist() for kind in _ACTIONS}
-    names = {kind: values(kind, name) for kind, name in _NAMES.items()}
+    names = {kind: values(kind, name) for kind, name in _KEY_FIELDS.items()}
     vector = [("deletionVector", name) for name in ("storageType", "pathOrInlineDv", "offset")]
     files = {kind: list(zip(*(values(kind, *path) for path in (("path",), *vector)), strict=True)) for kind in _FILES}
     for row in range(rows.num_rows):
@@ -255,8 +253,8 @@ def _check(begun: Path | None, later: _Later) -> None:
     """Raise `_NotKnown` where the table's checkpoints have another form, or there is no table."""
     protocol, metadata = (_one(kind, begun, later) for kind in ("protocol", "metaData"))
     unknown = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())} - _FEATURES
-    said = dict(metadata.get("configuration") or ())
-    if unknown or any(str(said.get(name)).lower() == value for name, value in _ELSEWHERE.items()):
+    properties = dict(metadata.get("configuration") or ())
+    if unknown or any(str(properties.get(name)).lower() == value for name, value in _OTHER_FORMS.items()):
         raise _NotKnown(f"features {sorted(unknown)}" if unknown else "checkpoints of another form")
 
 

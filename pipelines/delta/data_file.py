@@ -148,13 +148,13 @@ class _FileStatistics:
             is_time = name in self.times
             low[name] = _time(least) if is_time else _bound(least, is_upper=False)
             high[name] = _time(greatest + 999) if is_time else _bound(greatest, is_upper=True)
-        said = {
+        statistics = {
             "numRecords": self.rows,
             "minValues": {name: bound for name, bound in low.items() if bound is not None},
             "maxValues": {name: bound for name, bound in high.items() if bound is not None},
             "nullCount": self.nulls,
         }
-        return json.dumps(said)
+        return json.dumps(statistics)
 
 
 def _has_bounds(type_: pa.DataType) -> bool:

@@ -91,7 +91,7 @@ class DirectLog:
 
     def delete_actions(self, touched: upsert.Locating, *, base: int) -> Any:
         """The actions that remove the touched rows from the version `base`. Raises as `upsert`."""
-        return self._vectors.actions(self._able(base), touched)
+        return self._vectors.actions(self._upsertable(base), touched)
 
     def upsert(
         self,
@@ -109,7 +109,7 @@ class DirectLog:
         Raises `VersionTaken`, `NeedsMerge` or `NotCommitted`. The touched rows are searched in a second thread, because neither the search
         nor the write keeps two cores busy.
         """
-        transaction, actions = self._able(base), log_actions.fenced(self._spark, None, base)
+        transaction, actions = self._upsertable(base), log_actions.fenced(self._spark, None, base)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
                 deleting = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
@@ -146,7 +146,7 @@ class DirectLog:
         Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without a job, where the table checks its rows, or where its
         columns are not those of `schema`. Then nothing is changed.
         """
-        transaction = self._able(base)
+        transaction = self._upsertable(base)
         if not live.takes_rows(base) or live.schema != schema:
             raise upsert.NeedsMerge
         try:
@@ -185,8 +185,8 @@ class DirectLog:
         actions = log_actions.fenced(self._spark, file, base, is_change=False)
         for part in parts:
             removed = {name: part[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in part}
-            said = {"deletionTimestamp": clock.now_ms(), "dataChange": False, "extendedFileMetadata": True}
-            actions.add({"remove": removed | said})
+            details = {"deletionTimestamp": clock.now_ms(), "dataChange": False, "extendedFileMetadata": True}
+            actions.add({"remove": removed | details})
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def define(self, schema_json: str, before: str, *, base: int, metadata: str) -> int:
@@ -240,7 +240,7 @@ class DirectLog:
         """List the files of the newest version, which Delta keeps in memory from then on."""
         return self._begun(self._newest()).filterFiles()
 
-    def _able(self, base: int) -> Any:
+    def _upsertable(self, base: int) -> Any:
         """A transaction on the version `base`; raises `NeedsMerge` where the table takes no deletion vectors, and `VersionTaken`."""
         transaction = self._at(base)
         if not self._vectors.are_enabled(transaction):
@@ -295,8 +295,8 @@ class DirectLog:
 
     def _operation(self, metadata: str | None) -> Any:
         none = self._none
-        said = none() if metadata is None else self._option.apply(metadata)
-        return self._write(self._save_mode, none(), none(), said, none(), none(), none(), none(), none())
+        user_metadata = none() if metadata is None else self._option.apply(metadata)
+        return self._write(self._save_mode, none(), none(), user_metadata, none(), none(), none(), none(), none())
 
     def _translated(self, error: Exception, base: int) -> Exception:
         # Read the log instead of the error's text: it shows whether another commit came first.

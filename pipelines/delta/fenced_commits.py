@@ -28,7 +28,7 @@ from pipelines.spark import failures as spark_failures
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Said = Callable[[], tuple[object, Mapping[str, object] | None]]
+NextMetadata = Callable[[], tuple[object, Mapping[str, object] | None]]
 """Returns position and extras of a commit. Called for each attempt: an earlier commit without an answer may turn out to be in the log, and
 change the metadata of the last commit."""
 
@@ -109,23 +109,23 @@ class FencedCommits:
         if self._unanswered is not None:
             raise self._unknown()
 
-    def through_spark(self, act: Callable[[dict[str, str]], None], said: Said) -> int:
+    def through_spark(self, act: Callable[[dict[str, str]], None], next_metadata: NextMetadata) -> int:
         """Commit by a Spark statement, `act`, which gets the write options of the fence; the new version."""
 
         def fenced(metadata: str) -> None:
             act({"userMetadata": metadata, "txnAppId": definition.APP_ID, "txnVersion": str(self.version + 1)})
 
-        return self._retried(fenced, said, is_statement=True)
+        return self._retried(fenced, next_metadata, is_statement=True)
 
-    def through_log(self, commit: Callable[..., int], said: Said) -> int:
+    def through_log(self, commit: Callable[..., int], next_metadata: NextMetadata) -> int:
         """Commit through the direct log on top of the last version, or of the newest where others committed meanwhile; the new version."""
 
         def onto_last(metadata: str) -> int:
             return commit(base=self.version, metadata=metadata)
 
-        return self._retried(onto_last, said, is_statement=False)
+        return self._retried(onto_last, next_metadata, is_statement=False)
 
-    def _retried(self, act: Callable[[str], int | None], said: Said, *, is_statement: bool) -> int:
+    def _retried(self, act: Callable[[str], int | None], next_metadata: NextMetadata, *, is_statement: bool) -> int:
         """The version of the commit. Retried where other commits came first, each time with a fence on top of them."""
         self.refuse_unanswered()
         for attempt in table_errors.commit_attempts(self.table):
@@ -135,7 +135,7 @@ class FencedCommits:
             if is_statement and not self.is_newest:
                 self.check_ownership()
             self.is_newest = False
-            metadata = self.user_metadata(*said())
+            metadata = self.user_metadata(*next_metadata())
             try:
                 new = self._outcome(metadata, functools.partial(act, metadata))
                 break
@@ -154,7 +154,7 @@ class FencedCommits:
         gone, or an interrupt) the commit may be in the log, or arrive later: `_unanswered` has its metadata.
         """
         # Before the call: an interrupt may come at any time, and takes none of the branches below.
-        self._unanswered = said = claims.parsed(metadata) or {}
+        self._unanswered = parsed = claims.parsed(metadata) or {}
         try:
             new = act()
         except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before anything was committed
@@ -162,18 +162,18 @@ class FencedCommits:
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken) as error:
             # The error is an answer, unless the server is gone: the commit cannot arrive later, and the log shows whether it succeeded.
-            landed = self._looked_up(said)
+            landed = self._looked_up(parsed)
             if landed is None:
                 if not spark_failures.is_server_gone(error):
                     self._unanswered = None
                 raise
-            return self._committed(landed, said)
+            return self._committed(landed, parsed)
         if new is None:
             # A statement does not return its version, and Delta silently skips one whose fence it has seen.
-            new = self._looked_up(said)
+            new = self._looked_up(parsed)
         if new is None:
             raise self._lost()
-        return self._committed(new, said)
+        return self._committed(new, parsed)
 
     def settle(self) -> None:
         """Look up a commit without an answer: where it is in the log, it becomes the last one. Then the next commit is allowed."""
@@ -194,16 +194,16 @@ class FencedCommits:
         found = local_log.commit(folder, version)  # in a restored copy of the folder the commit has another stamp
         return found is None or found.metadata == self.metadata
 
-    def _landed(self, said: Mapping[str, Any]) -> int | None:
+    def _landed(self, parsed: Mapping[str, Any]) -> int | None:
         """The version of the commit with this metadata, among those after this writer's last one; None where there is none."""
         found = table_history.since(self.spark, self.table, self.version)
         # The metadata contains a unique identifier (`user_metadata`).
-        return next((commit.version for commit in found if commit.metadata == said), None)
+        return next((commit.version for commit in found if commit.metadata == parsed), None)
 
-    def _looked_up(self, said: Mapping[str, Any]) -> int | None:
+    def _looked_up(self, parsed: Mapping[str, Any]) -> int | None:
         """`_landed`; raises `CommitUnknown` where the log cannot be read, as in an outage of its store."""
         try:
-            return self._landed(said)
+            return self._landed(parsed)
         except (errors.MedallionError, OSError, *table_errors.SPARK_ERRORS) as error:
             raise self._unknown() from error
 

@@ -14,16 +14,16 @@ UNKNOWN_ROWS = 10**9
 class AddAction(dict[str, Any]):
     """An `add` action that caches its parsed statistics: each batch needs them, and those of a wide table are kilobytes of JSON."""
 
-    __slots__ = ("said",)
+    __slots__ = ("columns",)
 
     def __init__(self, action: Mapping[str, Any]) -> None:
         super().__init__(action)
-        self.said: dict[str, tuple[int | None, Any, Any]] = {}
+        self.columns: dict[str, tuple[int | None, Any, Any]] = {}
 
 
-def said(file: Mapping[str, Any], column: str) -> tuple[int | None, Any, Any]:
+def column_statistics(file: Mapping[str, Any], column: str) -> tuple[int | None, Any, Any]:
     """The number of rows of a file, and the minimum and maximum of a column; None for what is unknown."""
-    kept = file.said if isinstance(file, AddAction) else {}
+    kept = file.columns if isinstance(file, AddAction) else {}
     if column not in kept:
         held = json.loads(file.get("stats") or "{}")
         kept[column] = held.get("numRecords"), *_bounds(held, column)
@@ -42,14 +42,14 @@ def between(stats: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
 
 def row_count(file: Mapping[str, Any]) -> int:
     """The number of a file's rows, deleted ones included; `UNKNOWN_ROWS` where it is unknown."""
-    kept = file.said if isinstance(file, AddAction) else {}
-    found, _, _ = next(iter(kept.values()), None) or said(file, "")
+    kept = file.columns if isinstance(file, AddAction) else {}
+    found, _, _ = next(iter(kept.values()), None) or column_statistics(file, "")
     return UNKNOWN_ROWS if found is None else int(found)
 
 
 def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
     """The number of rows of the files whose bounds overlap the range from `low` to `high`."""
-    bounds = ((each, *said(each, column)[1:]) for each in files)
+    bounds = ((each, *column_statistics(each, column)[1:]) for each in files)
     return sum(
         row_count(each)
         for each, least, greatest in bounds
@@ -74,7 +74,7 @@ def deleted_count(file: Mapping[str, Any]) -> int:
 
 def may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
     """Whether one of the sorted values is within the file's bounds of a column; true where these are unknown."""
-    _, low, high = said(file, column)
+    _, low, high = column_statistics(file, column)
     if low is None or high is None:
         return True
     at = bisect.bisect_left(values, low)

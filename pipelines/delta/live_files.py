@@ -196,7 +196,7 @@ class LiveFiles:
             raise table_schema.NotReadable from error
 
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
-        highest = ((each, file_statistics.said(each, column)[2]) for each in self.files())
+        highest = ((each, file_statistics.column_statistics(each, column)[2]) for each in self.files())
         return [each for each, high in highest if high is None or high > bound]
 
     # --- the log

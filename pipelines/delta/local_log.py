@@ -124,9 +124,8 @@ def data_path(folder: Path, name: str) -> Path:
 
 def exists(folder: Path) -> bool:
     """Whether the folder holds a Delta table."""
-    log = folder / tables.LOG
     # A killed CREATE TABLE leaves a log without a commit: not a table yet.
-    return log.is_dir() and newest_version(folder) is not None
+    return newest_version(folder) is not None
 
 
 def newest_version(folder: Path) -> int | None:
@@ -308,7 +307,7 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
         bring(folder, live)
         # Each file by itself: Arrow cannot concatenate `string` and `large_string`, which delta-rs writes.
         found = [aligned(pq.ParquetFile(file.path).read(), schema) for file in live]
-    except _NOT_HERE:
+    except _UNREADABLE:
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
 
@@ -325,16 +324,16 @@ def files(folder: Path) -> list[AddedFile] | None:
     """The data files of the newest version, ordered by name; None where they cannot be read here."""
     try:
         return [_added_file(folder, added) for _, added in sorted(_live(folder).items())]
-    except _NOT_HERE:
+    except _UNREADABLE:
         return None
 
 
-_NOT_HERE = (table_schema.NotReadable, OSError, ValueError, pa.ArrowException)
+_UNREADABLE = (table_schema.NotReadable, OSError, ValueError, pa.ArrowException)
 """Errors of a log that uses more than this module reads, or is damaged: Delta can do without a checkpoint that a full disk cut off."""
 
 
 def _live(folder: Path) -> dict[str, dict[str, Any]]:
-    """The `add` actions of the newest version's files, by name. Raises one of `_NOT_HERE`."""
+    """The `add` actions of the newest version's files, by name. Raises one of `_UNREADABLE`."""
     newest = newest_version(folder)
     if newest is None:
         raise table_schema.NotReadable

@@ -138,30 +138,34 @@ class StatementCommits(fenced_commits.FencedCommits):
             lambda: (self.metadata.get("to"), {**fenced_commits.carried(self.metadata), **(extra or {}), "released": True})
         )
 
-    def _replaced(self, source: DataFrame, statement: sql_merge.Merge, said: fenced_commits.Said) -> int:
+    def _replaced(self, source: DataFrame, statement: sql_merge.Merge, next_metadata: fenced_commits.NextMetadata) -> int:
         """Replace the rows of the source's keys by the outcome of the statement."""
         keys = [row[0] for row in source.select(upsert.KEY).distinct().limit(MANY_KEYS + 1).collect()]
         if not keys:
-            return self._marked(said)
+            return self._marked(next_metadata)
         key = F.col(upsert.KEY)
         if len(keys) > MANY_KEYS:
             bounds = source.agg(F.min(upsert.KEY), F.max(upsert.KEY)).collect()[0]
             among = key.between(*bounds)
         else:
             among = key.isin(keys)
-        return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), said)
+        return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), next_metadata)
 
-    def _written(self, made: Callable[[], tuple[DataFrame, Column]], said: fenced_commits.Said) -> int:
+    def _written(self, made: Callable[[], tuple[DataFrame, Column]], next_metadata: fenced_commits.NextMetadata) -> int:
         """Replace the rows that match a condition: `made` returns the new rows and the condition. Write options carry the fence."""
 
         def act(options: dict[str, str]) -> None:
             rows, among = made()
             rows.writeTo(str(self.table)).options(**options).overwrite(among)
 
-        return self.through_spark(act, said)
+        return self.through_spark(act, next_metadata)
 
     def _executed(
-        self, sql: Callable[[str], str], source: DataFrame, said: fenced_commits.Said, confs: Mapping[str, str]
+        self,
+        sql: Callable[[str], str],
+        source: DataFrame,
+        next_metadata: fenced_commits.NextMetadata,
+        confs: Mapping[str, str],
     ) -> int:
         """Run a SQL statement over a view of the source. The session's settings carry the fence, because SQL has no options for it."""
         view = f"source_{uuid.uuid4().hex[:12]}"
@@ -180,21 +184,21 @@ class StatementCommits(fenced_commits.FencedCommits):
 
         source.createOrReplaceTempView(view)
         try:
-            return self.through_spark(act, said)
+            return self.through_spark(act, next_metadata)
         finally:
             self.spark.catalog.dropTempView(view)
 
-    def _marked(self, said: fenced_commits.Said) -> int:
+    def _marked(self, next_metadata: fenced_commits.NextMetadata) -> int:
         if self.direct is not None:
-            return self.through_log(functools.partial(self.direct.commit, None), said)
+            return self.through_log(functools.partial(self.direct.commit, None), next_metadata)
         nothing = self.spark.createDataFrame([], self._rows().schema)
         # Over Spark Connect, changing the settings would take longer than it saves.
         confs = query_execution.INTERPRETED if sparks.is_classic(self.spark) else {}
         with query_execution.session_confs(self.spark, confs):
-            return self._appended(nothing, said)
+            return self._appended(nothing, next_metadata)
 
     def _rows(self) -> DataFrame:
         return self.spark.table(str(self.table))
 
-    def _appended(self, df: DataFrame, said: fenced_commits.Said) -> int:
-        return self.through_spark(lambda options: df.writeTo(str(self.table)).options(**options).append(), said)
+    def _appended(self, df: DataFrame, next_metadata: fenced_commits.NextMetadata) -> int:
+        return self.through_spark(lambda options: df.writeTo(str(self.table)).options(**options).append(), next_metadata)

@@ -73,7 +73,7 @@ class StoredFiles(StoreFolder):
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        self._keep(name)
+        self._keep_copy(name)
 
     def write(self, name: str, content: bytes) -> None:
         out = self.created(name)
@@ -84,9 +84,9 @@ class StoredFiles(StoreFolder):
         except OSError:  # the local disk may be full although the store is not
             self.draft(name).unlink(missing_ok=True)
         else:
-            self._keep(name)
+            self._keep_copy(name)
 
-    def _keep(self, name: str) -> None:
+    def _keep_copy(self, name: str) -> None:
         """Keep the draft of an uploaded file as its copy, for the next read."""
         draft, copy = self.draft(name), self.folder / name
         try:
@@ -211,7 +211,7 @@ class CopiedLog:
     _newest: int = -1
     _modified_ms: int = -1
     _committed: int = -1
-    _said: str = ""
+    _metadata: str = ""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -245,7 +245,7 @@ class CopiedLog:
     def note_commit(self, version: int, metadata: str) -> None:
         """Note a commit of this process with its `userMetadata`: `follow` does not have to search for it."""
         with self._lock:
-            self._committed, self._said = version, metadata
+            self._committed, self._metadata = version, metadata
 
     def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
         """Copy a commit where few requests are needed: a new one, one of the last `KEPT_COMMITS` before the checkpoint, or one that
@@ -258,7 +258,7 @@ class CopiedLog:
 
     def _is_own(self) -> bool:
         """Whether the copied commit is the one that this process made: a table that was created again has another one of that number."""
-        return table_files.commit_info(self.folder / commit_name(self._committed)).get("userMetadata") == self._said
+        return table_files.commit_info(self.folder / commit_name(self._committed)).get("userMetadata") == self._metadata
 
     def _is_same(self) -> bool:
         """Whether the newest copied commit is still that of the store: a table may be removed and created again."""
@@ -358,28 +358,28 @@ def _has_commits_elsewhere(spark: SparkSession, location: str) -> bool:
     return any((conf.get(name, "") or "").endswith("DynamoDBLogStore") for name in names)
 
 
-_LOOKED: ContextVar[set[Path] | None] = ContextVar("looked", default=None)
+_FOLLOWED: ContextVar[set[Path] | None] = ContextVar("followed", default=None)
 
 
 @contextlib.contextmanager
 def one_look() -> Iterator[None]:
     """In the block, or the decorated function, `follow` reads each log once in this thread: for reads that belong together."""
-    outer = _LOOKED.get()
-    token = _LOOKED.set(set() if outer is None else outer)
+    outer = _FOLLOWED.get()
+    token = _FOLLOWED.set(set() if outer is None else outer)
     try:
         yield
     finally:
-        _LOOKED.reset(token)
+        _FOLLOWED.reset(token)
 
 
 def follow(folder: Path) -> None:
     """Bring a copied log up to date (`CopiedLog.follow`); does nothing for a table's own folder. Raises `OSError`."""
-    held, looked = copied(folder), _LOOKED.get()
-    if held is None or (looked is not None and folder in looked):
+    held, followed = copied(folder), _FOLLOWED.get()
+    if held is None or (followed is not None and folder in followed):
         return
     held.follow()
-    if looked is not None:
-        looked.add(folder)
+    if followed is not None:
+        followed.add(folder)
 
 
 def note_commit(folder: Path, version: int, metadata: str) -> None:

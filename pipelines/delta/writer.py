@@ -261,11 +261,11 @@ class Writer(StatementCommits):
         return data_file.ParquetFile.write(direct.store, parts, schema=schema, statistics=statistics, table=self.table)
 
     def _through_log_or_none(
-        self, commit: Callable[..., int], said: fenced_commits.Said, file: data_file.ParquetFile | None
+        self, commit: Callable[..., int], next_metadata: fenced_commits.NextMetadata, file: data_file.ParquetFile | None
     ) -> int | None:
         """The version of a commit that adds the file; None where it raises `NeedsMerge`. Removes the file of a refused commit."""
         try:
-            return self.through_log(commit, said)
+            return self.through_log(commit, next_metadata)
         except (upsert.NeedsMerge, *fenced_commits.REFUSED) as error:
             if file is not None:
                 self._discard(file, error)

@@ -109,11 +109,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "SCHEMA, CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA if its schemas do not exist; --debug shows "
             "which"
         )
-    if said := _said(error, (errno.EROFS,)):
-        return _no_right("the disk", said)
-    if said := _said(error, _FAILS):
+    if message := _system_message(error, (errno.EROFS,)):
+        return _no_right("the disk", message)
+    if message := _system_message(error, _FAILS):
         return errors.Temporary(
-            f"the operating system or its disk failed ({said}); uncommitted work is repeated. Check the system's log, "
+            f"the operating system or its disk failed ({message}); uncommitted work is repeated. Check the system's log, "
             "and the limit of open files (ulimit -n)"
         )
     damaged = missing_file(error, _FILE_UNREADABLE) or ""  # in a store it may be an outage
@@ -134,8 +134,8 @@ def commit_damaged(path: str) -> errors.DecisionNeeded:
 
 def is_scratch_gone(error: BaseException) -> bool:
     """Whether Spark's temporary files of this process were deleted. Spark creates the folder once, so that all later queries fail."""
-    said = str(error)
-    return f"/spark-{os.getpid()}.tmp/" in said and any(name in said for name in _GONE)
+    message = str(error)
+    return f"/spark-{os.getpid()}.tmp/" in message and any(name in message for name in _GONE)
 
 
 def is_server_gone(error: BaseException) -> bool:
@@ -150,16 +150,16 @@ _FAILS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 
 def is_full(error: BaseException) -> bool:
     """Whether a disk or a quota is full, or a file has reached the size limit of the process."""
-    return bool(_said(error, _FULL))
+    return bool(_system_message(error, _FULL))
 
 
-def _said(error: BaseException, numbers: Collection[int]) -> str:
+def _system_message(error: BaseException, numbers: Collection[int]) -> str:
     """The operating system's message of the first of these error numbers that the error has; empty if none.
 
     Java has no classes for these errors: its exceptions contain the message.
     """
-    number, said = getattr(error, "errno", None), str(error)
-    return next((words for each in numbers if (words := os.strerror(each)) in said or each == number), "")
+    number, message = getattr(error, "errno", None), str(error)
+    return next((text for each in numbers if (text := os.strerror(each)) in message or each == number), "")
 
 
 def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded | None:
@@ -204,9 +204,9 @@ def missing_file(
     """The URL or path of a missing data file that a table's log names; None for any other error."""
     for found in _chain(error):
         if _called(found, "getCondition", "getErrorClass") in conditions:
-            said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
+            path = str((_called(found, "getMessageParameters") or {}).get("path") or "")
             # A missing folder or log file may be a mistake in a path; a data file was lost.
-            return said if named.search(said) else None
+            return path if named.search(path) else None
     return None
 
 
@@ -214,8 +214,8 @@ def broken_demand(error: BaseException) -> str | None:
     """The name of the constraint, or of the NOT NULL column, that a row violates; None for any other error."""
     for found in _chain(error):
         if _called(found, "getCondition", "getErrorClass") in _DEMANDS:
-            said = _called(found, "getMessageParameters") or {}
-            return str(said.get("constraintName") or said.get("columnName") or "")
+            parameters = _called(found, "getMessageParameters") or {}
+            return str(parameters.get("constraintName") or parameters.get("columnName") or "")
     return None
 
 
@@ -257,23 +257,23 @@ def _files_missing(file: str) -> errors.FilesMissing:
 def condition(error: BaseException) -> str:
     """Spark's error condition, such as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty if there is none."""
     for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (said := _called(found, "getCondition", "getErrorClass")):
-            return str(said)
+        if found is not None and (name := _called(found, "getCondition", "getErrorClass")):
+            return str(name)
     return ""
 
 
 def sql_state(error: BaseException) -> str:
     """The five characters of SQLSTATE; empty if there is none."""
     for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (said := _called(found, "getSqlState")):
-            return str(said)
+        if found is not None and (state := _called(found, "getSqlState")):
+            return str(state)
     return ""
 
 
 def parameter(error: BaseException, name: str) -> str | None:
     """A parameter of Spark's error message; None if there is none."""
-    said = (_called(error, "getMessageParameters") or {}).get(name)
-    return None if said is None else str(said)
+    value = (_called(error, "getMessageParameters") or {}).get(name)
+    return None if value is None else str(value)
 
 
 def _chain(error: BaseException) -> Iterator[Any]:

@@ -141,9 +141,9 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
 
     hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
     launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
-    with log_file().open("wb") as said:
+    with log_file().open("wb") as output:
         try:
-            gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said, cwd=_working_directory()))
+            gateway = launch_gateway(launch_conf, _Launch(stdout=output, stderr=output, cwd=_working_directory()))
         except (PySparkRuntimeError, OSError) as error:
             raise _why_not(error) from error
     with _interrupts_as_they_are():
@@ -316,10 +316,10 @@ def _why_not(error: Exception) -> errors.MedallionError:
             "Delta's jars could not be downloaded from Maven Central: the first start needs network access (log: "
             f"{log_file()})"
         )
-    said = error.strerror if isinstance(error, OSError) else "no output"
+    fallback = error.strerror if isinstance(error, OSError) else "no output"
     # Skips the lines of a stack trace below its message.
     lines = (line.strip() for line in reversed(output.splitlines()))
-    last = next((line for line in lines if line and not line.startswith(("at ", "... "))), said)
+    last = next((line for line in lines if line and not line.startswith(("at ", "... "))), fallback)
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
 
 
