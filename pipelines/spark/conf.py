@@ -145,11 +145,28 @@ def defaults() -> dict[str, str]:
     folder = os.environ.get("SPARK_CONF_DIR")
     if not folder or not Path(folder, "spark-defaults.conf").is_file():
         return {}
-    lines = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
-    pairs = (
-        re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in lines if line.strip() and not line.strip().startswith("#")
-    )
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+    pairs = ((_unescaped(key), _unescaped(value).strip()) for key, value in _PROPERTY.findall(text) if key)
+    return {key: value for key, value in pairs if value}
+
+
+# The format of Java's properties (`java.util.Properties.load`), with which Spark reads the file.
+_PROPERTY = re.compile(
+    r"^[ \t\f]*(?:[#!].*|((?:\\[\s\S]|[^\\\s=:])+)[ \t\f]*[=:]?[ \t\f]*((?:\\[\s\S]|[^\\\n])*)\\?)$", re.MULTILINE
+)
+_ESCAPE = re.compile(r"\\(?:(\n[ \t\f]*)|u([0-9a-fA-F]{4})|([\s\S]))")
+
+
+def _unescaped(text: str) -> str:
+    """A key or a value without the escapes and line breaks of Java's properties."""
+
+    def plain(found: re.Match[str]) -> str:
+        line_break, code, sign = found.groups()
+        if line_break:
+            return ""
+        return chr(int(code, 16)) if code else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(sign, sign)
+
+    return _ESCAPE.sub(plain, text)
 
 
 def startable(options: str) -> str:

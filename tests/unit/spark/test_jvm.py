@@ -58,6 +58,23 @@ def test_a_secret_of_the_defaults_stands_on_no_command_line(started: Any) -> Non
     assert shown["spark.driver.memory"] == "700m" and "hidden" not in str(shown)
 
 
+def test_the_defaults_are_read_as_spark_reads_them(started: Any) -> None:
+    """The format is that of Java's properties: three separators, comments, entries of several lines, and escapes."""
+    shown = started(
+        "# spark.a 1\n  ! spark.a 1 \\\nspark.my.c:http://host:1\nspark.my.d = a=b \nspark.my.e\ta \\\n    b,\\\r\n  c\n"
+        "spark.my.f (?i)pass\\\\w\nspark.my.g\\:h \\u00e4\\\\\nspark.my.i\nspark.my.j  :  a#b\n\nspark.my.k last\\"
+    )
+    assert "spark.a" not in shown and {name[9:]: shown[name] for name in shown if name.startswith("spark.my.")} == {
+        "c": "http://host:1",
+        "d": "a=b",
+        "e": "a b,c",
+        "f": r"(?i)pass\w",
+        "g:h": "ä\\",
+        "j": "a#b",
+        "k": "last",
+    }
+
+
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "yarn", "spark://host:7077"])
 def test_executors_of_a_cluster_reach_the_driver(started: Any, master: str) -> None:
     shown = started(f"spark.master {master}\n")
