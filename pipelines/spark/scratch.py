@@ -25,7 +25,8 @@ def folder() -> Path:
         raise errors.DecisionNeeded(
             "no usable folder for temporary files: set TMPDIR to one with free space that this user can write"
         ) from None
-    found.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        found.mkdir(mode=0o700)
     status = found.lstat()
     # The owner of the folder could replace packages and libraries in it, and read documents.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

@@ -121,6 +121,10 @@ def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, 
     mine.symlink_to(tmp_path / "planted")
     with pytest.raises(errors.DecisionNeeded, match="TMPDIR"):
         scratch.folder()
+    mine.unlink()
+    mine.touch()
+    with pytest.raises(errors.DecisionNeeded, match="TMPDIR"):
+        scratch.folder()
 
 
 def test_the_temporary_folder_is_locked_while_the_process_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
