@@ -141,6 +141,8 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
 
     hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
     launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
+    with contextlib.suppress(FileNotFoundError):  # the log of a JVM that ended, which `SparkLost` names
+        log_file().replace(log_file().with_name(f"spark-before-{os.getpid()}.log"))
     with log_file().open("wb") as output:
         try:
             gateway = launch_gateway(launch_conf, _Launch(stdout=output, stderr=output, cwd=_working_directory()))

@@ -127,6 +127,26 @@ def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, 
         scratch.folder()
 
 
+def test_the_log_of_the_jvm_before_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A service starts another JVM, and has named the log of the one that ended."""
+    from pyspark import java_gateway
+
+    def start(line: str) -> None:
+        def launch_gateway(conf: Any, popen_kwargs: Any) -> None:
+            popen_kwargs["stdout"].write(line.encode())
+            raise OSError
+
+        monkeypatch.setattr(java_gateway, "launch_gateway", launch_gateway)
+        with pytest.raises(errors.DecisionNeeded):
+            jvm._context({}, {})
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for line in ("first", "second", "third"):
+        start(line)
+    assert jvm.log_file().read_text() == "third"
+    assert [each.read_text() for each in scratch.folder().glob("*.log") if each != jvm.log_file()] == ["second"]
+
+
 def test_the_temporary_folder_is_locked_while_the_process_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """systemd-tmpfiles takes what is older than ten days, but nothing below a folder that it cannot lock for itself alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
