@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from pipelines.spark import log_store, scratch
 
@@ -75,7 +76,7 @@ def _delta_package() -> str:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """What one process of this machine does at a time; where no lock can be had, it is done without."""
+    """Hold a lock of this machine during the block; where it cannot be opened, the block runs without it."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -109,11 +110,13 @@ def _cache() -> Path:
 
 
 def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str]) -> None:
+    """Cache the paths of the jars that a new session resolved from Delta's package and `packages`, without the `given` ones."""
     conf = spark.sparkContext.getConf()
     if conf.get("spark.jars.packages") is None:
         return
     own = {str(log_store.JAR), *given}
-    jars = [jar.removeprefix("file://") for jar in (conf.get("spark.jars") or "").split(",") if jar]
+    urls = (conf.get("spark.jars") or "").split(",")
+    jars = [unquote(url.removeprefix("file://")) if url.startswith("file://") else url for url in urls if url]
     jars = [jar for jar in jars if jar not in own]
     with contextlib.suppress(OSError):
         path = _remembered_jars(packages)

@@ -22,7 +22,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, jvm, scratch, stores
+from pipelines.spark import delta_jars, jvm, log_store, scratch, stores
 
 
 class Started(Exception):
@@ -190,6 +190,18 @@ def test_a_user_without_a_home_has_the_jars_in_the_temporary_folder(monkeypatch:
     assert delta_jars.downloaded_megabytes() == 0
     with delta_jars.settings((), ()) as settings:
         assert settings["spark.jars.ivy"].startswith(str(tmp_path))
+
+
+def test_jars_below_a_home_with_a_space_are_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark names them by URLs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    jar = tmp_path / "my home" / "io.delta_delta-storage-100%25.jar"
+    jar.parent.mkdir()
+    jar.touch()
+    conf = {"spark.jars.packages": "io.delta:delta-spark", "spark.jars": ",".join([log_store.JAR.as_uri(), jar.as_uri()])}
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+    delta_jars.remember(spark, (), ())
+    assert delta_jars.resolved_jars() == [str(jar)]
 
 
 def test_a_machine_without_a_temporary_folder_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
