@@ -24,20 +24,20 @@ def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[
     The first resolution holds a lock, because two processes that fill one Ivy cache break each other's downloads.
     """
     with contextlib.ExitStack() as stack:
-        if not _jars_of_last_time(packages):
-            stack.enter_context(_alone(_remembered_jars(()).with_suffix(".lock")))
-        jars = _jars_of_last_time(packages)
+        if not _cached_jars(packages):
+            stack.enter_context(_locked(_jar_list(()).with_suffix(".lock")))
+        jars = _cached_jars(packages)
         wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
         wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
         if not os.access(os.path.expanduser("~"), os.W_OK):
             # Ivy's default cache is in the home of the user database, which many services lack.
-            wanted["spark.jars.ivy"] = str(_remembered_jars(()).with_name("ivy"))
+            wanted["spark.jars.ivy"] = str(_jar_list(()).with_name("ivy"))
         yield {"spark.jars": ",".join(jars)} if jars else wanted
 
 
 def resolved_jars() -> list[str]:
     """Delta's jars as this machine resolved them last; empty before its first session."""
-    return _jars_of_last_time(())
+    return _cached_jars(())
 
 
 # Dependencies of Delta that Spark includes, and loads first: 70 of 87 MB that need not be downloaded.
@@ -58,7 +58,7 @@ NEEDED_JARS = ("io.delta_", "io.unitycatalog_", "com.fasterxml.jackson.datatype_
 
 def downloaded_megabytes() -> float | None:
     """The megabytes of Delta's jars that a first start has downloaded so far; None where they are cached already."""
-    if _jars_of_last_time(()):
+    if _cached_jars(()):
         return None
     with contextlib.suppress(OSError):
         cache = next(Path(os.path.expanduser("~")).glob(".ivy2*/cache"), None)
@@ -75,7 +75,7 @@ def _delta_package() -> str:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _locked(lock: Path) -> Iterator[None]:
     """Hold a lock of this machine during the block; where it cannot be opened, the block runs without it."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -85,24 +85,24 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _jars_of_last_time(packages: Sequence[str]) -> list[str]:
+def _cached_jars(packages: Sequence[str]) -> list[str]:
     try:
-        lines = _remembered_jars(packages).read_text().splitlines()
+        lines = _jar_list(packages).read_text().splitlines()
         jars = [jar for jar in lines if packages or Path(jar).name.startswith(NEEDED_JARS)]
         return jars if all(Path(jar).exists() for jar in jars) else []
     except OSError:  # none are cached, or this user may not read them
         return []
 
 
-def _remembered_jars(packages: Sequence[str]) -> Path:
+def _jar_list(packages: Sequence[str]) -> Path:
     from importlib import metadata
 
     versions = f"{metadata.version('pyspark')}-{metadata.version('delta-spark')}"
     more = f"-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}" if packages else ""
-    return _cache() / f"delta-jars-{versions}{more}.txt"
+    return _folder() / f"delta-jars-{versions}{more}.txt"
 
 
-def _cache() -> Path:
+def _folder() -> Path:
     """The folder of the lists of jars, and of Ivy where it has no default: the temporary folder for a user without a writable home."""
     own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mongo-medallion")
     known = next((each for each in (own, *own.parents[:2]) if os.path.isdir(each)), None)
@@ -119,7 +119,7 @@ def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str])
     jars = [unquote(url.removeprefix("file://")) if url.startswith("file://") else url for url in urls if url]
     jars = [jar for jar in jars if jar not in own]
     with contextlib.suppress(OSError):
-        path = _remembered_jars(packages)
+        path = _jar_list(packages)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text("\n".join(jars))

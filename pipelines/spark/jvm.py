@@ -37,7 +37,7 @@ CLASS_ARCHIVE = Path(sys.prefix, "share", "mongo-medallion", "spark-classes.jsa"
 """The class archive for JVMs of this environment, with the classes that Spark loads (`operations.class_archive`)."""
 
 ARCHIVING, _SHARED = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
-_OF_ARCHIVES = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
+_ARCHIVE_OPTIONS = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
 """JVM options about class archives. Where a user gave one, no archive is added: a JVM does not start with two archives, or with
 `-Xshare:on` and an archive that does not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
@@ -119,16 +119,16 @@ def _settings(
     settings = {"spark.local.dir": str(_folder()), **settings}
     java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
     given = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
-    java = _with_classes(java, given)
+    java = _with_class_archive(java, given)
     settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {spark_conf.LANGUAGE} {java}'
     return settings
 
 
-def _with_classes(java: str, given: Sequence[str]) -> str:
+def _with_class_archive(java: str, given: Sequence[str]) -> str:
     """JVM options with the class archive of this environment, if there is one and none of the options `given` is about archives."""
     # A path with the path separator would count as two archives, with which a JVM does not start.
     is_usable = CLASS_ARCHIVE.is_file() and os.pathsep not in str(CLASS_ARCHIVE)
-    if not is_usable or any(own in each for own in _OF_ARCHIVES for each in given):
+    if not is_usable or any(own in each for own in _ARCHIVE_OPTIONS for each in given):
         return java
     return f'"{_SHARED}{CLASS_ARCHIVE}" {java}'
 

@@ -36,15 +36,15 @@ def folder() -> Path:
     if status.st_mode & 0o077:
         found.chmod(0o700)
     gone = [each for each in found.glob("*-*.*") if is_gone(each.stem.rpartition("-")[2])]
-    logs = sorted((each for each in gone if each.suffix == ".log"), key=_written)
+    logs = sorted((each for each in gone if each.suffix == ".log"), key=_modified)
     for old in {*gone}.difference(logs[-KEPT_LOGS:]):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        _keep(found, found.stat().st_ino)
+        _lock(found, found.stat().st_ino)
     return found
 
 
-def _written(file: Path) -> float:
+def _modified(file: Path) -> float:
     """A file's modification time; 0 where another process has just removed it."""
     with contextlib.suppress(FileNotFoundError):
         return file.stat().st_mtime
@@ -65,7 +65,7 @@ def is_gone(number: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _keep(folder: Path, _inode: int) -> int:
+def _lock(folder: Path, _inode: int) -> int:
     """Lock the folder until this process ends, so that systemd-tmpfiles does not remove old files in it."""
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(held, fcntl.LOCK_SH)
