@@ -119,7 +119,7 @@ def _all_parts(
         for file in files:
             if among is None or file.may_hold(*among):
                 yield from local_log.parts(folder, file, schema)
-    except OSError:
+    except (OSError, pa.ArrowException):  # removed meanwhile, or damaged, which Spark reports
         yield _by_spark(spark, table, schema)
 
 

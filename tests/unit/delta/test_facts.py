@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.errors import AnalysisException
 
 from cdc_core.tables import layout as tables
@@ -38,3 +40,16 @@ def test_columns_that_another_process_has_just_added_are_there(monkeypatch: pyte
         with pytest.raises(AnalysisException):
             note()
     assert noted == [[{"a": 1, "b": 2}]] * is_there
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 cut off"])
+def test_a_file_that_is_cut_off_is_left_to_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) -> None:
+    """As a power failure leaves one that a compaction wrote: Spark's error says which file is damaged and what to do."""
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    (file,) = tmp_path.glob("*.parquet")
+    file.write_bytes(content)
+    schema = pa.schema([("a", pa.int64())])
+    monkeypatch.setattr(ops_tables, "_by_spark", lambda *given: schema.empty_table())
+    table, no_spark = tables.TableRef.at(str(tmp_path)), cast(Any, None)
+    assert [part.num_rows for part in ops_tables.parts(no_spark, table, schema)] == [0]
+    assert ops_tables.rows(no_spark, table, schema).num_rows == 0
