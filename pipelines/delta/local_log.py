@@ -267,7 +267,7 @@ def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
         if held_there is None:
             return None
         held = pq.ParquetFile(held_there).read([kind])[kind].drop_null()
-    except (FileNotFoundError, pa.ArrowInvalid):  # cleaned up just now, or not written completely
+    except (OSError, ValueError):  # cleaned up just now, or damaged, which Delta reports
         return None
     return dict(held[0].as_py()) if len(held) else None
 
@@ -440,7 +440,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
     for name in itertools.islice(_newest_first(folder), LOOKED_THROUGH):
         try:
             held = [*actions(folder, int(name[:20]))]
-        except OSError:
+        except (OSError, ValueError):
             return None
         info: dict[str, Any] = next((action["commitInfo"] for action in held if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)

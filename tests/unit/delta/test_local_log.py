@@ -136,6 +136,17 @@ def test_a_commit_that_is_cut_off_is_for_a_person(tmp_path: Path) -> None:
         next(local_log.commits(tmp_path))
 
 
+def test_a_commit_whose_actions_are_cut_off_is_left_to_delta(table: Path) -> None:
+    """Spark then reads it, and its error says which file is damaged and what to do."""
+    newest = table / "_delta_log" / f"{5:020}.json"
+    commit(table, 5, {"metaData": {"id": "a", "configuration": {}, "schemaString": '{"fields": []}'}}, to=6)
+    assert local_log.properties(table) == {} and local_log.columns(table) == []
+    newest.write_text(newest.read_text()[:-9])
+    assert local_log.properties(table) is local_log.columns(table) is local_log.table_id(table) is None
+    assert local_log.appended(table, lambda commit: commit.version < 4) is None
+    assert local_log.files(table) is None
+
+
 def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a commit each second it has millions of entries, and each poll looks at the newest."""
     (tmp_path / "_delta_log").mkdir()
