@@ -1,1 +1,1 @@
-"""The capture service: `capture` makes the parts of a run, `reader` → `main_loop` → `encoder` → `committer` is an event's way into bronze."""
+"""The capture service: `capture` runs it once; an event passes `reader` → `main_loop` → `encoder` → `committer` into bronze."""

@@ -1,4 +1,4 @@
-"""The queue between the thread that reads the change stream and the one that encodes its events."""
+"""The queue between the thread that reads the change stream and the thread that encodes its events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ LOOK_SECONDS = 0.2
 
 @dataclass
 class ByteQueue:
-    """Batches between two threads, at most so many bytes of them with what left the queue and is not committed yet; one
-    batch always fits into an empty queue.
+    """A queue of batches, bounded by `max_bytes` of events that are not committed yet (`max.queue.size.in.bytes`).
 
-    `uncommitted` tells the bytes of the latter (`max.queue.size.in.bytes`: read ahead of their commit).
+    `uncommitted` returns the bytes that have left the queue and wait for their commit. An empty queue accepts any batch.
     """
 
     max_bytes: int
@@ -30,10 +29,10 @@ class ByteQueue:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, batch: change_stream.EventBatch) -> None:
-        """Add a batch, when there is room for it; nothing once the queue is closed."""
+        """Wait for room and add a batch; a closed queue drops it."""
         with self._changed:
-            # A batch that alone is larger than the limit goes through an empty queue: else it would wait for ever. Whoever
-            # commits tells nobody here of it, and nobody may `get` for long after it: so it is looked for again and again.
+            # Polls, because a commit makes room without notifying this condition. An empty queue accepts a batch that is
+            # larger than the limit, or it would wait for ever.
             while not self._changed.wait_for(lambda: self._takes(batch), LOOK_SECONDS):
                 pass
             if not self._closed:
@@ -57,12 +56,12 @@ class ByteQueue:
 
     @property
     def bytes(self) -> int:
-        """How many bytes wait in it."""
+        """The bytes in the queue."""
         return self._bytes
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes wait for their commit, in the queue and behind it."""
+        """The bytes that wait for their commit, in the queue and after it."""
         return self._bytes + self.uncommitted()
 
     def is_empty(self) -> bool:
@@ -70,8 +69,7 @@ class ByteQueue:
             return not self._batches
 
     def close(self) -> None:
-        """Let every waiting thread go."""
+        """Release every thread that waits in `put` or `get`."""
         with self._changed:
-            # `put` and `get` wait on this very condition: without a word from here they would outlive the run.
             self._closed = True
             self._changed.notify_all()

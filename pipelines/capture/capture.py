@@ -1,4 +1,4 @@
-"""One run of the capture service: its parts are made, their threads started, and ended again."""
+"""One run of the capture service: creates its parts, and starts and ends its threads."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ONCE_AWAIT_MS = 100
-"""How long `--once` waits for events: short, because an empty batch is what ends the run."""
+"""Milliseconds for which `--once` waits for events: short, because an empty batch ends the run."""
 
 
 @dataclass(frozen=True)
 class CaptureService:
-    """What the capture service was started with: the same for each of its runs."""
+    """The arguments of the capture service, the same for each of its runs."""
 
     spark: SparkSession
     settings: Settings
@@ -58,17 +58,17 @@ class CaptureService:
     opened: Callable[[bronze_log.BronzeLog], None] | None = None
 
     def session(self) -> SparkSession:
-        """A session for a thread of its own, where the service can make one."""
+        """A Spark session for another thread: a new one where the platform can create it."""
         return self.sessions() if self.sessions else self.spark
 
 
 class Capture:
-    """One run of the service, over one client of the source."""
+    """One run of the service, with one client of the source."""
 
     def __init__(self, service: CaptureService, connection: connections.Connection, client: mongodb.Client) -> None:
         source = service.settings.source
         self._service = service
-        # The first heartbeat is due one interval after this, also where no row has come by then.
+        # The first heartbeat is due one interval after this, even if no row has come by then.
         self._made_at = time.monotonic()
         batches = service.metrics.streaming.queue = byte_queue.ByteQueue(source.max_queue_size_in_bytes)
         self._threads = threads.Threads(batches)
@@ -89,7 +89,7 @@ class Capture:
         options = self._deployment.stream_options()
         if once:
             options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
-        # Before the stream is opened: what is written from now on is none of this run's, or `--once` would never end.
+        # Before the stream is opened: later writes do not belong to this run, or `--once` would never end.
         until = mongodb_server.operation_time(self._deployment.client) if once else None
         log, opened, plan = self._begin(options, take_over=take_over)
         snapshots = self._snapshots(log)
@@ -102,15 +102,14 @@ class Capture:
             self._threads.start(threads.READER, reader.run)
         self._threads.start(threads.COMMITTER, loop.committer.run)
         oplog = OplogWatch(self._deployment, log, service.metrics, halt)
-        # Not one of the run's threads: it is not waited for, and nothing that it meets ends the run.
+        # Not one of the run's threads: nothing waits for it, and its errors do not end the run.
         threading.Thread(target=oplog.run, name="capture-oplog", daemon=True).start()
-        # Before the threads of snapshots and signals: a signal that stops a snapshot has to find it in the queue.
+        # Before the snapshot and signal threads: a signal that stops a snapshot must find it in the queue.
         snapshot_start.add_planned(snapshots, plan, self._notifier)
         self._threads.start(threads.SNAPSHOT, snapshots.run)
         signals = SignalReader(service.settings, service.session, log, self._notifier, halt, inbox)
         self._threads.start(threads.SIGNALS, signals.run)
-        # The commits of the start are not progress: a run that does nothing but start, and fails, counts as a failed
-        # attempt.
+        # The commits of the start are not progress: a run that only starts, and then fails, counts as a failed attempt.
         self._counts.begin(commits=log.commits)
         read = loop.run(tokens.token_of(log))
         self._finish(loop, read, snapshots)
@@ -119,31 +118,30 @@ class Capture:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run got as far as reading."""
+        """Whether the run has started to read."""
         return self._counts.began_at is not None
 
     @property
     def has_progressed(self) -> bool:
-        """Whether the run committed something that it read."""
+        """Whether the run has committed something that it read."""
         return self.has_begun and self._log is not None and self._log.commits > self._counts.commits_before
 
     @property
     def attempts(self) -> int:
-        """How many attempts to open the stream failed since it last worked; at least 1, for the one that ended the
-        run."""
+        """How many attempts to open the stream have failed in a row; at least 1, for the one that ended the run."""
         return max(1, self._stream.attempts if self._stream is not None else 0)
 
     def result(self) -> CaptureResult:
-        """What the run has done."""
+        """The result of the run so far."""
         assert self._log is not None
         return self._counts.result(commits=self._log.commits, token=tokens.token_of(self._log) or None)
 
     def close(self) -> None:
-        """End every thread; nothing that was not committed is committed after this."""
+        """End every thread; nothing is committed after this."""
         self._shutdown.close(self._committer, self._log)
 
     def _check_collections(self) -> None:
-        """Count the captured collections, where the settings want to know."""
+        """Count the captured collections, where the guardrail or the metrics need the number."""
         source, streaming = self._deployment.source, self._service.metrics.streaming
         if source.guardrail_collections_max > 0 or source.metrics_port is not None:
             captured = self._deployment.namespaces()
@@ -153,9 +151,9 @@ class Capture:
     def _begin(
         self, options: change_stream.StreamOptions, *, take_over: bool
     ) -> tuple[bronze_log.BronzeLog, OpenStream, StartPlan]:
-        """Open the stream, claim bronze and commit where the run begins.
+        """Open the stream, claim bronze, and commit the position where the run begins.
 
-        The stream comes first: a capture that cannot go on has changed nothing.
+        The stream comes first: a capture that cannot resume has changed nothing.
         """
         service, source = self._service, self._deployment.source
         table = delta.layout(service.settings.lakehouse).bronze(service.settings.name)
@@ -176,8 +174,8 @@ class Capture:
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
         )
         service.metrics.opened(log)
-        # The stream was opened behind a position that is not the table's any more: events would be missing, or come twice.
-        if log.position != existing.position:  # another capture has committed in between
+        # Another capture has committed in between: from the old position, events would be missing or come twice.
+        if log.position != existing.position:
             opened.stream.close()
             opened = opener.open_or_restart(log.position)
         if service.opened is not None:
@@ -238,17 +236,17 @@ class Capture:
         )
 
     def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: snapshot_queue.SnapshotQueue) -> None:
-        """Commit what was read in order, end the threads, and raise the error of one that failed."""
+        """Commit the last rows, end the threads, and raise the error of a thread that failed."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)
-        # Not after the threads: their end may take seconds, and no rate is meant to hold them.
+        # Before the threads end: that may take seconds, which must not lower the measured rate.
         self._counts.end()
         self._shutdown.end_threads(snapshots)
         self._notifier.close()
         failure = self._threads.failure
         if failure is not None:
             if self._shutdown.excuses(failure):
-                return  # a clean end; what was read may not be committed, so that the position stays
+                return  # A clean end. What was read may not be committed, so the position stays.
             raise failure
-        # Last of all: only now is everything up to this token known to be in bronze.
+        # Last: only now is everything up to this token known to be in bronze.
         loop.heartbeats.last(read.token, is_drained=read.is_drained)

@@ -1,4 +1,4 @@
-"""The thread that commits the stream's rows to bronze, one commit after the other, while the next rows are encoded."""
+"""The thread that commits the stream's rows to bronze, in order, while the next rows are encoded."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 LARGE_BYTES = 16 * 2**20
-"""Of commits of so many bytes there are a few a second at most."""
+"""Memory is trimmed after commits of this size, of which there are a few per second at most."""
 
 
 @dataclass
 class Committer:
     """Takes rows from the main thread and commits them in that order; at most one full commit waits.
 
-    `sessions` makes the session of a compaction, which none is without.
+    `sessions` creates the Spark session of a compaction; without it there are none.
     """
 
     log: bronze_log.BronzeLog
@@ -37,7 +37,7 @@ class Committer:
     metrics: metrics.Metrics
     reporter: ProgressReporter
     sessions: Callable[[], SparkSession] | None
-    # One place: the next commit is encoded while one is written, and no more rows than that are in memory.
+    # One place: the next commit is encoded while one is written, and memory holds no more rows than that.
     _queue: queue.Queue[events.EventRows | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
     _submitted: int = 0
     _committed: int = 0
@@ -48,35 +48,35 @@ class Committer:
     # --- called by the main thread
 
     def submit(self, rows: events.EventRows) -> None:
-        """Hand rows over, in the committer's turn; nothing of a run that a thread has failed in."""
+        """Wait for room and hand rows over; drops them where a thread has failed."""
         self._put(rows)
 
     def finish(self, rows: events.EventRows) -> None:
         """Hand the last rows over, and wait until everything is committed."""
         if len(rows):
             self._put(rows)
-        # The mark that no more rows come; the thread takes it after all rows, because the queue keeps the order. Where another thread
-        # has failed meanwhile it may not be there, and this one would be waited for in vain: `abandon` ends it.
+        # None ends the thread, after all rows. Where another thread has failed, None is not queued, and `abandon` ends it.
         if self._put(None):
             self.threads.join(threads.COMMITTER)
 
     def abandon(self) -> None:
-        """End the thread of a run that failed, which has not handed over the mark that no more rows come."""
+        """End the thread of a run that failed before `finish`."""
         end = time.monotonic() + threads.CLOSE_SECONDS
-        # The queue may be full of rows that the thread will not take: the mark is offered until the thread has ended, or the
-        # time is up.
+        # The queue may stay full: None is offered until the thread has ended, or the time is up.
         while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):
                 return self._queue.put(None, timeout=threads.IDLE_WAIT)
 
     def compact(self) -> None:
-        """Compact bronze, where that is due: commits of other threads, a quiet stream's heartbeats among them, count as well."""
+        """Compact bronze where that is due; snapshot commits and heartbeats count as well."""
         if self.sessions is not None:
             self.log.compact(self.sessions)
 
     def count_left_out(self, rows: events.EventRows) -> None:
-        """Count the events that are not captured, where they are no rows' that wait: of a source of which nothing is captured there is no
-        commit. No other thread counts while everything is committed."""
+        """Count filtered events without waiting for a commit, which a source that is filtered entirely never has.
+
+        Only while nothing waits for its commit: then no other thread counts.
+        """
         if rows.filtered and len(rows) == 0 and self.has_committed_all:
             self.metrics.streaming.filtered += rows.filtered
             rows.filtered = 0
@@ -88,18 +88,18 @@ class Committer:
 
     @property
     def has_committed_all(self) -> bool:
-        """Whether all rows that were handed over are in bronze."""
+        """Whether all rows handed over are in bronze."""
         return self._committed == self._submitted
 
     @property
     def uncommitted_bytes(self) -> int:
-        """The size of the rows that are or wait to be handed over, and are not in bronze yet."""
+        """The bytes of the rows that are handed over, or wait for room, and are not in bronze yet."""
         return self._submitted_bytes - self._committed_bytes
 
     def _put(self, rows: events.EventRows | None) -> bool:
-        """Wait for the committer's turn; whether it has come: a failure of any thread ends the wait."""
+        """Put rows into the queue when it has room; False where a thread fails first."""
         size = rows.bytes if rows is not None else 0
-        # Before the wait: rows that wait for their turn are in memory as those that have it.
+        # Before the wait: rows that wait for room use memory as well.
         self._submitted_bytes += size
         while self.threads.failure is None:
             try:
@@ -115,22 +115,22 @@ class Committer:
     # --- the thread
 
     def run(self) -> None:
-        """Commit what is handed over, until no more comes."""
+        """Commit the rows that are handed over, until None comes."""
         while (rows := self._queue.get()) is not None:
             self._commit(rows)
-            # Counted by this thread alone, as `_submitted` is by the main thread: their comparison needs no lock.
+            # Written by this thread only, as `_submitted` by the main thread: comparing them needs no lock.
             size = rows.bytes
             self._committed += 1
             self._committed_bytes += size
-            del rows  # or they would stay until the next ones come
+            del rows  # Or they stay in memory until the next ones come.
             if size >= LARGE_BYTES:
                 memory.trim()
 
     def _commit(self, rows: events.EventRows) -> None:
-        """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""
+        """Commit the rows, then run what waits for them: a snapshot begins, a channel drops its signal."""
         ts_ms, operations, newest = clock.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
-        # Behind the commit: killed before it, a restart finds the signal or the event again.
+        # After the commit: a capture that is killed before it reads the signal or the event again.
         for act in rows.then:
             act()
         for name in rows.taken - self._names_in_use:
@@ -154,6 +154,6 @@ class Committer:
             lossy=before.lossy + rows.lossy,
             skipped=before.skipped + rows.skipped,
             batches=self.log.commits,
-            # A commit without a change of the source, of signals for one, has no lag.
+            # A commit without a change of the source, such as one of signals, has no lag.
             lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
         )

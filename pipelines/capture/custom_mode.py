@@ -1,4 +1,4 @@
-"""The class that decides about snapshots where `snapshot.mode` is custom."""
+"""The user's class that decides about snapshots where `snapshot.mode` is custom."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cdc_core.snapshot import mode as snapshot_mode
 
 
 def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
-    """The class of `snapshot.mode.custom.name`, `package.module:Class`, made; None where none is named.
+    """An instance of the class in `snapshot.mode.custom.name` (`package.module:Class`); None where the option is not set.
 
-    Raises `SettingsError` where it cannot be imported, or made without arguments: whatever its module raises.
+    Raises `SettingsError` where the class cannot be imported, or created without arguments.
     """
     name = source.snapshot_mode_custom_name
     if name is None:

@@ -1,4 +1,4 @@
-"""The MongoDB deployment that a run captures, and which of its collections."""
+"""The MongoDB deployment that a run captures, and the collections it captures there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NARROW = "narrow collection.include.list or raise the limit"
 
 
 def is_over_limit(source: Source, captured: int) -> bool:
-    """Whether so many collections are more than `guardrail.collections.max` lets in."""
+    """Whether the number of captured collections exceeds `guardrail.collections.max` (0: no limit)."""
     return 0 < source.guardrail_collections_max < captured
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The source of the settings with a client of it; `filter` says what is captured, read for signals and snapshotted."""
+    """The source settings with a client; `filter` decides which collections are captured, snapshotted, or hold signals."""
 
     source: Source
     connection: connections.Connection
@@ -34,19 +34,19 @@ class Deployment:
         return Deployment(source, connection, client, filters.of(source))
 
     def collections(self) -> list[catalog.SourceCollection]:
-        """The collections that are captured and exist now."""
+        """The captured collections that exist now."""
         return connections.captured(self.source, self.client, is_begun=True)
 
     def check_collections(self) -> None:
-        """Raise `SourceUnsuitable` where the settings name something that cannot be captured: at a first start."""
+        """Raise `SourceUnsuitable` where the settings name a view or time-series collection; for a first start."""
         connections.captured(self.source, self.client)
 
     def namespaces(self) -> list[str]:
-        """The names of the collections that are captured and exist now, each as ``database.collection``."""
+        """The captured collections that exist now, as ``database.collection``."""
         return [each.namespace for each in self.collections()]
 
     def check_guardrail(self, captured: int) -> None:
-        """`guardrail.collections.max`: warn or stop where more collections are captured."""
+        """Warn or raise `SourceUnsuitable` where more collections are captured than `guardrail.collections.max`."""
         if not is_over_limit(self.source, captured):
             return
         message = (
@@ -60,5 +60,5 @@ class Deployment:
                 raise errors.SourceUnsuitable(message)
 
     def stream_options(self) -> change_stream.StreamOptions:
-        """What a change stream is opened with now: databases are looked up as they are spelled on the server."""
+        """The options of the change stream, with databases as they are spelled on the server now."""
         return connections.stream_options(self.source, self.client)

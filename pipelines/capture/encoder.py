@@ -1,4 +1,4 @@
-"""Events become rows: those of the next commit are collected here."""
+"""Encodes events as the rows of the next commit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pipelines.capture.selection import Selection
 
 @dataclass
 class Encoder:
-    """The rows of the next commit of the pipeline `name`, which holds `max_rows` or `max_bytes`.
+    """Collects the rows of the next commit of the pipeline `name`, which is full at `max_rows` or `max_bytes`.
 
-    `tracker` counts the events of transactions (`provide.transaction.metadata`); `moves` is there where the source is
-    a sharded cluster.
+    `tracker` counts the events of transactions (`provide.transaction.metadata`). `moves` orders the two events of a document
+    that moves between shards; None for a replica set.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Encoder:
     rows: events.EventRows = field(init=False)
     _columns: document_column.DocumentColumns = field(default_factory=document_column.DocumentColumns)
     _incomplete: set[str] = field(default_factory=set)
-    """Collections of which an event was skipped, and that was noted since a snapshot could last be planned."""
+    """Collections with a skipped event whose gap was recorded after the last commit that could plan a snapshot."""
 
     def __post_init__(self) -> None:
         self.rows = events.EventRows(self.name, self._columns)
 
     def add(self, event: bytes) -> Mapping[str, Any] | None:
-        """Add an event's rows; the event where it is a control event (`control`): more than a change of a document."""
+        """Add an event's rows; returns the event where it is a control event (`control`), else None."""
         rows = self.rows
         skipped = rows.skipped
         control_event = rows.add(
@@ -49,7 +49,7 @@ class Encoder:
             fields=self.selection.fields,
             tracker=self.tracker,
             moves=self.moves,
-            # The clock is read once an event only where transactions have rows of their own.
+            # The clock is read per event only where transactions have their own rows.
             ts_ms=clock.now_ms() if self.tracker is not None else 0,
             is_signal_collection=self.selection.is_signal_collection,
             skipped=self.selection.skipped,
@@ -59,9 +59,9 @@ class Encoder:
         return control_event
 
     def _note_gap(self, rows: events.EventRows) -> None:
-        """Note that a collection is incomplete from the skipped event on whose row is the last one, until a snapshot reads it again."""
+        """Record that a collection is incomplete, until a snapshot reads it: the last row is that of a skipped event."""
         token, namespace = rows.token or "", rows.namespace
-        # A batch that plans a snapshot once it is committed (`then`): an event that is skipped after it may be missing from that snapshot.
+        # Where these rows plan a snapshot (`then`), that snapshot may lack an event that is skipped after the plan.
         if namespace in self._incomplete and not rows.then:
             return
         self._incomplete.add(namespace)
@@ -75,7 +75,7 @@ class Encoder:
         rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, {"gap": gap}))
 
     def end_transaction(self, token: str) -> None:
-        """A transaction's events share one cluster time: when the stream is past it, at `token`, the transaction is over."""
+        """Add the END of the open transaction where the stream, at `token`, is past its cluster time, which all its events share."""
         tracker = self.tracker
         if tracker is None or tracker.current is None or not tracker.token:
             return
@@ -84,13 +84,12 @@ class Encoder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the rows are as many, or as large, as one commit holds."""
-        # Whichever comes first: a batch is the least that silver applies at once, and the bytes are what this process has to
-        # hold.
+        """Whether the rows fill one commit, by number or by bytes."""
+        # Rows, because silver applies at least one whole batch at a time; bytes, because this process holds them in memory.
         return len(self.rows) >= self.max_rows or self.rows.bytes >= self.max_bytes
 
     def take(self) -> events.EventRows:
-        """The rows, to be committed; the next event begins new ones."""
+        """The rows to commit; the next event begins new ones."""
         rows, self.rows = self.rows, events.EventRows(self.name, self._columns)
         if rows.then:
             self._incomplete.clear()

@@ -1,8 +1,8 @@
-"""Gaps: changes of a collection that bronze can never hold, because they were not read in time.
+"""Gaps: changes of a collection that bronze does not hold, because they were not captured.
 
-There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection, an
-operation or a field out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
-payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
+A gap begins where a position is lost, or where the settings exclude a collection, an operation or a field and include it again
+later. A snapshot repairs it: after a lost position it is planned at once, otherwise a signal requests it. Each gap is a heartbeat's
+payload, from which `status` reports what is incomplete (`cdc_core.snapshot.state.unrepaired`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OtherStream:
-    """What a start notes of changed settings, as payloads, and the snapshots that it plans with them."""
+    """The heartbeat payloads that a start commits for changed settings, and the snapshots that it plans for them."""
 
     payloads: Sequence[Mapping[str, Any]] = ()
     states: tuple[snapshot_state.SnapshotState, ...] = ()
@@ -37,7 +37,7 @@ class OtherStream:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What a start writes down about lost changes, from the settings, the source and bronze as they are now."""
+    """Finds the gaps that a start records, from the settings, the source and bronze as they are now."""
 
     spark: SparkSession
     deployment: Deployment
@@ -46,39 +46,38 @@ class Gaps:
     def after_lost_position(
         self, gap: Mapping[str, object], state: snapshot_state.SnapshotState, token: str
     ) -> tuple[snapshot_state.SnapshotState, Mapping[str, Any]]:
-        """The snapshot that makes up for a lost position, and the payload of the gap.
+        """The snapshot that repairs a lost position, and the payload of the gap; the stream begins at `token`.
 
-        The stream begins at `token`. Of collections that do not exist any more there is nothing to read, and all rows are to
-        go: they are added to the snapshot.
+        Collections that no longer exist are added to the snapshot: nothing is read of them, and all their rows are swept.
         """
         captured, known = self.deployment.namespaces(), self._known()
-        # A drop in the gap has left no event: without a sweep their documents would stay in silver for good.
+        # A drop in the gap has no event: without a sweep, silver would keep its documents for ever.
         state = _with_gone(state, [name for name in known if name not in captured], token)
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
 
     def of_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str, id_: str) -> OtherStream:
-        """What is to be noted where the settings let in other events from here on; names the collections that are new.
-        `id_` is for a snapshot, if one is to be planned.
+        """The payloads and snapshots for a changed filter of the stream; logs the collections that are new.
 
-        Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
+        From now on their changes are captured; a signal requests a snapshot of their documents. `id_` is the identifier of a
+        snapshot, if one is planned.
         """
         captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
         before = set(self._in_bronze())
         if notes:
-            # What has rows and was not left out was captured, too: it was made since.
+            # What has rows and was not left out was captured too: it was created after that note.
             known = notes[-1].captured | (before - notes[-1].left_out)
         else:
-            # A table of before there were such notes: what has rows or a plan was captured.
+            # No note, as in tables of older versions: what has rows or a plan was captured.
             known = frozenset(before).union(*(state.planned for state in states))
         new = [name for name in captured if name not in known]
-        # By the settings alone: one that was dropped and is captured is not left out, nor is one that was made since.
+        # By the settings alone: a captured collection that does not exist now is not left out.
         ever = known.union(*(note.left_out for note in notes[-1:]))
         left_out = sorted(name for name in ever if not self._is_captured(name))
         note = {"stream": fingerprint, "captured": captured, "left_out": left_out}
         again = self._let_in_again(notes)
         gone = [name for name in again if name not in captured]
-        # Who wants no snapshots at all is not told to take one.
+        # `no_data` means that no snapshots are wanted.
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on. To read the existing documents, run %s",
@@ -87,7 +86,7 @@ class Gaps:
             )
         back = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
         lost = self._no_longer_left_out(notes, back) if back else {}
-        # One of which there is no row may have lost what was inserted, and nothing else.
+        # A collection without rows can only lack inserts.
         incomplete = captured if back - _CHANGES else [name for name in captured if name in known]
         found = [
             *({**lost, "collections": [name]} for name in incomplete if lost),
@@ -96,17 +95,16 @@ class Gaps:
         payloads: list[Mapping[str, Any]] = [note, *({"gap": gap} for gap in found)]
         if not gone:
             return OtherStream(payloads)
-        # Their drop was left out, too: nothing is to be read of them, and all rows are to go.
+        # Their drop was not captured: nothing is read of them, and all their rows are swept.
         empty = snapshot_state.SnapshotState(id_, kind=snapshot_state.SnapshotKind.REPLACED)
         state = _with_gone(empty, gone, tokens.token_of(self.log))
         return OtherStream([*payloads, state.begun()], (state,))
 
     def of_other_fields(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The payloads to be noted where fields are left out or renamed otherwise than up to here. `payloads` tell of the snapshots and gaps
-        up to here.
+        """The payloads for changed `field.exclude.list` or `field.renames`; `payloads` are the snapshots and gaps so far.
 
-        A collection is incomplete where fields are let in again, and where updates would be folded onto the names of before: also where
-        those come only now, and the names are older.
+        A collection is incomplete where fields are included again, and where partial updates are folded onto documents with the old
+        field names: also where `capture.mode` changed to partial updates later than the names.
         """
         folds = not self.deployment.source.capture_mode.has_full_updates
         changed = self._with_other_fields()
@@ -132,7 +130,7 @@ class Gaps:
         return [*self._from_now([*found, *waiting], cause), *later]
 
     def _with_other_fields(self) -> dict[str, bool]:
-        """The collections of which fields are left out or renamed otherwise than up to here; whether some are let in again."""
+        """The collections whose excluded or renamed fields changed, each with whether excluded fields are included again."""
         before = self.log.writer.metadata.get("fields")
         lists: Any = (before, said_of(self.deployment.source)["fields"])
         if before is None or lists[0] == lists[1]:
@@ -145,9 +143,8 @@ class Gaps:
         return found
 
     def of_other_snapshots(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The payloads to be noted where snapshots have read less than the settings would have them read from here on: what another filter
-        let through, or nothing; and the end of such a gap where the settings ask for no more any longer. `payloads` tell of the snapshots and gaps
-        up to here."""
+        """The payloads for collections of which snapshots have read less than the settings now include, and for the end of such gaps
+        where the settings no longer include more. `payloads` are the snapshots and gaps so far."""
         states = snapshot_state.states(each for each in payloads if "snapshot" in each)
         chosen = self.deployment.source.snapshot_collection_filter_overrides
         filtered: dict[str, str | None] = {}
@@ -160,10 +157,10 @@ class Gaps:
         unwanted = [name for name, gap in are_open.items() if cause in gap.causes and not self._is_wanted_whole(name)]
         known = are_open.keys() - set(unwanted)
         found = [name for name in self.deployment.namespaces() if name in less and name not in known] if less else []
-        # Of one that has another filter now not all is wanted: no snapshot would end its gap.
+        # A collection that has a filter now is not wanted whole: no snapshot would end its gap.
         noted = self._from_now((name for name in found if name not in chosen), cause)
         said = said_of(self.deployment.source)
-        # Where nothing is noted it is told once, and not at each start.
+        # Where nothing is recorded, warn once and not at each start.
         if noted or (found and any(said[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))):
             log.warning(
                 "%s changed: the snapshot did not read all of %s that these settings now include. To read it, run %s",
@@ -175,12 +172,12 @@ class Gaps:
         return [*noted, withdrawn] if unwanted else noted
 
     def _is_wanted_whole(self, namespace: str) -> bool:
-        """Whether snapshots are to read all of a collection; also of one that is not captured for now."""
+        """Whether the settings want snapshots of the whole collection, also where it is not captured for now."""
         is_listed = self.deployment.filter.is_snapshotted(*namespace.split(".", 1)) or not self._is_captured(namespace)
         return is_listed and namespace not in self.deployment.source.snapshot_collection_filter_overrides
 
     def _now_listed(self, states: Sequence[snapshot_state.SnapshotState]) -> set[str]:
-        """The collections that `snapshot.include.collection.list` lets in from here on, and no snapshot was planned for."""
+        """The collections that `snapshot.include.collection.list` newly includes, and for which no snapshot was planned."""
         source, listed = self.deployment.source, self.log.writer.metadata.get("snapshots")
         if listed is None or listed == list(source.snapshot_include_collection_list) or not states:
             return set()
@@ -192,7 +189,7 @@ class Gaps:
         }
 
     def _from_now(self, collections: Iterable[str], cause: str) -> list[Mapping[str, Any]]:
-        """The gaps of collections that the settings ask more of from here on than is in bronze."""
+        """One gap for each of the collections, at bronze's position."""
         to = tokens.token_of(self.log)
         return [
             {"gap": {"from": to, "to": to, "since": tokens.utc(to), "cause": cause, "collections": [name]}}
@@ -200,7 +197,7 @@ class Gaps:
         ]
 
     def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
-        """The collections with rows that the settings left out until now, each with what was lost of it."""
+        """The collections with rows that the settings include again, each with the range of its lost changes."""
         to = tokens.token_of(self.log)
         found: dict[str, Mapping[str, Any]] = {}
         for name in sorted(notes[-1].left_out if notes else ()):
@@ -210,7 +207,7 @@ class Gaps:
         return found
 
     def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange], back: frozenset[str]) -> Mapping[str, Any]:
-        """What was lost while the stream left out what comes `back` from now on."""
+        """The range in which the stream left out what is captured again (`back`), with a warning."""
         streams = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
         first = streams[-1].token if streams else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
@@ -224,17 +221,17 @@ class Gaps:
         return self.deployment.filter.includes(*namespace.split(".", 1))
 
     def _known(self) -> list[str]:
-        """The collections that are captured and have documents in bronze."""
+        """The captured collections that have documents in bronze."""
         found = bronze_log.captured_collections(self.spark, self.log.table)
         return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
 
     def _in_bronze(self) -> list[str]:
-        """The collections that have documents in bronze, without those that a command made for its own time."""
+        """The collections that have documents in bronze, without MongoDB's temporary ones."""
         found = (registry.Namespace(*each) for each in bronze_log.captured_collections(self.spark, self.log.table))
         return [str(each) for each in found if not each.is_temporary]
 
     def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
-        """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
+        """Warn of the collections that the snapshot after a gap does not read whole, because of the settings."""
         filtered = self.deployment.source.snapshot_collection_filter_overrides
         unread = [name for name in captured if name not in state.planned or name in filtered]
         if unread:
@@ -247,11 +244,11 @@ class Gaps:
 
 
 _CHANGES = filters.OPERATIONS - {"insert"}
-"""The operations on documents that are there."""
+"""The operations on existing documents."""
 
 
 def said_of(source: Source) -> dict[str, object]:
-    """What each commit of bronze says of the settings, for a start with others to see it (`bronze_log.OF_THE_STREAM`)."""
+    """The settings that each bronze commit carries, so that a start sees changed ones (`bronze_log.OF_THE_STREAM`)."""
     return {
         "stream": filters.fingerprint(source),
         "fields": [list(source.field_exclude_list), list(source.field_renames)],
@@ -261,14 +258,14 @@ def said_of(source: Source) -> dict[str, object]:
 
 
 def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
-    """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
+    """A snapshot after a gap, with the collections that no longer exist: nothing is read of them, and all rows are swept."""
     at = tokens.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
     return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
 
 
 def _as_settings(left_out: frozenset[str]) -> Iterator[str]:
-    """Which settings left it out."""
+    """The settings that left out these operations or stages."""
     skipped = sorted(left_out & filters.OPERATIONS)
     if skipped:
         yield f"skipped.operations: {', '.join(skipped)}"

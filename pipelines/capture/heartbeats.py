@@ -1,4 +1,4 @@
-"""Heartbeats: commits that move the position where no rows do, and those that only renew the lease."""
+"""Heartbeats: commits that move the position of a quiet stream, and empty commits that renew the lease."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ LEASE_EVERY_MS = 60_000
 
 @dataclass
 class Heartbeats:
-    """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last
-    came. `asked` is set by who waits for bronze to say how far it is complete."""
+    """The heartbeats of one run.
+
+    `interval_ms` is `heartbeat.interval.ms` (0: none), `moved_at` the monotonic time of the last rows. Setting `asked` requests a
+    commit that says how far bronze is complete.
+    """
 
     log: bronze_log.BronzeLog
     interval_ms: int
@@ -27,23 +30,20 @@ class Heartbeats:
     _answered: tuple[str, int] | None = None
 
     def rows_come(self) -> None:
-        """Rows are handed to the committer: they move the position."""
+        """Note that rows are handed to the committer, which moves the position."""
         self.moved_at = time.monotonic()
 
     @property
     def idle_seconds(self) -> float:
-        """After how long without rows there is something to do: a heartbeat, or the lease."""
-        # Without heartbeats the lease still has to be renewed, or another host may take the table from a quiet capture.
+        """Seconds without rows after which `idle` is due."""
+        # Without heartbeats the lease must still be renewed, or another host may take the table from a quiet capture.
         return min(self.interval_ms or LEASE_EVERY_MS, LEASE_EVERY_MS) / 1000
 
     def idle(self, token: str, *, has_committed_all: bool) -> None:
-        """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease.
-
-        Never before everything that was read up to there is committed.
-        """
+        """Commit the position of a quiet stream, so that it does not age out of the oplog, or renew the lease."""
         interval = self.interval_ms / 1000
         is_due = interval > 0 and time.monotonic() - self.moved_at >= interval
-        # Rows that are read and not committed lie before `token`: a position there would lose them.
+        # Uncommitted rows lie before `token`: a position there would lose them.
         if is_due and has_committed_all and resume_token.compare(token, tokens.token_of(self.log)) > 0:
             self.moved_at = time.monotonic()
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
@@ -51,10 +51,9 @@ class Heartbeats:
             self.log.renew(complete=token if has_committed_all else None)
 
     def answer(self, token: str, *, is_drained: bool) -> None:
-        """Say how far bronze is complete, at once, where that is asked and further than its rows say; everything that was read
-        up to `token` is committed.
+        """Commit how far bronze is complete, where that is further than its rows say and has changed since the last answer.
 
-        Asked again, it says what it has not said yet: of a quiet source a commit each time that its clock moves on.
+        Everything that was read up to `token` must be committed.
         """
         complete = _complete(token, is_drained=is_drained)
         said = complete, self.log.numbered
@@ -65,16 +64,17 @@ class Heartbeats:
         self.asked.clear()
 
     def last(self, token: str, *, is_drained: bool) -> None:
-        """The position at the end of a run, of which everything is committed that was read up to `token`.
+        """Set the position at the end of a run; everything that was read up to `token` must be committed.
 
-        The last commit says how far the stream was read (`complete`); rows say it where the position lies far behind that.
+        The release of the claim says how far the stream was read (`complete`). Where the position lies far behind that, a heartbeat
+        row moves it.
         """
         self.log.complete = _complete(token, is_drained=is_drained)
         if self._is_far_behind(token):
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
 
     def _is_far_behind(self, token: str) -> bool:
-        """Whether a run that was not over would have committed a heartbeat in the meantime."""
+        """Whether the position is a heartbeat interval or more behind `token`."""
         committed = tokens.token_of(self.log)
         gap = tokens.cluster_time(token).time - tokens.cluster_time(committed).time
         return resume_token.compare(token, committed) > 0 and 0 < self.interval_ms / 1000 <= gap
@@ -82,5 +82,5 @@ class Heartbeats:
 
 def _complete(token: str, *, is_drained: bool) -> str:
     """The token before which everything was read."""
-    # A token may stand between two events of one cluster time; only a drained stream has given all of that time.
+    # A token may stand between two events of one cluster time; only a drained stream has returned all of that time.
     return resume_token.behind(token) if is_drained else token

@@ -1,4 +1,4 @@
-"""What comes into the encoder: whole events that bronze does not hold yet."""
+"""The events for the encoder: whole, and not in bronze yet."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipelines.mongodb import change_stream
 
 @dataclass
 class Intake:
-    """Drops what the stream gives once more, and joins what the server has split.
+    """Drops events that bronze already holds, and joins events that the server has split.
 
-    A stream that goes on by a cluster time gives all events of that time: those up to `bronze_token` are in bronze.
-    `fragments` is None where large events do not come in fragments.
+    A stream that resumes at a cluster time returns all events of that time: those up to `bronze_token` are in bronze.
+    `fragments` is None where large events are not split.
     """
 
     bronze_token: str | None
@@ -29,12 +29,12 @@ class Intake:
         return Intake(bronze_token, split_events.Fragments() if is_split else None)
 
     def events(self, batch: change_stream.EventBatch) -> Iterator[bytes]:
-        """The events of a batch, as BSON; an event whose last fragment is still to come is given with a later batch."""
+        """The events of a batch, as BSON. A split event comes with the batch that holds its last fragment."""
         for raw in batch.events:
             if self.bronze_token is not None:
                 if tokens.is_at_or_before(raw, self.bronze_token):
                     continue
-                self.bronze_token = None  # tokens sort in stream order: no later event is in bronze
+                self.bronze_token = None  # Tokens sort in stream order: no later event is in bronze.
             event = raw if self.fragments is None else self._whole(self.fragments, raw)
             if event is not None:
                 yield event
@@ -44,8 +44,8 @@ class Intake:
         try:
             return fragments.whole(raw)
         except split_events.MissingFragment as error:
-            # Behind a lost connection a stage of cursor.pipeline may hide the rest: its document is looked up anew. The run
-            # starts over behind the last whole event.
+            # After a reconnect a stage of cursor.pipeline may hide the other fragments, because the document is looked up
+            # again. The run restarts after the last whole event.
             raise errors.SourceUnreachable(
                 "reading the change stream: a large event arrived incomplete; reading it again"
             ) from error

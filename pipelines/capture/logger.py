@@ -1,7 +1,6 @@
-"""The capture's logger.
+"""The logger of all modules of the capture.
 
-Every module of the capture logs under this one name: log lines show it, and what is searched for there must not depend on
-how the code is cut into modules.
+Log lines show its name, so it stays the same however the code is divided into modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The main thread of a run: what the reader read becomes commits, by size or by time, until the end of the run."""
+"""The main thread of a run: turns the reader's batches into commits, by size or by time, until the run ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipelines.mongodb import change_stream
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far the stream was read: to `token`, and with it all events of its cluster time where it `is_drained`."""
+    """How far the stream was read: up to `token`, and where it `is_drained`, all events of that cluster time."""
 
     token: str
     is_drained: bool
@@ -31,7 +31,7 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """When a run is over: it is stopped or fails, is caught up with `until` (`--once`), or has no stream to follow."""
+    """Decides when a run is over: it is stopped, fails, has caught up with `until` (`--once`), or follows no stream."""
 
     until: Timestamp | None
     follows_stream: bool
@@ -40,7 +40,7 @@ class RunEnd:
     shutdown: Shutdown
 
     def is_reached(self, read: StreamPosition) -> bool:
-        """Whether nothing more is to be read."""
+        """Whether the run is over."""
         if self.shutdown.is_due() or self._has_read_to_failure():
             return True
         if self.until is not None and self._is_caught_up(read, self.until):
@@ -48,13 +48,13 @@ class RunEnd:
         return not self.follows_stream and self.control.is_idle
 
     def _has_read_to_failure(self) -> bool:
-        """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
-        # While a blocking snapshot is read nothing leaves the queue, so that it would never be empty.
+        """Whether the reader has failed, and everything that it read before is encoded or held by a blocking snapshot."""
+        # During a blocking snapshot nothing leaves the queue: it would never become empty.
         return self.threads.stream_failure is not None and (self.threads.queue.is_empty() or self.control.is_blocking)
 
     def _is_caught_up(self, read: StreamPosition, until: Timestamp) -> bool:
-        """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
-        # The queue counts, too: the token of the last batch says how far the reader is only when nothing waits behind it.
+        """Whether all events up to `until` were read. A high-water mark at a time precedes the events of that time."""
+        # An empty queue is required: only then does the last token say how far the reader is.
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
         at = tokens.cluster_time(read.token)
@@ -63,7 +63,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class MainLoop:
-    """Moves batches from the reader's queue through the encoder to the committer, and acts on what comes between them."""
+    """Moves batches from the reader's queue through the encoder to the committer, and handles control events."""
 
     threads: Threads
     intake: Intake
@@ -76,36 +76,33 @@ class MainLoop:
     commit_seconds: float
 
     def run(self, token: str) -> StreamPosition:
-        """Read on from the position `token` to the end of the run; rows that wait then are left in the encoder.
-
-        `first_at` is since when rows wait for their commit, `idle_since` since when there was nothing to commit.
-        """
+        """Read from the position `token` to the end of the run; uncommitted rows stay in the encoder."""
         encoder = self.encoder
+        # Since when rows wait for their commit, and since when there is nothing to commit.
         first_at = idle_since = time.monotonic()
         read = StreamPosition(token, is_drained=False)
         while True:
             if len(encoder.rows) and self.control.is_blocking:
-                self._hand_over()  # what came before a blocking snapshot does not wait for its end
+                self._hand_over()  # Rows from before a blocking snapshot do not wait for its end.
             batch = self._next(first_at)
             if batch is not None:
                 try:
                     first_at = self._add(batch, first_at)
                 except errors.MedallionError as error:
-                    self.threads.stream_failure = error  # of an event: those before it are committed
+                    self.threads.stream_failure = error  # An error of one event: those before it are committed.
                     break
-                # An empty batch says how far the stream is: a transaction whose time is over has ended there.
+                # An empty batch moves the stream's token: a transaction from before that time has ended.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
                 read = StreamPosition(resume_token.later(batch.token, read.token), is_drained=batch.is_drained)
-            # The interval of a commit begins with its first row, and not with the commit before it.
+            # The commit interval begins with the first row, not with the previous commit.
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
-            # After the batch: a signal of a channel has no place of its own in the stream, and gets the one that was
-            # reached.
+            # After the batch: a signal from a channel has no place in the stream, and gets the current one.
             before = encoder.rows.length
             try:
                 self.control.handle_received(encoder.rows, token=read.token)
             except errors.MedallionError as error:
-                # What could not be done is read again from its channel; what the stream gave before it is committed.
+                # The signal is read again from its channel; the events before it are committed.
                 encoder.rows.cut(before)
                 self.threads.stream_failure = error
                 break
@@ -113,8 +110,7 @@ class MainLoop:
                 self._hand_over()
                 first_at = idle_since = time.monotonic()
             self.committer.count_left_out(encoder.rows)
-            # Behind the hand-over and before the heartbeat: the end of a run commits its position by itself
-            # (`Heartbeats.last`).
+            # After the hand-over and before the heartbeat: `Heartbeats.last` commits the position at the end of a run.
             if self.end.is_reached(read):
                 break
             if self.heartbeats.asked.is_set() and len(encoder.rows) == 0 and self.committer.has_committed_all:
@@ -127,17 +123,16 @@ class MainLoop:
         return read
 
     def _next(self, first_at: float) -> change_stream.EventBatch | None:
-        """The next batch of the stream, or None after a while; none while a blocking snapshot is read."""
+        """The next batch of the stream, or None after a short wait; always None during a blocking snapshot."""
         if self.control.is_blocking:
             self.threads.halt.wait(IDLE_WAIT)
             return None
         return self.threads.queue.get(timeout=self._wait(first_at))
 
     def _add(self, batch: change_stream.EventBatch, first_at: float) -> float:
-        """Add a batch's events, and hand the rows over each time that a commit is full; since when rows wait.
+        """Encode a batch's events, and hand the rows over whenever a commit is full; returns since when rows wait.
 
-        What is done about a control event is added behind its rows, before the next event: it belongs to this place of the
-        stream, and is committed with it.
+        The rows of a control event's effects follow its own row, before the next event, and are committed with it.
         """
         for event in self.intake.events(batch):
             before = self.encoder.rows.length
@@ -146,7 +141,7 @@ class MainLoop:
                 try:
                     self.control.handle(self.encoder.rows, control_event)
                 except errors.MedallionError:
-                    # What could not be done is not behind the position: the next start does it.
+                    # The event stays after the position: the next start reads it again.
                     self.encoder.rows.cut(before)
                     raise
             if self.encoder.is_full:
@@ -155,17 +150,16 @@ class MainLoop:
         return first_at
 
     def _hand_over(self) -> None:
-        """Give the rows to the committer; the next event begins new ones."""
+        """Pass the rows to the committer; the next event begins new rows."""
         self.heartbeats.rows_come()
         self.committer.submit(self.encoder.take())
 
     def _wait(self, first_at: float) -> float:
-        """How long a batch is waited for: no longer than until rows that wait are to be committed."""
+        """Seconds to wait for a batch: at most until waiting rows are due for their commit."""
         if len(self.encoder.rows) == 0:
             return IDLE_WAIT
         return min(IDLE_WAIT, max(0.0, first_at + self.commit_seconds - time.monotonic()))
 
     def _is_due(self, first_at: float) -> bool:
-        """Whether rows have waited long enough, and the committer has room: else they grow into a larger commit
-        meanwhile."""
+        """Whether rows have waited for the commit interval and the committer has room; until then the commit grows."""
         return time.monotonic() - first_at >= self.commit_seconds and self.committer.has_room

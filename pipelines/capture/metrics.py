@@ -1,10 +1,10 @@
-"""What a running capture tells Prometheus: Debezium's snapshot and streaming metrics, by their names.
+"""Debezium's snapshot and streaming metrics of a running capture, for Prometheus.
 
-The names and labels are those that Debezium's own exporter configuration gives to its JMX attributes
-(`debezium_metrics_MilliSecondsBehindSource{plugin="mongodb",name="shop",context="streaming"}`), so that a dashboard made
-for the connector shows this one too. Attributes that are texts are left out: a number is what Prometheus keeps.
+Names and labels are those of Debezium's JMX exporter configuration
+(`debezium_metrics_MilliSecondsBehindSource{plugin="mongodb",name="shop",context="streaming"}`), so that the connector's
+dashboards work here too. Attributes whose value is text are left out.
 
-The capture counts by the batch and by the commit; everything else is worked out when somebody asks.
+The capture counts per batch and per commit; everything else is computed when Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from pipelines.mongodb import change_stream
 
 PATIENCE = 2.0
-"""Seconds for which status waits for a capture's metrics."""
+"""Seconds for which `scrape` waits for a capture's metrics."""
 PREFIX = "debezium_metrics_"
 KEPT_LAGS = 10_000
-"""Commits over which the lowest, the highest and the usual lag are measured."""
+"""Commits over which the statistics of the lag are computed."""
 
 Labelled = Mapping[str, float]
 """A value for each collection, or for each part of a position."""
@@ -49,7 +49,7 @@ Labelled = Mapping[str, float]
 
 @dataclass
 class StreamingMetrics:
-    """What the stream has counted since the service started. Each field has one thread that writes it."""
+    """The counts of the stream since the service started. Each field is written by one thread only."""
 
     queue: ByteQueue | None = None
     stream: change_stream.ChangeStream | None = None
@@ -69,13 +69,13 @@ class StreamingMetrics:
     closed_elections: frozenset[Any] = frozenset()
 
     def opened(self, stream: change_stream.ChangeStream) -> None:
-        """Another stream, after a restart of the capture: what the last one counted stays counted."""
+        """Use another stream, after a restart of the capture, and keep the counts of the stream before."""
         self.closed_disconnects = self.disconnects
         self.closed_elections = self._known_elections
         self.stream = stream
 
     def polled(self, events: int, *, at: float) -> None:
-        """The reader got a batch."""
+        """Count a batch of the reader."""
         self.seen += events
         if events:
             self.last_poll_at = at
@@ -83,8 +83,8 @@ class StreamingMetrics:
             self.last_empty_poll_at, self.empty_polls = at, self.empty_polls + 1
 
     def committed(self, operations: Mapping[str | None, int], *, position: tuple[int, int] | None, at: float) -> None:
-        """The committer committed rows with so many of each operation, the last of them at a cluster time."""
-        # Rows of other kinds (heartbeats, signals) have no operation of these three, and are no events of the source.
+        """Count a commit: its rows by operation, and the cluster time of the last event."""
+        # Heartbeats, signals and other rows that are not events of the source have none of these operations.
         for op in self.operations:
             self.operations[op] += operations.get(op, 0)
         if position is not None:
@@ -97,7 +97,7 @@ class StreamingMetrics:
 
     @property
     def elections(self) -> int:
-        """Those after the one that the first stream met; one that made the capture start over is known to the next stream alone."""
+        """Primary elections since the first stream was opened; the driver also reports the last one before that, which does not count."""
         return max(0, len(self._known_elections) - 1)
 
     @property
@@ -107,7 +107,7 @@ class StreamingMetrics:
 
 @dataclass
 class Metrics:
-    """Everything that one capture service counts, over restarts of the capture inside it."""
+    """All metrics of one capture service, across the runs in it."""
 
     name: str
     streaming: StreamingMetrics = field(default_factory=StreamingMetrics)
@@ -118,16 +118,16 @@ class Metrics:
     closed_commits: int = 0
 
     def opened(self, bronze: bronze_log.BronzeLog) -> None:
-        """Bronze is claimed anew, after a restart of the capture: what was committed before stays counted."""
+        """Use a newly claimed bronze log, after a restart of the capture, and keep the commits counted before."""
         self.closed_commits, self.bronze = self.commits, bronze
 
     @property
     def commits(self) -> int:
-        """The commits of rows since the service started, whoever brought them: the stream, snapshots, heartbeats."""
+        """The commits of rows since the service started: of the stream, snapshots and heartbeats."""
         return self.closed_commits + (self.bronze.commits if self.bronze is not None else 0)
 
     def families(self, *, now: float) -> Iterator[Metric]:
-        """All metrics as they are now."""
+        """All metrics at the time `now`, in seconds since 1970."""
         labels = {"plugin": "mongodb", "name": self.name}
         for context, values in (("streaming", _streaming(self.streaming, now)), ("snapshot", self._snapshot(now))):
             for name, value in values.items():
@@ -148,32 +148,32 @@ class Metrics:
 
 
 class _MetricsServer(ThreadingMixIn, WSGIServer):
-    """One thread a question: a page that takes seconds keeps no metrics waiting."""
+    """One thread per request: a page that takes seconds does not delay the metrics."""
 
     daemon_threads = True
 
 
 class _SilentHandler(WSGIRequestHandler):
-    """Writes no line a request. Whoever connects and asks nothing, as of a host that went away, keeps a thread for so many seconds."""
+    """Logs no requests. A connection without a request is closed after `timeout` seconds, so that it does not keep its thread."""
 
     timeout = 30.0
 
     def handle(self) -> None:
-        """Answer, where anything is asked."""
+        """Serve the request, if one comes in time."""
         with contextlib.suppress(TimeoutError):
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 PAGE_SECONDS = 15.0
-"""How old a page may be that is served again: a new one costs Spark some queries."""
+"""Seconds for which a page is served again: a new one takes Spark queries."""
 
 
 @dataclass
 class _Site:
-    """The metrics, and the page at `/`."""
+    """The WSGI application: the page at `/`, the metrics at any other path."""
 
     metrics: Callable[..., Iterable[bytes]]
     page: Callable[[], str]
@@ -187,14 +187,14 @@ class _Site:
             body, status, kind = self._current(), "200 OK", "text/html; charset=utf-8"
         except errors.MedallionError as error:
             body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain; charset=utf-8"
-        except Exception as error:  # the capture goes on whatever the page meets; its message may hold a document
+        except Exception as error:  # Named by its class: its text may hold a document.
             said = f"the page could not be created: {type(error).__name__}\n"
             body, status, kind = said.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
         start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
 
     def _current(self) -> bytes:
-        # Two browsers that ask at once get one page: the second waits for the first one's queries.
+        # Locked during the queries: a second request waits for the same page.
         with self._lock:
             if self._made is None or time.monotonic() - self._made[0] > PAGE_SECONDS:
                 self._made = (time.monotonic(), self.page().encode())
@@ -203,10 +203,9 @@ class _Site:
 
 @contextlib.contextmanager
 def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[], str] | None = None) -> Iterator[None]:
-    """The metrics at `http://<address>:<port>/metrics`, and the page at `/`, for as long as the block runs; nothing
-    without a port.
+    """Serve the metrics at `http://<address>:<port>/metrics`, and the page at `/`, while the block runs; nothing without a port.
 
-    Raises `SettingsError` where the port is taken.
+    Raises `SettingsError` where the server cannot listen there.
     """
     if port is None:
         yield
@@ -225,20 +224,20 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
     try:
         yield
     finally:
-        # In this order: `serve_forever` has to return before its socket is closed under it.
+        # In this order: `serve_forever` must return before its socket is closed.
         server.shutdown()
         server.server_close()
         thread.join(5)
 
 
 def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
-    """What the capture of this pipeline shows at that port now, the sample's labels in its name; nothing where it does not answer, or
-    somebody else does."""
+    """The current samples of this pipeline's capture at that port, by name with labels; empty where it does not answer, or another
+    program does."""
     if port is None:
         return {}
-    # An address to listen on at every interface is none to connect to.
+    # The wildcard addresses are for listening only.
     host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address
-    # A proxy of the environment is for other hosts.
+    # Without the proxy of the environment.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
@@ -256,7 +255,7 @@ def _sample_name(name: str, labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _OnScrape(Collector):
-    """Collects at scrape time."""
+    """Collects the metrics at scrape time."""
 
     families: Callable[[], Iterable[Metric]]
 
@@ -293,11 +292,11 @@ def _streaming(found: StreamingMetrics, now: float) -> dict[str, float | Labelle
 
 
 def _lags(lags: Sequence[float]) -> dict[str, float]:
-    """The last commit's lag and what the lags before it were like; -1 for none yet, as in the connector."""
+    """The lag of the last commit in milliseconds, and the statistics of the recent ones; -1 without a commit, as in Debezium."""
     name = "MilliSecondsBehindSource"
     if not lags:
         return {name: -1}
-    # `quantiles` refuses a single value before Python 3.13; every percentile of it is that value.
+    # `quantiles` refuses a single value before Python 3.13.
     cuts = statistics.quantiles(lags, n=100, method="inclusive") if len(lags) > 1 else list(lags) * 99
     return {
         name: lags[-1],
@@ -311,7 +310,7 @@ def _lags(lags: Sequence[float]) -> dict[str, float]:
 
 
 def _queue(queue: ByteQueue | None) -> dict[str, float]:
-    """The queue is bounded by bytes and not by events: its capacities are bytes too, of all that waits for its commit."""
+    """The capacity and the use of the queue, all in bytes, because it is bounded by bytes; all uncommitted events count as used."""
     size, used = (queue.max_bytes, queue.held_bytes) if queue else (0, 0)
     return {
         "MaxQueueSizeInBytes": size,

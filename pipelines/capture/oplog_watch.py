@@ -1,4 +1,4 @@
-"""The thread that watches how far bronze's position is from the end of the oplog."""
+"""The thread that measures how long the oplog will hold bronze's position."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipelines.capture.logger import log
 from pipelines.mongodb import server as mongodb_server
 
 OPLOG_EVERY = 60.0
-"""Seconds between two looks at the oplog."""
+"""Seconds between two measurements."""
 WARN_EVERY = 3600.0
 
 
 @dataclass(frozen=True)
 class OplogWatch:
-    """Warns while a capture that stops now could soon not go on: `oplog.headroom.warning.hours`."""
+    """Warns while the oplog would hold the position for less than `oplog.headroom.warning.hours` if the capture stopped."""
 
     deployment: Deployment
     log: bronze_log.BronzeLog
@@ -28,12 +28,11 @@ class OplogWatch:
     halt: threading.Event
 
     def run(self) -> None:
-        """Look now and then at how long the oplog will hold the position, and warn while that is short."""
-        # So that the first look may warn at once: the monotonic clock begins anywhere.
-        warned_at = -WARN_EVERY
+        """Measure the headroom until the run ends, and warn once an hour while it is short."""
+        warned_at = -WARN_EVERY  # The first measurement may warn.
         while not self.halt.is_set():
             seconds = None
-            with contextlib.suppress(Exception):  # nothing depends on it, and the next look may know
+            with contextlib.suppress(Exception):  # Nothing depends on it, and the next measurement may succeed.
                 seconds = self._headroom_seconds()
             self.metrics.headroom_hours = None if seconds is None else seconds / 3600
             limit = self.deployment.source.oplog_headroom_warning_hours * 3600
@@ -46,9 +45,9 @@ class OplogWatch:
             self.halt.wait(OPLOG_EVERY)
 
     def _headroom_seconds(self) -> float | None:
-        """How long the oplog will hold the position; None where that cannot be known."""
+        """Seconds for which the oplog will hold the position; None where that is unknown."""
         position = self.log.position
-        # A user without clusterMonitor may not see the oplog: then nothing is known, and nothing is wrong.
+        # A user without clusterMonitor cannot read the oplog, which is no error.
         found = mongodb_server.oplog(self.deployment.client) if position is not None else None
         if position is None or found is None:
             return None

@@ -1,4 +1,4 @@
-"""What a capture has done so far: for a person who looks on, and as the result of a run."""
+"""The progress of a running capture, and the result of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipelines.snapshot import snapshot
 
 @dataclass(frozen=True)
 class CaptureProgress:
-    """What a person wants to see of a running capture.
+    """The progress of a running capture.
 
-    `lag_seconds` is the age of the newest committed event; `has_read_snapshots`: none is planned or being read.
+    `lag_seconds` is the age of the newest committed event. `has_read_snapshots`: no snapshot is planned or being read.
     """
 
     events: int = 0
@@ -26,9 +26,9 @@ class CaptureProgress:
 
 @dataclass(frozen=True)
 class CaptureResult:
-    """What one run did: events and snapshot rows committed, commits made, and the position at the end.
+    """The result of a run: events and snapshot rows committed, commits, and the position at the end.
 
-    `seconds` is the time from the opened stream to the last commit, without the start and the end of the service.
+    `seconds` is the time from the first read to the last commit.
     """
 
     events: int
@@ -41,17 +41,16 @@ class CaptureResult:
 
 
 NOTHING = CaptureResult(0, 0, 0, None)
-"""What a run did that was stopped before it began."""
+"""The result of a run that was stopped before it began."""
 
 
 def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult:
-    """What two runs did, one after the other; the later one's documents hold those of a snapshot that it went on with."""
+    """The result of two consecutive runs."""
     if earlier is None:
         return later
     return CaptureResult(
         events=earlier.events + later.events,
-        # Not a sum: a snapshot that was interrupted counts its documents from bronze, those of the run before among
-        # them.
+        # Not a sum: a snapshot that is continued counts the documents of the runs before as well.
         snapshot_documents=later.snapshot_documents or earlier.snapshot_documents,
         commits=earlier.commits + later.commits,
         token=later.token or earlier.token,
@@ -63,8 +62,7 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
 
 @dataclass(frozen=True)
 class StreamCounts:
-    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a
-    snapshot's too."""
+    """Counts of the committed rows of the stream; `batches` counts all commits up to the newest of them, also a snapshot's."""
 
     events: int = 0
     lossy: int = 0
@@ -75,30 +73,30 @@ class StreamCounts:
 
 @dataclass
 class RunCounts:
-    """What one run has done so far. Each field has one thread that writes it, so that none loses what another one wrote."""
+    """The counts of one run. Each field is written by one thread only, so that no update is lost."""
 
     stream: StreamCounts = StreamCounts()
-    """The committer's."""
+    """Written by the committer."""
     reconnects: int = 0
-    """The reader's."""
+    """Written by the reader."""
     snapshot: snapshot.SnapshotProgress | None = None
-    """The snapshot thread's."""
+    """Written by the snapshot thread."""
     began_at: float | None = None
-    """The main thread's, as those below: when the run began to read, and how many commits there were then."""
+    """Written by the main thread, as those below: the monotonic time at which the run began to read, and the commits before."""
     commits_before: int = 0
     seconds: float = 0.0
 
     def begin(self, *, commits: int) -> None:
-        """The run begins to read."""
+        """Note that the run begins to read."""
         self.began_at, self.commits_before = time.monotonic(), commits
 
     def end(self) -> None:
-        """The last rows of the run are committed."""
+        """Note that the last rows of the run are committed."""
         if self.began_at is not None:
             self.seconds = time.monotonic() - self.began_at
 
     def progress(self, *, has_read_snapshots: bool) -> CaptureProgress:
-        """All of it, for a person."""
+        """The counts as progress."""
         stream = self.stream
         return CaptureProgress(
             events=stream.events,
@@ -110,7 +108,7 @@ class RunCounts:
         )
 
     def result(self, *, commits: int, token: str | None) -> CaptureResult:
-        """All of it, as a run's result."""
+        """The counts as the result of the run."""
         return CaptureResult(
             events=self.stream.events,
             snapshot_documents=self.snapshot.total_documents if self.snapshot is not None else 0,
@@ -124,13 +122,13 @@ class RunCounts:
 
 @dataclass(frozen=True)
 class ProgressReporter:
-    """Shows the progress of a run to whoever wants to see it."""
+    """Passes the progress of a run to `report`, where there is one."""
 
     counts: RunCounts
     report: Callable[[CaptureProgress], None] | None
     has_read_snapshots: Callable[[], bool]
 
     def show(self) -> None:
-        """Hand on the progress as it is now."""
+        """Report the current progress."""
         if self.report is not None:
             self.report(self.counts.progress(has_read_snapshots=self.has_read_snapshots()))

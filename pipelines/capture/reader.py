@@ -18,7 +18,7 @@ from pipelines.mongodb import failures as mongodb_failures
 class StreamReader:
     """Reads ahead of the encoder, as far as the queue has room.
 
-    `replaces_lost_position`: a start that finds the position lost takes a new snapshot.
+    `replaces_lost_position`: whether a start that finds its position lost takes a new snapshot.
     """
 
     stream: change_stream.ChangeStream
@@ -29,11 +29,11 @@ class StreamReader:
     replaces_lost_position: bool
 
     def run(self) -> None:
-        """Read until the end of the run, or to where the stream fails: what came before that is committed first."""
+        """Read until the run ends or the stream fails; everything read before a failure is committed."""
         try:
             self._read()
         except Exception as error:
-            # Not raised, which would end every thread at once and leave what the queue holds.
+            # Not raised: that would end all threads at once, and discard what is in the queue.
             self.threads.stream_failure = error
 
     def _read(self) -> None:
@@ -41,7 +41,7 @@ class StreamReader:
             while not self.threads.halt.is_set():
                 try:
                     batch = self.stream.next()
-                # A stream that was too slow: the oplog overtook it while it was open.
+                # The stream was too slow: the oplog overtook it while it was open.
                 except mongodb_failures.HistoryLost as error:
                     raise self._lost(error) from error
                 self.counts.reconnects = self.stream.reconnects
@@ -53,7 +53,7 @@ class StreamReader:
     def _lost(self, error: mongodb_failures.HistoryLost) -> errors.MedallionError:
         if not self.replaces_lost_position:
             return tokens.lost(self.log.position, error)
-        # The run ends, and the next one, which finds the position lost, notes the gap and takes the snapshot.
+        # The next run finds the position lost, records the gap and takes the snapshot.
         return errors.SourceUnreachable(
             f"reading the change stream: the oplog no longer holds its position (error {error.code}); everything "
             "before is captured, and the next start takes a new snapshot"

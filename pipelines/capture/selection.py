@@ -1,4 +1,4 @@
-"""Which events of the stream become rows, which are signals, and what of a document is left out of its row."""
+"""The filters of the capture: which events become rows, which are signals, and which fields of a document are left out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters
 
 OfCollection = Callable[[str, str], bool]
-"""``(database, collection) -> whether``."""
+"""``(database, collection) -> bool``."""
 
 
 @dataclass(frozen=True)
 class Selection:
     """The settings' filters as the encoder applies them.
 
-    `includes` is None where the server lets nothing else through: then nothing is looked at twice. `skipped` are
-    operation types that come for the collection of signals alone, and get no row.
+    `includes` is None where the server applies all filters. `skipped` are operation types that are read only for the signal
+    collection and get no row.
     """
 
     includes: OfCollection | None
@@ -35,7 +35,7 @@ class Selection:
         reads_signals = SignalChannel.SOURCE in source.signal_enabled_channels and chosen.signals
         listed = field_filters.read(source.field_exclude_list, source.field_renames)
         return Selection(
-            # Patterns are matched once a collection, and not once an event.
+            # Cached, so that patterns are matched once per collection and not once per event.
             includes=functools.lru_cache(maxsize=10_000)(chosen.includes) if has_more else None,
             is_signal_collection=chosen.is_signals if reads_signals else None,
             fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,

@@ -6,11 +6,11 @@
     committer thread  rows ─→ numbers ─→ Parquet ─→ one Delta commit                        (`committer`)
     snapshot thread   chunks from executors ─→ commits in between (`pipelines.snapshot.queue`, begun by `snapshot_start`)
     signals thread    a file, a table, Kafka ─→ the main thread's inbox (`signal_reader`, `pipelines.channels.signals`)
-    oplog thread      warns while the position could soon be lost                           (`oplog_watch`)
+    oplog thread      warns when the oplog could soon lose the position                     (`oplog_watch`)
 
-The position is in the table (`pipelines.bronze.log`): after `kill -9` at any instant the next start reads it there and goes
-on behind it (`stream_opener`). A first start commits the stream's token before anything is read (`start`), so that a
-snapshot's stream begins before its first chunk. One run is a `capture.Capture`; here runs follow each other.
+The position is in the table (`pipelines.bronze.log`): after `kill -9` at any instant the next start reads it there and
+resumes after it (`stream_opener`). A first start commits the stream's token before anything is read (`start`), so that the
+stream begins before a snapshot's first chunk. This module runs one `capture.Capture` after the other.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def run(
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
-    When the source is lost on the way, the capture starts over after `retriable.restart.connector.wait.ms`, so often in a
-    row as `errors.max.retries` says; a first start that does not reach the source ends at once.
+    When the source becomes unreachable, the capture restarts after `retriable.restart.connector.wait.ms`, at most
+    `errors.max.retries` times in a row. A first start that does not reach the source raises at once.
 
-    Safe to repeat and to kill: the table carries the position. Raises one of `errors`, and has then committed all that
-    it had read in order up to the error.
+    Safe to repeat and to kill: the table carries the position. Raises one of `errors`, after everything that was read before
+    the error is committed.
 
-    `page` makes what `metrics.port` shows at `/`: it is of all layers, of which the capture knows none. Where `asked` is set,
-    bronze soon says how far it is complete, also where no event comes. `opened` hears of bronze each time that it is claimed.
+    `page` returns the HTML that `metrics.port` serves at `/`. Setting `asked` requests a commit that says how far bronze is
+    complete, even without events. `opened` is called with each newly claimed `BronzeLog`.
     """
     stop = stop or threading.Event()
     counted = metrics.Metrics(settings.name)
@@ -72,7 +72,7 @@ def run(
         return page(service.session(), settings)
 
     port, address = settings.source.metrics_port, settings.source.metrics_address
-    # Around all runs: counters that began anew with each restart would look like a reset to Prometheus.
+    # Around all runs: counters that restarted with each run would look like a reset to Prometheus.
     with metrics.serve(counted, port=port, address=address, page=shown if page else None):
         done, spent = None, 0
         while True:
@@ -84,22 +84,22 @@ def run(
                 return done or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
-                # Attempts in a row: a run that committed something begins to count anew.
+                # Attempts in a row: a run that committed something resets the count.
                 spent = (0 if capture is not None and capture.has_progressed else spent) + (
                     capture.attempts if capture else 1
                 )
                 if stop.is_set():
                     return joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
-                # A negative number means no limit, as in the connector.
+                # Negative: no limit, as in Debezium.
                 is_last = 0 <= settings.source.errors_max_retries < spent
-                # A first start that does not reach its source ends at once: a person is there to see it.
+                # A first start that does not reach its source raises at once: a person is there to see it.
                 if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
                 log.warning("%s; restarting the capture in %.1f s", error, wait)
             if capture is not None and has_begun:
                 done = joined(done, capture.result())
-                # A person knew of the owner of then. Who claimed the table since, while the source was away, is another one.
+                # `take_over` named the owner at the start. Whoever has claimed the table since is another one.
                 take_over = False
             counted.restarts += 1
             if stop.wait(wait) and done is not None:
@@ -107,11 +107,11 @@ def run(
 
 
 class StoppedBeforeStart(Exception):
-    """The run was stopped while it waited for a server that had not answered yet: nothing was begun."""
+    """The run was stopped while it waited for the server's first answer; nothing was changed."""
 
 
 def check_source(settings: Settings, stop: threading.Event | None = None) -> None:
-    """Raises what `run` would raise of a source that it cannot reach, log in to or follow: before Spark is started for it.
+    """Raise what `run` would raise for a source that it cannot reach, log in to or follow, without starting Spark.
 
     Raises `StoppedBeforeStart` where `stop` is set before the server has answered.
     """
@@ -120,17 +120,16 @@ def check_source(settings: Settings, stop: threading.Event | None = None) -> Non
 
 
 def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Event) -> mongodb_server.ServerInfo:
-    """What a server answers; `StoppedBeforeStart` where the run is to end before: nobody waits for a server that may be
-    gone."""
+    """The server's answer to a request; raises `StoppedBeforeStart` where `stop` is set first."""
     answers: queue.SimpleQueue[mongodb_server.ServerInfo | BaseException] = queue.SimpleQueue()
 
     def send() -> None:
         try:
             answers.put(request())
-        except BaseException as error:  # the thread that waits raises it
+        except BaseException as error:  # Raised by the thread that waits.
             answers.put(error)
 
-    # The driver cannot be interrupted while it looks for a server; a daemon thread is left behind.
+    # The driver cannot be interrupted during server selection: after a stop its daemon thread is abandoned.
     threading.Thread(target=send, name="capture-connecting", daemon=True).start()
     while True:
         try:
@@ -146,7 +145,7 @@ def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Ev
 
 @contextlib.contextmanager
 def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[connections.Connection, mongodb.Client]]:
-    """A connection and a client of a source that can be captured, closed at the end."""
+    """A connection and a client of the source, which is checked first; the client is closed at the end."""
     connection = connections.connection(settings.source)
     client = connection.client()
     try:
@@ -160,7 +159,7 @@ def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[conne
 
 @contextlib.contextmanager
 def _connected(service: CaptureService) -> Iterator[Capture]:
-    """A capture with a client of its own, both closed at the end."""
+    """A capture with its own client, both closed at the end."""
     with _suitable(service.settings, service.stop) as (connection, client):
         capture = Capture(service, connection, client)
         try:

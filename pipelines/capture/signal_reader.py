@@ -1,4 +1,4 @@
-"""The thread that reads signals from the channels beside the source, and writes the notifications that wait."""
+"""The thread that reads signals from the channels other than the source, and writes waiting notifications."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inbox:
-    """Signals that wait for their place in the stream: put in by this thread, taken out by the main thread."""
+    """Signals that wait for the main thread, which gives them their place in the stream."""
 
     _received: queue.SimpleQueue[tuple[channels.Channel, signals.ReceivedSignal]] = field(default_factory=queue.SimpleQueue)
     _has_polled: threading.Event = field(default_factory=threading.Event)
@@ -34,23 +34,23 @@ class Inbox:
         self._received.put((channel, received))
 
     def polled(self) -> None:
-        """Every channel has been read once."""
+        """Note that every channel has been polled."""
         self._has_polled.set()
 
     def take(self) -> Iterator[tuple[channels.Channel, signals.ReceivedSignal]]:
-        """The signals that wait, in their order, each with its channel."""
+        """Remove and return the waiting signals in order, each with its channel."""
         while not self._received.empty():
             yield self._received.get()
 
     @property
     def is_read(self) -> bool:
-        """Whether the signals that were there at the start have been received, and none waits."""
+        """Whether every channel has been polled once, and no signal waits."""
         return self._has_polled.is_set() and self._received.empty()
 
 
 @dataclass
 class SignalReader:
-    """Polls the channels every `signal.poll.interval.ms`, into the inbox."""
+    """Polls the channels every `signal.poll.interval.ms` and puts their signals into the inbox."""
 
     settings: Settings
     session: Callable[[], SparkSession]
@@ -63,10 +63,10 @@ class SignalReader:
     def run(self) -> None:
         """Read signals and write notifications until the run ends."""
         session, source = self.session(), self.settings.source
-        # Only these two channels ask bronze for what was done: a line of a file is taken out when it is done.
+        # Only these two channels need bronze's handled signals: a file's handled lines are removed.
         is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
         is_noted = is_noted or SignalChannel.KAFKA in source.signal_enabled_channels
-        # Read once: only this capture adds rows to bronze, and each channel knows what it gave since then.
+        # Read once: only this capture adds rows to bronze, and each channel remembers the signals that it returned.
         done = bronze_log.handled_signals(session, self.log.table) if is_noted else set()
         opened = channels.channels(session, self.settings, done=done)
         try:
@@ -74,7 +74,7 @@ class SignalReader:
                 for channel in opened:
                     for received in self._poll(channel):
                         self.inbox.put(channel, received)
-                # `--once` must not end before a signal that was there at its start has been seen.
+                # `--once` must not end before it has read the signals that were there at its start.
                 self.inbox.polled()
                 self._notify()
                 if self.halt.wait(source.signal_poll_interval_ms / 1000):
@@ -84,7 +84,7 @@ class SignalReader:
                 channel.close()
 
     def _poll(self, channel: channels.Channel) -> list[signals.ReceivedSignal]:
-        """What a channel has; one that cannot be read is read again later, and the stream goes on."""
+        """The new signals of a channel; none where it cannot be read, which the next poll tries again."""
         try:
             found = channel.poll()
         except Exception as error:
@@ -94,7 +94,7 @@ class SignalReader:
         return found
 
     def _notify(self) -> None:
-        """Write the notifications that wait; where that fails they wait on, and the stream goes on."""
+        """Write the waiting notifications; where that fails, the next poll tries again."""
         try:
             self.notifier.flush()
         except Exception as error:
@@ -103,8 +103,7 @@ class SignalReader:
             self._mute.discard("ops/notifications")
 
     def _warn_once(self, what: str, message: str, error: Exception) -> None:
-        """Warn when a failure begins, and not at each poll; a foreign error's text may hold data, so that its class is
-        named."""
+        """Warn when a failure begins, not at each poll. A foreign error is named by its class: its text may hold data."""
         if what not in self._mute:
             log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
         self._mute.add(what)

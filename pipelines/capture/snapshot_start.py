@@ -1,7 +1,7 @@
-"""How snapshots of a capture begin: those of the plan at its start, and each one when it is its turn.
+"""Queues the snapshots of a start, and prepares each snapshot when its turn comes.
 
-One that was killed goes on behind its last committed chunk, which `cdc_core.snapshot.state` finds in bronze's heartbeats: a chunk and
-its heartbeat are one commit of `pipelines.snapshot.snapshot`, so that a chunk that was read and not committed is read again.
+A snapshot that was killed resumes after its last committed chunk, which `cdc_core.snapshot.state` finds in bronze's heartbeats. A
+chunk and its heartbeat are one commit (`pipelines.snapshot.snapshot`): a chunk that was not committed is read again.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 def add_planned(queue: snapshot_queue.SnapshotQueue, plan: StartPlan, notifier: Notifier) -> None:
-    """Queue what a start has planned, and what earlier runs have begun."""
+    """Queue the initial snapshot of a start, and the unfinished snapshots of earlier runs."""
     if plan.initial is not None:
         queue.add(plan.initial)
     else:
         queue.metrics.is_skipped = queue.metrics.taken is None
         notifier.notify(notifications.INITIAL, notifications.NotificationType.SKIPPED, id_=new_id())
     for state in plan.states:
-        # The initial one is in `plan.initial`, where the mode decides whether it goes on.
+        # `plan.initial` is the initial one, where the mode continues it.
         if state.kind is not snapshot_state.SnapshotKind.INITIAL and not state.is_done:
             queue.add(state, is_new=False)
 
 
 @dataclass(frozen=True)
 class SnapshotStart:
-    """Makes a snapshot of the pipeline `name` ready to run: behind what bronze holds then, of what the source has then."""
+    """Prepares snapshots of the pipeline `name`, with bronze's position and the source's collections at that moment."""
 
     name: str
     session: Callable[[], SparkSession]
@@ -58,8 +58,8 @@ class SnapshotStart:
     metrics: snapshot_queue.SnapshotMetrics
 
     def ready(self, state: snapshot_state.SnapshotState, controls: SnapshotControls) -> snapshot.Snapshot | None:
-        """The snapshot; None where the capture ends within `snapshot.delay.ms`."""
-        # The position of before the delay: what is read is only the newer for it.
+        """The snapshot, ready to run; None where the capture ends within `snapshot.delay.ms`."""
+        # The position of before the delay is early enough: chunks are read at or after it.
         position = self.log.position
         assert position is not None
         source, client = self.deployment.source, self.deployment.client
@@ -72,8 +72,7 @@ class SnapshotStart:
         reader = chunk_reader.ChunkReader(
             spark=spark,
             connection=self.deployment.connection,
-            # `afterClusterTime`: the server waits until its data has come so far, and refuses a time that is ahead of its
-            # clock.
+            # For `afterClusterTime`: the server waits until its data reaches this time, and refuses a time ahead of its clock.
             after=min(tokens.cluster_time(position.token), mongodb_server.operation_time(client)),
             chunk_bytes=source.commit_max_bytes,
             fetch_size=source.snapshot_fetch_size,
@@ -91,7 +90,7 @@ class SnapshotStart:
             stopped=self.halt,
             report=self._report,
             controls=controls,
-            # Planned by an earlier run under other settings: its rows must not come, as its events do not.
+            # Planned by an earlier run, and excluded by the settings now.
             left_out=[name for name in state.planned if not self.deployment.filter.includes(*name.split(".", 1))],
             documents_max=source.incremental_snapshot_chunk_size if is_incremental else None,
         )
@@ -102,15 +101,15 @@ class SnapshotStart:
 
 
 CHUNK_COPIES = 4
-"""A chunk is up to twice `commit.max.bytes`, and the JVM has it packed, and several times, while it hands it over."""
+"""JVM memory per chunk, in `commit.max.bytes`: a chunk has up to two, and several compressed copies during its transfer."""
 
 
 def _threads(spark: SparkSession, configured: int | None, chunk_bytes: int) -> int:
-    """`snapshot.max.threads`, or as many chunks at a time as Spark has cores, and as fit into the memory of the driver."""
+    """`snapshot.max.threads`; by default as many as Spark has cores, and as chunks fit into the driver's memory."""
     if configured:
         return configured
     try:
         heap = jvm.java_class(spark, "java.lang.Runtime").getRuntime().maxMemory()
         return max(1, min(spark.sparkContext.defaultParallelism, heap // (CHUNK_COPIES * chunk_bytes)))
-    except Exception:  # Spark Connect has no context to ask
+    except Exception:  # Spark Connect has no SparkContext.
         return 2

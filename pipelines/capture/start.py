@@ -1,8 +1,8 @@
-"""What a run commits before it reads anything: where the stream begins, and which snapshot is to be taken.
+"""The commit with which a run starts: where the stream begins, and which snapshot is planned.
 
-The first position is committed before the first event and the first chunk are read: a capture that is killed right after it
-goes on from there, and its snapshot lies behind the beginning of its stream. A capture that has a position does not begin here:
-`stream_opener` makes the last token in bronze the stream's start.
+A first start commits its position before the first event and the first chunk are read. A capture that is killed right after it
+resumes from there, and its snapshot is later than the beginning of its stream. A capture that has a position resumes after the
+last token in bronze (`stream_opener`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartPlan:
-    """What a run is to do: follow the stream or not, take or go on with the snapshot that `snapshot.mode` asks for, and go
-    on with the `states` of snapshots that earlier runs began."""
+    """What a run does: whether it follows the stream, the `initial` snapshot that `snapshot.mode` requires or that is
+    unfinished, and the `states` of all snapshots of earlier runs."""
 
     streams: bool
     initial: snapshot_state.SnapshotState | None
@@ -40,7 +40,7 @@ class StartPlan:
 
 @dataclass(frozen=True)
 class CaptureStart:
-    """The start of a run whose stream is open and whose bronze is claimed."""
+    """Starts a run whose stream is open and whose bronze is claimed."""
 
     spark: SparkSession
     deployment: Deployment
@@ -50,12 +50,12 @@ class CaptureStart:
     is_other_stream: bool
 
     def begin(self, opened: OpenStream) -> StartPlan:
-        """Commit the first position of a new stream; returns which snapshot is to be taken or continued."""
+        """Commit the first position of a new stream, and what changed settings require; returns the plan of the run."""
         gap = opened.gap
         has_position = self.log.position is not None and gap is None
         told = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log.table) if self.log.position is not None else []
         states = self._states(told)
-        # After a lost position a snapshot that was half read is worth nothing: its chunks lie before the gap.
+        # After a lost position an unfinished snapshot is useless: its chunks lie before the gap.
         unfinished = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
             self.deployment.source,
@@ -75,7 +75,7 @@ class CaptureStart:
                 self.log.heartbeat(*payloads, token=tokens.token_of(self.log), ts_ms=clock.now_ms())
             self._warn_of_no_snapshot(decision, states)
             return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
-        token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
+        token = opened.stream.begins  # Not how far it has read: that is not in bronze yet.
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server returned no resume token")
         state = self._new_snapshot() if decision.takes or gap is not None else None
@@ -83,15 +83,15 @@ class CaptureStart:
             state, lost = gaps.after_lost_position(gap, state, token)
             payloads.append(lost)
         payloads.append({"start": token} if state is None else state.begun())
-        # In one commit: behind a gap alone the next start would have a position, and take no snapshot.
+        # In one commit: after a gap alone the next start would have a position, and take no snapshot.
         position_token = tokens.token_of(self.log) if has_position else token
         self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
         return StartPlan(decision.streams, state, states)
 
     def _states(self, told: Iterable[Mapping[str, Any]]) -> tuple[snapshot_state.SnapshotState, ...]:
-        """The snapshots that bronze's heartbeats tell of. A failed one is tried again, except a signal's: that signal is to be sent again.
+        """The snapshots in bronze's heartbeats. A failed one is retried, except a signal's, for which a new signal is sent.
 
-        In mode `always` a failed collection is left to the next snapshot: one that always fails would keep this one unfinished.
+        In mode `always` the next snapshot reads a failed collection: one that always fails would keep this one unfinished.
         """
         found = snapshot_state.states(each for each in told if "snapshot" in each)
         by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
@@ -100,15 +100,15 @@ class CaptureStart:
         return tuple(state if state.kind in by_others else state.retried() for state in found)
 
     def _goes_on(self, unfinished: snapshot_state.SnapshotState) -> bool:
-        """Whether the unfinished snapshot is taken further. In modes that take one at each start, only where a collection that it misses is
-        still captured: a new one begins elsewhere."""
+        """Whether the unfinished snapshot is continued. In modes that take one at each start, only where a collection that it
+        has not read is still captured; otherwise a new one is taken."""
         if self.deployment.source.snapshot_mode not in (SnapshotMode.ALWAYS, SnapshotMode.CUSTOM):
             return True
         return any(self.deployment.filter.includes(*name.split(".", 1)) for name in unfinished.missing)
 
     def _new_snapshot(self) -> snapshot_state.SnapshotState:
-        """A snapshot of every captured collection that `snapshot.include.collection.list` lets in."""
-        if self.log.position is None:  # a person is there to see it
+        """A snapshot of every captured collection that `snapshot.include.collection.list` includes."""
+        if self.log.position is None:  # A first start: a person is there to see the error.
             self.deployment.check_collections()
         includes = self.deployment.filter.is_snapshotted
         planned = tuple(each.namespace for each in self.deployment.collections() if includes(each.db, each.name))
@@ -117,7 +117,7 @@ class CaptureStart:
     def _warn_of_no_snapshot(
         self, decision: snapshot_mode.SnapshotDecision, states: tuple[snapshot_state.SnapshotState, ...]
     ) -> None:
-        """Say that a snapshot mode which would take a snapshot takes none, where bronze has a position and no snapshot."""
+        """Warn where the snapshot mode takes a snapshot on a first start, but bronze has a position and never had one."""
         mode = self.deployment.source.snapshot_mode
         if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
             return
@@ -131,11 +131,11 @@ class CaptureStart:
 
 
 def _unfinished(states: tuple[snapshot_state.SnapshotState, ...]) -> snapshot_state.SnapshotState | None:
-    """The initial snapshot that was not read to its end."""
+    """The newest initial snapshot, where it was not read to its end."""
     initial = [state for state in states if state.kind is snapshot_state.SnapshotKind.INITIAL]
     return initial[-1] if initial and not initial[-1].is_done else None
 
 
 def new_id() -> str:
-    """An identifier for a snapshot, or for a notification about none."""
+    """A new identifier for a snapshot or a notification."""
     return uuid.uuid4().hex[:12]

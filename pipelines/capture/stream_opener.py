@@ -1,11 +1,11 @@
-"""Where the change stream begins: behind bronze's position, at the start of the settings, or now.
+"""Opens the change stream: after bronze's position, at `capture.start.op.time`, or now.
 
-Bronze's position is the last token of its rows (`pipelines.bronze.log.read_position`). `pipelines.mongodb.change_stream` opens the stream
-behind an event's token at its cluster time, and behind a high-water mark or an invalidate by `startAfter`
-(`resume_token.resumes_alone` says why). What comes again is dropped there (`Replay`) and, where the stream begins at a time alone,
-by `intake`.
+Bronze's position is the last token of its rows (`pipelines.bronze.log.read_position`). `pipelines.mongodb.change_stream` opens the
+stream at the cluster time of an event's token, and after a high-water mark or an invalidate by `startAfter`
+(`resume_token.resumes_alone` says why). Repeated events are dropped there (`Replay`) and, where the stream begins at a time without
+a token, by `intake`.
 
-Nothing here writes: a capture whose stream cannot go on must have changed nothing.
+Nothing here writes: a capture that cannot resume must have changed nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AHEAD_SECONDS = 60
-"""A position may be so far ahead of what a server says: a mongos knows of its cluster's time by hearsay."""
+"""Seconds by which a position may be ahead of the server's time: a mongos learns its cluster's time with a delay."""
 
 
 @dataclass(frozen=True)
 class ExistingBronze:
-    """What is read from a bronze table before it is claimed: its position, whether it was written through another filter, and from
-    which replica set, where its writer said so."""
+    """What is read from a bronze table before it is claimed: its position, whether it was written with another filter, and the
+    name of the replica set that it was captured from, where its commits name it."""
 
     found: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
@@ -52,12 +52,12 @@ class ExistingBronze:
 
     @staticmethod
     def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
-        """Read it; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
+        """Read the table; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
         at = table_history.standing(spark, table)
         if at.version < 0:
             return ExistingBronze()
         delta.check_ours(spark, table)
-        # After a RESTORE what its version said: by those settings, and from there, its rows were captured.
+        # After a RESTORE, the metadata of the restored version: it describes how the rows were captured.
         said = at.said or (at.last.metadata if at.last else None) or {}
         before = said.get("stream")
         is_other = before is not None and not filters.is_same_stream(before, fingerprint)
@@ -69,8 +69,8 @@ class ExistingBronze:
 class OpenStream:
     """An open change stream.
 
-    `bronze_token` is the token of bronze's last row where the stream may give events once more up to there. `gap` says what
-    was lost where the stream begins behind a position that the oplog no longer holds.
+    `bronze_token` is the token of bronze's last row where the stream may repeat events up to there. `gap` describes the lost
+    changes where the oplog does not hold the position.
     """
 
     stream: change_stream.ChangeStream
@@ -82,8 +82,8 @@ class OpenStream:
 class StreamOpener:
     """Opens the change stream of a run.
 
-    `is_other_stream` says that bronze was written through another filter: the tokens of that stream are none of this one.
-    `replica_sets` are the names of the one that bronze was written from, and of the source; None for what is not known.
+    `is_other_stream`: bronze was written with another filter, whose tokens may be unknown to this stream. `replica_sets` are the
+    names of the replica set that bronze was captured from and of the source's; None where unknown.
     """
 
     deployment: Deployment
@@ -94,9 +94,9 @@ class StreamOpener:
     replica_sets: tuple[str | None, str | None] = (None, None)
 
     def open_or_restart(self, position: bronze_log.BronzePosition | None) -> OpenStream:
-        """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
+        """`open`, or a stream that begins now, with the gap before it, where the position is lost and the snapshot mode replaces it.
 
-        A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
+        A first start whose `capture.start.op.time` is lost begins now, without a gap: it takes a snapshot anyway.
         """
         try:
             return self.open(position)
@@ -105,7 +105,7 @@ class StreamOpener:
                 raise
             if position is not None:
                 self._wait_for_time_of(position)
-            # Opened before the gap is written down: the gap ends where this stream begins.
+            # The gap ends where this stream begins.
             stream = self._first_accepted([change_stream.StreamStart()], None)
             if position is None:
                 log.warning("the oplog no longer reaches back to capture.start.op.time: starting now, with a snapshot")
@@ -115,27 +115,27 @@ class StreamOpener:
             return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
 
     def open(self, position: bronze_log.BronzePosition | None) -> OpenStream:
-        """A stream that continues behind the position, or begins now.
+        """A stream that resumes after the position; without one, it begins at `capture.start.op.time` or now.
 
-        A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
-        comes again is dropped by its token (`intake`). Raises `PositionLost` where the oplog no longer reaches back.
+        A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; `intake` drops
+        repeated events by their tokens. Raises `PositionLost` where the oplog does not reach back to the position.
         """
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
         with mongodb_failures.translating("opening the change stream"):
-            # First: a lost position is made up for by a snapshot, which would be as far behind.
+            # First: a snapshot, which replaces a lost position, would be behind bronze as well.
             self._check_not_ahead(position)
         self._check_replica_set(position)
         by_time = change_stream.StreamStart(at=tokens.cluster_time(position.token))
-        # A resume token holds for the pipeline that gave it: the server may not find its event through another filter. A
-        # time holds for any.
+        # A resume token is valid for the pipeline that returned it: with another filter the server may not find its event. A
+        # cluster time is valid for any.
         starts = [by_time] if self.is_other_stream else [change_stream.StreamStart(position.token), by_time]
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 
     def _first_accepted(
         self, starts: Sequence[change_stream.StreamStart], position: bronze_log.BronzePosition | None
     ) -> change_stream.ChangeStream:
-        """A stream from the first of these places that the server takes."""
+        """A stream from the first of these places that the server accepts."""
         lost: mongodb_failures.HistoryLost | None = None
         for start in starts:
             stream = self._stream(start)
@@ -144,7 +144,7 @@ class StreamOpener:
                     if position is not None:
                         self._check_begins_within(stream, position)
                     stream.open()
-                    # Opening alone proves nothing: the server says that a position is lost with the first batch.
+                    # The server reports a lost position with the first batch, not when the stream is opened.
                     stream.probe()
                     self._check_held(stream, start, position)
                 return stream
@@ -152,13 +152,13 @@ class StreamOpener:
                 stream.close()
                 lost = error
                 if error.code == mongodb_failures.CHANGE_STREAM_HISTORY_LOST:
-                    break  # the place is older than the oplog, however it is named
+                    break  # The place is older than the oplog, by token or by time.
         raise tokens.lost(position, lost)
 
     def _check_replica_set(self, position: bronze_log.BronzePosition) -> None:
-        """Raise `PositionLost` where bronze was written from another replica set.
+        """Raise `PositionLost` where bronze was captured from another replica set.
 
-        Its oplog may span the position, and behind a position that names no event nothing else would tell that the events are others.
+        Its oplog may span the position, and for a position that is not an event nothing else shows that it is another deployment.
         """
         before, now = self.replica_sets
         if None not in self.replica_sets and before != now:
@@ -173,7 +173,7 @@ class StreamOpener:
     def _check_begins_within(stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:
         """Raise `HistoryLost` for a position from before the oplog.
 
-        An oplog that never rolled takes any earlier time for its beginning: then it is that of another deployment.
+        The server accepts any earlier time for an oplog that has never been truncated, such as another deployment's.
         """
         # Of the server that is read: a secondary's oplog may reach further back than the primary's.
         window = mongodb_server.oplog_window(stream.server)
@@ -181,14 +181,14 @@ class StreamOpener:
             raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
 
     def _check_not_ahead(self, position: bronze_log.BronzePosition) -> None:
-        """Raise `SourceUnsuitable` for a position from the server's future.
+        """Raise `SourceUnsuitable` for a position in the server's future.
 
-        No event would come until then, and what silver holds would be newer than all of them.
+        All events until then would count as older than silver's rows.
         """
         latest, client = tokens.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
         if latest <= mongodb_server.operation_time(client).time:
             return
-        # A mongos that was just started knows of its shards' time when they have answered it.
+        # A newly started mongos learns the cluster time from its shards' first answers.
         catalog.database_names(client)
         if latest > mongodb_server.operation_time(client).time:
             raise errors.SourceUnsuitable(
@@ -198,8 +198,10 @@ class StreamOpener:
             )
 
     def _wait_for_time_of(self, position: bronze_log.BronzePosition) -> None:
-        """Wait until the server's time is that of a position which it may be behind (`_check_not_ahead`), as another deployment is whose clock
-        is a little slow: what is read of it before that would count as older than what is there."""
+        """Wait until the server's time reaches the position, which may be slightly ahead of it (`_check_not_ahead`).
+
+        Documents that are read from another deployment before that would count as older than the existing ones.
+        """
         for _ in range(2 * AHEAD_SECONDS):
             if mongodb_server.operation_time(self.deployment.client) >= tokens.cluster_time(position.token):
                 return
@@ -215,8 +217,8 @@ class StreamOpener:
         start: change_stream.StreamStart,
         position: bronze_log.BronzePosition | None,
     ) -> None:
-        """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
-        another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""
+        """Raise `HistoryLost` where the stream begins at the position's time and the oplog does not hold the position's event:
+        the source is another deployment than before. With another filter this cannot be checked."""
         if position is None or start.at is None or self.is_other_stream or resume_token.resumes_alone(position.token):
             return
         if not stream.holds(position.token):
@@ -232,11 +234,11 @@ class StreamOpener:
             initial_delay=source.errors_retry_delay_initial_ms / 1000,
             max_delay=source.errors_retry_delay_max_ms / 1000,
             stopped=self.halt,
-            # A database that was dropped and made anew may be spelled in another case, which a stream's scope is bound to.
+            # A database that was dropped and created again may be spelled in another case, and the stream's scope depends on it.
             resolved=lambda: replace(self.deployment.stream_options(), max_await_ms=self.options.max_await_ms),
         )
 
     def _first_start(self) -> change_stream.StreamStart:
-        """Where a stream without a position begins: `capture.start.op.time`, or now."""
+        """The start of a stream without a position: `capture.start.op.time`, or now."""
         at = self.deployment.source.capture_start_op_time
         return change_stream.StreamStart() if at < 0 else change_stream.StreamStart(at=Timestamp(at >> 32, at & 0xFFFFFFFF))

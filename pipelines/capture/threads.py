@@ -1,7 +1,7 @@
-"""The threads of one run: how they start, what ends them, and the error that ends the run.
+"""The threads of one run, and the error that ends it.
 
-An error of a thread ends all of them at once. An error of the stream, or of one of its events, ends the run behind what
-was read before it: that is committed first.
+An error of a thread ends all threads at once. An error of the stream, or of one of its events, ends the run after everything
+that was read before it is committed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pipelines.capture import byte_queue
 
 IDLE_WAIT = 0.2
-"""Seconds between two checks whether the run is to end, while a thread waits for something else."""
+"""Seconds between two checks for the end of the run, in a thread that waits for something else."""
 CLOSE_SECONDS = 30.0
-"""How long the end of a thread is waited for that must not be left behind."""
+"""Seconds to wait for the end of a thread that must finish its work, such as the committer."""
 COMMITTER = "capture-committer"
 READER = "capture-reader"
 SIGNALS = "capture-signals"
@@ -25,9 +25,9 @@ SNAPSHOT = "capture-snapshot"
 
 @dataclass
 class Threads:
-    """The threads of one run. `halt` is set when they are to end; `queue` is the reader's, closed so that none waits at it.
+    """The threads of one run. They end when `halt` is set; `queue`, the reader's, is then closed so that none waits at it.
 
-    `failure` is the error of a thread, `stream_failure` that of the stream.
+    `failure` is the first error of a thread, `stream_failure` an error of the stream.
     """
 
     queue: byte_queue.ByteQueue
@@ -37,44 +37,44 @@ class Threads:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, name: str, target: Callable[[], None]) -> None:
-        """Start a thread; the main thread raises what it raises."""
+        """Start a thread; its error becomes `failure`, which the main thread raises."""
 
         def guarded() -> None:
             try:
                 target()
             except BaseException as error:
-                # The first one counts: those that follow come of the end that it brought.
+                # Keep the first error: later ones are consequences of ending the threads.
                 self.failure = self.failure or error
                 self.end()
 
-        # A daemon: one that waits for a server that is gone must not hold up the end of the process.
+        # A daemon: a thread that waits for an unreachable server must not keep the process alive.
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def end(self) -> None:
-        """Let every thread see that it is to end."""
+        """Signal the end to all threads."""
         self.halt.set()
-        # After `halt`: a reader that is let go from the queue looks at it next, and must find it set.
+        # After `halt`: a reader that the closed queue releases checks `halt` next.
         self.queue.close()
 
     def is_alive(self, name: str) -> bool:
-        """Whether this thread runs."""
+        """Whether the thread of this name runs."""
         return any(thread.is_alive() for thread in self._threads if thread.name == name)
 
     def join(self, name: str, *, until: float | None = None) -> None:
-        """Wait for a thread's end; one that waits for a server that does not answer is left behind at `until`.
+        """Wait for the end of a thread, at most until the monotonic time `until`.
 
-        It commits nothing after that: a log that is closed takes no rows.
+        A thread that still runs then commits nothing: a closed `BronzeLog` accepts no rows.
         """
         for thread in self._threads:
             if thread.name == name:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def join_all(self, *, leave_at: float | None) -> None:
-        """Wait for the end of every thread, `CLOSE_SECONDS` for each, or until `leave_at`.
+        """Wait for the end of every thread: `CLOSE_SECONDS` for each, or until the monotonic time `leave_at`.
 
-        The committer is never left earlier: what it began is to be in the table.
+        The committer always gets `CLOSE_SECONDS`, to finish the commit that it has begun.
         """
         for thread in self._threads:
             if leave_at is None or thread.name == COMMITTER:

@@ -1,7 +1,4 @@
-"""What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds.
-
-How the stream is opened behind bronze's position is in `stream_opener`.
-"""
+"""The cluster time of a resume token, comparisons with bronze's position, and the error for a lost position."""
 
 from __future__ import annotations
 
@@ -17,28 +14,28 @@ from pipelines.mongodb import failures as mongodb_failures
 
 
 def cluster_time(token: str) -> Timestamp:
-    """The cluster time of the token's place."""
+    """The cluster time of a resume token."""
     found = resume_token.position(token)
     return Timestamp(found.seconds, found.increment)
 
 
 def utc(token: str) -> str:
-    """The time of the token's place, for a person."""
+    """The cluster time of a resume token, as text."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(cluster_time(token).time))
 
 
 def token_of(log: bronze_log.BronzeLog) -> str:
-    """The token up to which bronze is complete; the empty text, which sorts before every token, while it is empty."""
+    """The resume token up to which bronze is complete; an empty string, which sorts before every token, for an empty table."""
     return log.position.token if log.position is not None else ""
 
 
 def is_at_or_before(raw: bytes, token: str) -> bool:
-    """Whether the token's place is not before this event."""
+    """Whether a raw event stands at or before a resume token."""
     return resume_token.compare(change_stream.event_token(raw), token) <= 0
 
 
 def lost(position: bronze_log.BronzePosition | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:
-    """The error that tells a person that the oplog no longer holds a position (None: `capture.start.op.time`)."""
+    """The error for a position that the oplog does not hold; `position` None means `capture.start.op.time`."""
     code = error.code if error else mongodb_failures.CHANGE_STREAM_HISTORY_LOST
     if position is None:
         return errors.PositionLost(
