@@ -1,1 +1,1 @@
-"""The source: connections, change streams, and chunks of collections read at a known cluster time."""
+"""The source: connections, change streams, and snapshot reads of collections at a known cluster time."""

@@ -1,4 +1,4 @@
-"""The server's catalog: its databases and collections, and about how large a collection is."""
+"""The server's catalog: its databases and collections, and their approximate sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.mongodb import failures as mongodb_failures
 
 
 def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
-    """The databases that the user may see, without the server's own; none where that right is missing."""
+    """The databases that the user may see, without the server's own; none where the user lacks the privilege to list them."""
     try:
         names = connection.list_database_names()
     except driver.OperationFailure as error:
@@ -28,7 +28,7 @@ def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class SourceCollection:
-    """One collection of the source: what a snapshot and the filters need to know of it."""
+    """A collection, view or time-series collection of the source."""
 
     db: str
     name: str
@@ -37,7 +37,7 @@ class SourceCollection:
     kind: str = "collection"
     has_images: bool = False
     is_clustered: bool = False
-    """Whether its documents lie in the order of `_id`, and there is no other index of it."""
+    """Whether it is a clustered collection: stored in the order of `_id`, without a separate index on it."""
 
     @property
     def namespace(self) -> str:
@@ -45,9 +45,9 @@ class SourceCollection:
 
 
 def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] | None = None) -> list[SourceCollection]:
-    """All collections, views and time-series of the given databases (None: of all but the server's own)."""
+    """All collections, views and time-series collections of the databases (None: of all), without the server's own."""
     with mongodb_failures.translating("listing the collections"):
-        # With the databases named, the user needs no right to list them all.
+        # With named databases, the user needs no privilege to list them.
         names = list(databases) if databases is not None else connection.list_database_names()
         return [
             _collection(db, entry)
@@ -59,7 +59,7 @@ def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] |
 
 
 def _listed(connection: pymongo.MongoClient[Any], db: str) -> list[Mapping[str, Any]]:
-    """What `listCollections` says; the driver's own method reads it strictly, whatever codec the database has."""
+    """The entries of `listCollections`. The driver's own method decodes them strictly, whatever the database's codec."""
     return cursor_reply.drained(connection, db, {"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.LENIENT)
 
 
@@ -78,7 +78,7 @@ def _collection(db: str, entry: Mapping[str, Any]) -> SourceCollection:
 
 @dataclass(frozen=True)
 class CollectionSize:
-    """About how many documents a collection holds, and how long one is on average, in bytes."""
+    """The approximate number of documents of a collection, and their average size in bytes."""
 
     documents: int
     average: int
@@ -94,7 +94,7 @@ def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> 
             codec_options=cursor_reply.LENIENT,
             read_preference=connection.read_preference,
         )
-    # One entry a shard: a sharded collection is as large as all of them.
+    # One entry per shard.
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
     total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
     return CollectionSize(documents, max(1, total // documents) if documents else 1024)

@@ -1,9 +1,8 @@
-"""Change streams: batches of raw events, and where to go on after an interruption.
+"""Change streams: batches of raw events, and where to resume after an interruption.
 
-They are read with raw commands, because a batch that stays bytes costs a tenth of one that becomes objects. What the
-driver's own change stream decides (which errors are resumable, where to resume) is decided here by the same rules
-(MongoDB specification "Change Streams", section "Resumable Error"). `_stage` writes down from where the server reads: behind a
-token (`startAfter`), or from a cluster time.
+They are read with raw commands, because decoding a batch takes ten times as long as keeping it as bytes. Which errors are
+resumable, and where to resume, follows the rules of the driver's own change stream (MongoDB specification "Change Streams",
+section "Resumable Error"). `_stage` chooses from where the server reads: after a token (`startAfter`), or from a cluster time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What the change stream is opened with; `stages` follow `$changeStream` on the server."""
+    """The options of a change stream; `stages` follow `$changeStream` on the server."""
 
     db: str | None = None
     collection: str | None = None
@@ -49,10 +48,10 @@ class StreamStart:
 
 
 class EventBatch(NamedTuple):
-    """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event.
+    """One reply: raw events in stream order, the token after them, which is never inside a split event, and the reply's size.
 
-    `is_drained`: the server had no further event, and has sent again all those that were read before an interruption. Where it is
-    False and there are no events, only such repeated ones came, or the wait was too short to tell.
+    `is_drained`: the server had no further event, and has repeated all events from before an interruption. Without events and
+    with False, only repeated events came, or the wait was too short to tell.
     """
 
     events: list[bytes]
@@ -62,21 +61,21 @@ class EventBatch(NamedTuple):
 
 
 LONGEST_AWAIT_MS = 1_000
-"""A longer `cursor.max.await.time.ms` is waited in pieces of this length, so that a stop does not wait for it."""
+"""The longest wait of one `getMore`, also for a longer `cursor.max.await.time.ms`, so that a stop does not wait for it."""
 
 _VERSION = slice(18, 22)
-"""Where a token has the version of its format."""
+"""The place of the format version in a token."""
 
 OUTAGE_SECONDS = 5.0
 LOG_AGAIN_SECONDS = 60.0
 
 CAREFUL_BYTES = 64 * 1024 * 1024
-"""So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
+"""Bytes that are read one event at a time after the server failed at an event: more than one reply holds."""
 
 
 @dataclass
 class Outage:
-    """Since when the server does not answer, and when that was last logged; in seconds."""
+    """Since when the server does not answer, and when that was last logged, in monotonic seconds."""
 
     since: float = field(default_factory=time.monotonic)
     logged_at: float | None = None
@@ -86,7 +85,7 @@ class Outage:
         return self.logged_at is not None
 
     def is_due(self) -> bool:
-        """Whether to log it now: not of an election, which is over in seconds."""
+        """Whether to log the outage now: not during an election, which is over in seconds."""
         now = time.monotonic()
         due_at = self.since + OUTAGE_SECONDS if self.logged_at is None else self.logged_at + LOG_AGAIN_SECONDS
         if now < due_at:
@@ -97,16 +96,16 @@ class Outage:
 
 @dataclass
 class Replay:
-    """What a stream reads again when it is opened at the cluster time of an event that it has had: all up to that event.
+    """The events that a stream repeats when it is opened at the cluster time of its last event: all up to the token `behind`.
 
-    `has_met` says whether an event up to there came: then the oplog is the one that the token `behind` is of.
+    `has_met`: the event of that token has come again, so that the oplog is the same one.
     """
 
     behind: str
     has_met: bool = False
 
     def unseen(self, events: list[bytes]) -> list[bytes]:
-        """The events from the first on that is past the token."""
+        """The events after the token."""
         for number, event in enumerate(events):
             compared = resume_token.compare(event_token(event), self.behind)
             if compared > 0:
@@ -118,19 +117,19 @@ class Replay:
         return resume_token.compare(token, self.behind) > 0
 
     def is_over(self, mark: str) -> bool:
-        """Whether a reply without an event that has this mark came behind all events of the cluster time, and not before the first."""
+        """Whether an empty reply with this post-batch token came after all events of the cluster time, and not before the first."""
         return self.is_past(resume_token.behind(mark))
 
 
 @dataclass
 class ChangeStream:
-    """A change stream that is read batch by batch and goes on after elections and lost connections by itself.
+    """A change stream that is read batch by batch, and reopened after elections and lost connections.
 
-    Behind an event it is opened at the event's cluster time, and what comes again is dropped: `resume_token.resumes_alone`
-    says why. Where the event itself does not come again, its position is lost.
+    After an event it is opened at the event's cluster time, and repeated events are dropped (`resume_token.resumes_alone` says
+    why). Where the event itself does not come again, the position is lost.
 
-    `retries` bounds the attempts in a row, -1 for any number; `attempts` are those since the server last answered.
-    `begins` is the token that the server gave when it was first opened: everything that it reads comes after it.
+    `retries` limits the failed attempts in a row (-1: no limit); `attempts` counts them since the server last answered. Delays are
+    in seconds. `begins` is the token from when the stream was first opened: everything that it reads comes after it.
     """
 
     connection: pymongo.MongoClient[Any]
@@ -142,7 +141,7 @@ class ChangeStream:
     stopped: threading.Event = field(default_factory=threading.Event)
     reconnects: int = 0
     resolved: Callable[[], StreamOptions] | None = None
-    """What to open behind an invalidate: a database may be made anew in another spelling."""
+    """Returns the options to reopen with after an invalidate: a database may be created again in another spelling."""
 
     def __post_init__(self) -> None:
         self.token: str | None = self.start.token
@@ -150,25 +149,25 @@ class ChangeStream:
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
-        self._behind: str | None = None  # the token that the server was given, until an event comes
-        self._foreign: str | None = None  # the token of an invalidate that is another namespace's than this stream's
-        self._careful = 0  # bytes that are still to be read one event at a time
-        self.elections: frozenset[Any] = frozenset()  # the identifiers of those that the driver's monitor has met
+        self._behind: str | None = None  # The token of `startAfter`, until an event comes.
+        self._foreign: str | None = None  # The token of an invalidate of another namespace than this stream's.
+        self._careful = 0  # The bytes that are still to be read one event at a time.
+        self.elections: frozenset[Any] = frozenset()  # The identifiers of those that the driver's monitor has seen.
         self.attempts = 0
         self._outage = Outage()
 
     @property
     def is_open(self) -> bool:
-        """Whether a cursor is open on the server, as far as is known."""
+        """Whether a cursor is open on the server, as far as this process knows."""
         return self._cursor.is_open
 
     @property
     def server(self) -> pymongo.MongoClient[Any]:
-        """A client of the server that it reads, or will read."""
+        """A client of the server that the stream reads, or will read."""
         return self._cursor.server()
 
     def open(self) -> str | None:
-        """Open the cursor; the token of its position (the server gives one from the first reply on)."""
+        """Open the cursor; returns the token of its position."""
         stage = self._stage()
         opened = self._cursor.open(
             self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages]
@@ -180,17 +179,17 @@ class ChangeStream:
         return self.token
 
     def _count_election(self) -> None:
-        """Note the newest election, whose identifier the driver's monitor keeps."""
+        """Add the identifier of the newest election, which the driver's monitor keeps."""
         if election := self.connection.topology_description.max_election_id:
             self.elections |= {election}
 
     def next(self) -> EventBatch:
-        """The next batch, empty after `max_await_ms` without an event; reopened after a resumable error.
+        """The next batch, empty after `max_await_ms` without an event; reopens the stream after a resumable error.
 
-        Raises `HistoryLost`, or one of our errors when the retries are used up.
+        Raises `HistoryLost`, or one of `errors` when the retries are used up.
         """
         if self._probed is not None:
-            # It was read when the stream was opened; its events are in no other batch.
+            # Read by `probe`; its events are in no other batch.
             probed, self._probed = self._probed, None
             return probed
         while True:
@@ -217,31 +216,29 @@ class ChangeStream:
                     raise mongodb_failures.stream_error(error) from error
 
     def _is_refused_for_its_scope(self, error: driver.PyMongoError) -> bool:
-        """Whether the stream was opened behind an invalidate that is another namespace's, as the server says with the first event.
+        """Whether the server refuses the token because it is an invalidate of another namespace, which it says with the first event.
 
-        The one database that is captured was dropped, and is waited for everywhere, or has come back in another case. Until then
-        replies without an event may have moved the position: no event came before it, and the stream goes on there.
+        The only captured database was dropped: now the whole deployment is read, or it was created again in another case. Replies
+        without an event may have moved the position: no event came before it, and the stream continues there.
         """
         is_refused = getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
         return is_refused and resume_token.is_invalidate(self._behind or "")
 
     def _tell_of_outage(self, error: Exception) -> None:
-        """Log it where it lasts, and now and then: attempts without an end look like a quiet source."""
+        """Log a lasting outage repeatedly: endless attempts look like a quiet source."""
         if self._outage.is_due():
             log.warning("the source does not answer (%s): %d attempts, and no end", type(error).__name__, self.attempts)
 
     def delay(self) -> float:
-        """The seconds to wait after so many attempts: doubled with each, up to the longest wait."""
+        """The seconds to wait before the next attempt: doubled with each, up to `max_delay`."""
         return min(self.initial_delay * 2.0 ** min(self.attempts - 1, 60), self.max_delay)
 
     def probe(self) -> None:
-        """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it.
-
-        A mongos waits for its shards' first word as long as for events, and says nothing of those that have not answered yet.
-        """
+        """Read a first batch without waiting for events, for `next` to return: only then does the server report a lost position."""
+        # A mongos waits for its shards' first replies as long as for events, and does not report those that are missing.
         max_await_ms = LONGEST_AWAIT_MS if self.connection.is_mongos else 1
         try:
-            # So short a wait does not say that there was nothing to come.
+            # After so short a wait, an empty reply does not mean that there are no events.
             self._probed = self._more(max_await_ms=max_await_ms)._replace(is_drained=False)
         except driver.OperationFailure as error:
             if not self._has_failed_at_an_event(error):
@@ -250,7 +247,7 @@ class ChangeStream:
             self._careful = CAREFUL_BYTES
 
     def _has_failed_at_an_event(self, error: BaseException) -> bool:
-        """Whether events come before the one that the server failed at: they are read one by one until it fails again."""
+        """Whether there may be events before the one that the server failed at: they are read one by one until it fails again."""
         return (
             mongodb_failures.is_about_an_event(error)
             and not mongodb_failures.is_resumable(error)
@@ -259,14 +256,14 @@ class ChangeStream:
         )
 
     def close(self) -> None:
-        """Give the cursor back to the server, if it still listens."""
+        """Kill the cursor on the server, if that still answers."""
         self._cursor.close()
 
     def _is_last(self) -> bool:
         return self.stopped.is_set() or 0 <= self.retries < self.attempts
 
     def _more(self, *, max_await_ms: int | None = None) -> EventBatch:
-        # One event at a time where the server is known to fail at one of them: those before it are captured.
+        # One event at a time where the server fails at one of them: those before it are captured.
         size, events, rest = self._cursor.more(
             max_await_ms=max_await_ms or min(self.options.max_await_ms, LONGEST_AWAIT_MS),
             batch_size=1 if self._careful else None,
@@ -276,23 +273,23 @@ class ChangeStream:
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
         self._behind = None if events else self._behind
-        # A position inside a split event could not be resumed from: the stream would begin with its second fragment.
+        # Never a position inside a split event: the stream would resume with its second fragment.
         if events and split_events.is_unfinished(events[-1]):
             whole = [event for event in events if not split_events.is_unfinished(event)]
             self._move_to(event_token(whole[-1]) if whole else self.token or "")
         else:
             self._move_to(token["_data"] if token else event_token(events[-1]) if events else self.token or "")
         if not self._cursor.is_open and self.token == self._foreign:
-            # The database is there again: this stream has met the invalidate, too, and can go on behind it by its token.
+            # The database exists again: this stream has returned the invalidate as well, and can resume after its token.
             self._foreign = None
         if not self._cursor.is_open and not events:
-            # Raised as the driver would, so that `next` opens another cursor behind the position, and counts the attempt.
+            # As the driver would raise it: `next` reopens the stream at the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
         is_drained = not events and (self._replay is None or self._replay.is_over(token["_data"] if token else ""))
         return EventBatch(unseen, self.token or "", size, is_drained)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
-        """The events without those up to the token that the stream was opened behind by its time."""
+        """The events without those that a stream opened at a cluster time repeats."""
         if self._replay is None:
             return events
         unseen = self._replay.unseen(events)
@@ -308,19 +305,19 @@ class ChangeStream:
         self.token = token
 
     def _end_replay(self, replay: Replay) -> None:
-        """The event that the stream was opened behind must have come again, or the oplog is another one.
+        """End the replay; raises `HistoryLost` where the event of its token has not come again: it is another oplog.
 
-        A stage that looks at the looked-up document may hide an event that it let through before: then its time must be there.
+        A stage that matches the looked-up document may hide an event that it let through before: then the oplog must hold it.
         """
         if not replay.has_met and not self.holds(replay.behind):
             raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_FATAL)
         self._replay = None
 
     def holds(self, token: str) -> bool:
-        """Whether the oplog has this event, for a stream of the same scope without further stages, or of the whole deployment.
+        """Whether the oplog has this event, by a stream of the same scope without stages, or else of the whole deployment.
 
-        The stream that read it may have had a wider scope: one database that does not exist yet is waited for everywhere. A server
-        of another version may write its token otherwise: then an event of its cluster time has to do.
+        The stream that read the event may have had a wider scope, while the only captured database did not exist. Another server
+        version may format the token differently: then any event of its cluster time counts.
         """
         if self.options.db is None:
             return _is_in(self, None, None, token)
@@ -328,7 +325,7 @@ class ChangeStream:
             return True
         try:
             return _is_in(self, None, None, token)
-        except driver.OperationFailure:  # a user who may read one database
+        except driver.OperationFailure:  # The user may read one database only.
             return False
 
     def _stage(self) -> dict[str, Any]:
@@ -347,10 +344,10 @@ class ChangeStream:
         if self.token and self.token == self._foreign:
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
-            # The token is of a namespace that this stream does not read: its event cannot come again here.
+            # This stream does not read the token's namespace: the event cannot come again.
             self._replay = Replay(self.token, has_met=True)
         elif self.token and resume_token.resumes_alone(self.token):
-            # startAfter, as resumeAfter refuses the token of an invalidate.
+            # Not `resumeAfter`, which refuses the token of an invalidate.
             stage["startAfter"] = {"_data": self.token}
             self._behind = self.token
         elif self.token:
@@ -362,8 +359,7 @@ class ChangeStream:
         return stage
 
     def _is_moved(self) -> bool:
-        """Whether the stream goes on over another namespace than before, which its options then name: behind an invalidate, where
-        `resolved` says so."""
+        """Whether `resolved` names another namespace after an invalidate; updates the options."""
         if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
             return False
         before, self.options = self.options, self.resolved()
@@ -371,19 +367,19 @@ class ChangeStream:
 
 
 def event_token(event: bytes) -> str:
-    """An event's token; its documents are not looked into, as not every one can be decoded."""
+    """The token of a raw event. Its documents are not decoded, because some cannot be."""
     return str(RawBSONDocument(event)["_id"]["_data"])
 
 
 def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: str) -> bool:
-    """Whether a stream like this one, over this namespace and without further stages, has this event."""
+    """Whether a stream over this namespace, without further stages, returns the event of this token."""
     at, wanted = resume_token.position(token), resume_token.without_fragment(token)
     stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
     if db is None:
         stage["allChangesForCluster"] = True
     if stream.options.show_expanded_events:
         stage["showExpandedEvents"] = True
-    # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
+    # Read raw: the driver's own stream decodes the events, and refuses some collection names.
     bare = stream_cursor.StreamCursor(stream.connection)
     try:
         bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
@@ -398,5 +394,5 @@ def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: 
                 return True
     finally:
         bare.close()
-    # It was not read to its end; or an invalidate ended it, and the event would have come before that.
+    # A stop ended it, and nothing is known; or an invalidate did, and the event would have come before that.
     return stream.stopped.is_set()

@@ -1,4 +1,4 @@
-"""Clients: one for a connection string, and one of a single server of its replica set."""
+"""MongoDB clients: for a connection string, and for a single server of its deployment."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ APP_NAME = "mongo-medallion"
 def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
     """A client for a connection string; raises `SettingsError` for one that cannot be used.
 
-    Raises `SourceUnreachable` where the SRV record of mongodb+srv:// cannot be looked up now; that there is none is a
-    mistake in the settings only as long as nobody has found one: in this process, or elsewhere (`is_known`).
+    Raises `SourceUnreachable` where the SRV record of mongodb+srv:// cannot be looked up now. A record that does not exist is a
+    `SettingsError`, unless this process has found it before, or another one has (`is_known`).
     """
     try:
-        with warnings.catch_warnings(record=True) as said:  # the driver's words quote the values
+        with warnings.catch_warnings(record=True) as said:  # The driver's warnings quote the values.
             warnings.simplefilter("always")
             made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
         if said:
             _tell_left_out(left_out(uri))
-        # A host that was found once exists: from now on, that its name cannot be looked up is an outage.
+        # The host exists: from now on, a failed lookup of its name is an outage.
         _looked_up.add(_host(uri))
         return made
     except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
-        # Not a mistake in the settings: a capture goes on when the name server answers again.
+        # Not a `SettingsError`: a capture continues when the name server answers again.
         if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
             raise errors.SourceUnreachable(
                 f"source.mongodb.connection.string: the SRV lookup failed ({type(error.__cause__).__name__}); check that "
                 "the name server is reachable"
             ) from None
-        # `from None`: a traceback of the driver's error would show the string, password and all.
+        # `from None`: the driver's error quotes the string with its password.
         raise _unusable(uri, options) from None
 
 
 _looked_up: set[str] = set()
-"""The hosts of connection strings that this process has made clients of."""
+"""The hosts of the connection strings for which this process has created clients."""
 
 
 def _is_lookup(error: Exception, *, is_known: bool) -> bool:
-    """Whether a name server failed, and not the connection string: its answer that there is no such name is no failure."""
-    # Only mongodb+srv:// needs dnspython; other connection strings come without its import.
+    """Whether the name server failed; its answer that the name does not exist counts only where the host is known."""
+    # Imported here, because only mongodb+srv:// needs dnspython.
     from dns import exception, resolver
 
     is_answer = isinstance(error.__cause__, (resolver.NXDOMAIN, resolver.NoAnswer))
@@ -67,7 +67,7 @@ def _host(uri: str) -> str:
 
 
 def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
-    """What is wrong with a connection string or an option, in our words: the driver's quote the string, password and all."""
+    """The error for a connection string or an option, without the driver's text, which quotes the password."""
     path = "source.mongodb.connection.string"
     scheme, found, _ = uri.partition("://")
     if not found or scheme not in ("mongodb", "mongodb+srv"):
@@ -82,19 +82,19 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
 
 
 def _given(uri: str) -> dict[str, str]:
-    """The options of a connection string: behind the last @, for a password may hold a ? that should have been encoded."""
+    """The options of a connection string, after the last @: a password may hold an unencoded ?."""
     options = (part.partition("=") for part in re.split("[&;]", uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
 
 
 def left_out(uri: str) -> tuple[str, ...]:
-    """The options of a connection string that the driver goes on without: it does not know them, or cannot use their values."""
+    """The options of a connection string that the driver ignores: unknown ones, and those with an invalid value."""
     return tuple(name for name, value in _given(uri).items() if not _is_valid(name, value))
 
 
 @functools.lru_cache
 def _tell_left_out(names: tuple[str, ...]) -> None:
-    """Once a process."""
+    """Warn of ignored options, once per process."""
     log.warning(
         "source.mongodb.connection.string: ignoring options that are unknown or have an invalid value: %s",
         ", ".join(names) or "an option",
@@ -104,7 +104,7 @@ def _tell_left_out(names: tuple[str, ...]) -> None:
 def _is_valid(name: str, value: object) -> bool:
     try:
         common.validate(name, value)
-    except Exception:  # whatever the driver says of it
+    except Exception:
         return False
     return True
 
@@ -113,38 +113,37 @@ CLOSE_SECONDS = 2.0
 
 
 def close(connection: pymongo.MongoClient[Any]) -> None:
-    """Close a client, with its sessions on the server; a server that does not answer is not waited for."""
-    # The driver's own `close` ends sessions with a command, which waits for a server that is gone as long as its timeouts say.
+    """Close a client and its sessions on the server, within `CLOSE_SECONDS`."""
+    # The driver's `close` sends a command to end the sessions, which waits for an unreachable server until its timeouts.
     closing = threading.Thread(target=connection.close, name="mongodb-close", daemon=True)
     closing.start()
     closing.join(CLOSE_SECONDS)
 
 
 def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.MongoClient[Any] | None:
-    """A client of the one server on which a cursor is to live, to be closed; None where there is none to choose.
+    """A client of one server for a cursor, to be closed by the caller; None where the driver always chooses the same one.
 
-    It is read with `preference`, too: the driver lets a member of a replica set answer whatever that is, and a mongos takes it to
-    the shards.
+    Commands on it need `preference` as well: a single member of a replica set answers with any, and a mongos passes it to the shards.
     """
     if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
         return None
     hello = connection.admin.command("hello", read_preference=preference)
-    # A replica set has one primary: the driver finds it by itself. Several mongos are a choice, and a cursor lives on one.
+    # The driver finds the one primary of a replica set by itself. With several mongos, a cursor lives on one of them.
     if preference == ReadPreference.PRIMARY and hello.get("setName"):
         return None
     return _direct(connection, hello.get("me") or "{}:{}".format(*sorted(connection.nodes)[0]))
 
 
 def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
-    """A client of one server with the other's options (credentials, TLS, timeouts), also those of its connection string."""
-    # Private parts of the driver: it has no way to copy a client, and a client of one server needs credentials and TLS as well.
+    """A client of one server with the options of another client: credentials, TLS and timeouts, also of its connection string."""
+    # Uses private attributes of the driver, which cannot copy a client.
     given = dict(connection._init_kwargs)
     uri = given.pop("host", None)
     uri = uri[0] if isinstance(uri, (list, tuple)) and uri else uri
     options = {name: value for name, value in given.items() if name not in ("port", *_OF_A_SET)}
     known = connection.options
     if isinstance(uri, str) and uri.startswith("mongodb+srv://"):
-        # The address of one server has no SRV record: TLS and authSource, which the record brought, are set by name.
+        # A mongodb:// address: TLS and authSource, which the SRV and TXT records set, must be options.
         options.setdefault("tls", known.pool_options._ssl_context is not None)
     if known.pool_options._credentials is not None and known.pool_options._credentials.source:
         options.setdefault("authSource", known.pool_options._credentials.source)
@@ -158,7 +157,7 @@ _OF_A_SET = (
 
 
 def direct_uri(uri: str, host: str) -> str:
-    """A connection string's credentials and options with one server in the place of its hosts, and no set to choose from."""
+    """A connection string with one server in place of its hosts, without the options that choose among several."""
     rest = uri.partition("://")[2]
     path = re.search(r"[/?]", rest)
     authority, options = (rest[: path.start()], rest[path.start() :]) if path else (rest, "")

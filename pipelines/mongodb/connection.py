@@ -1,4 +1,4 @@
-"""The source as the settings describe it: a connection that can travel to executors, and the collections to capture."""
+"""The source as the settings describe it: a connection that can be sent to executors, the stream's options, the collections."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Connection:
-    """Where to connect, with every secret resolved: it lives in memory only, and shows nothing when it is printed."""
+    """A connection string and client options, with secrets resolved: kept in memory only, and hidden from `repr`."""
 
     uri: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def client(self, **more: Any) -> mongodb.Client:
-        """A client of its own; close it."""
+        """A new client, to be closed by the caller."""
         return mongodb.client(self.uri, **{**self.options, **more})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -40,7 +40,7 @@ class Connection:
 
 
 def connection(source: Source) -> Connection:
-    """The connection that the settings describe; what the connection string says wins over the properties.
+    """The connection that the settings describe; options of the connection string override the properties.
 
     Raises `SettingsError` where a secret cannot be resolved.
     """
@@ -52,7 +52,7 @@ def connection(source: Source) -> Connection:
         "socketTimeoutMS": source.mongodb_socket_timeout_ms or None,
         "heartbeatFrequencyMS": source.mongodb_heartbeat_frequency_ms,
     }
-    # User and password belong together: those of the settings do not fill up what the connection string has.
+    # User and password belong together: the settings do not complete the connection string's.
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
     if not has_credentials:
         options |= _credentials(source)
@@ -92,7 +92,7 @@ def _tls(source: Source, *, is_given: bool) -> dict[str, Any]:
 
 
 def stream_options(source: Source, client: mongodb.Client) -> change_stream.StreamOptions:
-    """What the change stream is opened with."""
+    """The options of the change stream."""
     scope = stream_scope(source, client)
     return change_stream.StreamOptions(
         db=scope.db,
@@ -105,11 +105,10 @@ def stream_options(source: Source, client: mongodb.Client) -> change_stream.Stre
 
 
 def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
-    """How wide the change stream is; the whole deployment where the one database that is captured does not exist yet.
+    """The scope of the change stream; the whole deployment where the only captured database does not exist yet.
 
-    Lists ignore case and streams do not: the spelling of a database that is not there yet is unknown. A user who may
-    read that one database alone gets a stream of the name as the settings have it, for the right is bound to its
-    spelling too.
+    Include lists ignore case and change streams do not, and the spelling of a missing database is unknown. A user who may read
+    only that database gets a stream with the spelling of the settings: the privilege depends on the spelling as well.
     """
     names = catalog.database_names(client)
     scope = filters.stream_scope(source, databases=names)
@@ -119,17 +118,17 @@ def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
 
 SKIPPED = events.SKIPPED
 EVENT_BYTES = 16 * 1024 * 1024 - 64 * 1024
-"""What the documents of one event may have together: the server sends no larger one, whatever the settings allow."""
+"""The bytes that the documents of one event may have together: the server sends no larger event."""
 
 TOKEN_FACTOR = 4
-"""So often an event has the document's key about: by itself, in its token (as hexadecimal digits), in a transaction's
-copy."""
+"""How often an event contains the document's key: as `documentKey`, in its token (twice, as hexadecimal digits), in a copy of a
+transaction's."""
 
 
 def _skipping(source: Source) -> list[dict[str, Any]]:
-    """`cursor.oversize.handling.mode=skip`: the server takes the documents out of an event that is too large.
+    """The stages of `cursor.oversize.handling.mode=skip`: the server removes the documents of an event that is too large.
 
-    What is left of it still comes, so that it is counted and reported, where the connector's filter loses it in silence.
+    The rest of the event still comes, so that it is counted and reported; Debezium's filter drops it silently.
     """
     if source.cursor_oversize_handling_mode is not OversizeMode.SKIP:
         return []
@@ -149,7 +148,7 @@ def _skipping(source: Source) -> list[dict[str, Any]]:
 
 
 def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:
-    """Raise `SourceUnsuitable` where the server cannot split events."""
+    """Raise `SourceUnsuitable` where the settings need split events and the server cannot split them."""
     if source.cursor_oversize_handling_mode is OversizeMode.SPLIT and info.version < (6, 0, 9):
         raise errors.SourceUnsuitable(
             f"source.cursor.oversize.handling.mode: split needs MongoDB 6.0.9 or later, but the server is {info.text}; "
@@ -158,16 +157,16 @@ def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:
 
 
 def captured_databases(source: Source, names: Collection[str]) -> list[str]:
-    """Those of the databases of which something may be captured: no right is needed on the others."""
+    """The databases of which something may be captured; the user needs no privileges on the others."""
     chosen, scope = filters.of(source), filters.stream_scope(source, databases=list(names))
     return [name for name in names if chosen.includes_database(name) and scope.db in (None, name)]
 
 
 def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) -> list[catalog.SourceCollection]:
-    """The collections that the settings capture and that exist now, in order of their names.
+    """The captured collections that exist now, in order of their names.
 
-    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
-    Where a capture `is_begun` one of them may have taken a collection's name: the others go on, and it is warned of.
+    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream. Once a
+    capture `is_begun`, one of them may have replaced a collection: then it is logged, and the others are captured.
     """
     chosen = filters.of(source)
     found = [
@@ -175,7 +174,7 @@ def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) 
         for collection in catalog.collections(client, captured_databases(source, catalog.database_names(client)))
         if chosen.includes(collection.db, collection.name)
     ]
-    # A pattern may match a view by chance; a view that is named was meant, and would wait for events for ever.
+    # A pattern may match a view by chance; a view that is named would wait for events for ever.
     named = {(db.lower(), name.lower()) for db, name in chosen.named()}
     for collection in found:
         if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:
@@ -198,5 +197,5 @@ def _worker_client(uri: str, options: tuple[tuple[str, Any], ...]) -> mongodb.Cl
 
 
 def worker_client(connection: Connection) -> mongodb.Client:
-    """The one client of an executor's process for this connection, kept from chunk to chunk."""
+    """The client of an executor's process for this connection, cached across chunks."""
     return _worker_client(connection.uri, tuple(sorted(connection.options.items())))

@@ -1,4 +1,4 @@
-"""Keys of documents: of a sample of a collection, and of its changes between two times."""
+"""Document keys: of a sample of a collection, and of its changes between two times."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def sampled_ids(
     documents: int,
     condition: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """So many documents of a collection, or of those that a condition lets through, by chance: raw, with nothing but
-    their `_id`."""
+    """A random sample of a collection, or of the documents that match a condition: raw documents with only their `_id`.
+
+    At most `documents`, each once.
+    """
     matched: list[Mapping[str, Any]] = [{"$match": condition}] if condition else []
     stages = [*matched, {"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
     with mongodb_failures.translating_read(f"choosing documents of {collection.namespace}"):
@@ -35,12 +37,12 @@ def sampled_ids(
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
             read_preference=connection.read_preference,
         )
-        # A set: $sample may give a document more than once.
+        # A set: `$sample` may return a document more than once.
         return list({bytes(each.raw) for each in found})
 
 
 CATCH_UP_SECONDS = 60.0
-"""A quiet server moves its change streams every ten seconds."""
+"""Seconds to wait for the stream to reach the time: a quiet server moves its change streams every ten seconds."""
 
 
 class NamespaceGone(Exception):
@@ -50,12 +52,12 @@ class NamespaceGone(Exception):
 def changed_keys(
     connection: pymongo.MongoClient[Any], db: str, name: str, *, behind: str, until: Timestamp, limit: int
 ) -> list[bytes]:
-    """The document keys, raw, of a collection's changes behind a token and up to a cluster time; at most about `limit`.
+    """The raw document keys of a collection's changes after the token `behind` and up to a cluster time; at most about `limit`.
 
-    Raises `HistoryLost`, or `NamespaceGone`.
+    Raises `HistoryLost`, `NamespaceGone`, or `SourceUnreachable` where the stream does not reach the time.
     """
     at = resume_token.position(behind)
-    # An event of the other collection alone: `$out` and `dropTarget` put that one in this one's place.
+    # `$out` and a rename with `dropTarget` replace this collection with an event of the other one only.
     replaced = {"operationType": "rename", "to.coll": name}
     stages: list[Mapping[str, Any]] = [
         {"$match": {"$or": [{"ns.coll": name}, replaced, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
@@ -80,7 +82,7 @@ def changed_keys(
                     raise NamespaceGone
                 found.append(bytes(event["documentKey"].raw))
             reached = resume_token.position(batch.token)
-            # At the very time there may be more of it, as long as events come.
+            # At exactly that time there may be more events until an empty batch comes.
             is_past = (reached.seconds, reached.increment) > (until.time, until.inc)
             is_settled = is_past or ((reached.seconds, reached.increment) == (until.time, until.inc) and not batch.events)
     finally:

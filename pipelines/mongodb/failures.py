@@ -1,4 +1,4 @@
-"""pymongo's errors as ours: which pass by themselves, which lose a position, and which a person must look at."""
+"""Translates pymongo's errors: into temporary ones, lost positions, and those that a person must resolve."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 ONLY_ON_REPLICA_SETS = 40573
 AHEAD_OF_THE_SERVER = 72
-"""The code of a read at or after a time that the server has not heard of yet: a secondary hears it from the primary, seconds later."""
+"""The code of a read at a time that the server does not know yet: a secondary learns it from the primary, seconds later."""
 TOKEN_REFUSED = (CHANGE_STREAM_FATAL, INVALID_RESUME_TOKEN)
-"""The codes of a token that the server does not find, or does not take."""
+"""The codes of a token that the server does not find, or does not accept."""
 CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
-"""The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
+"""The codes of a lost cursor: not found, its plan killed (the collection was dropped), killed."""
 
 KILLED = frozenset({*CURSOR_LOST, 11601, 206, 279})
-"""The codes of an operation that was killed, by itself or with its cursor, its session or its connection."""
+"""The codes of a killed operation, also of one killed with its cursor, session or connection."""
 
 TRANSIENT = frozenset(
     {
         # The change stream specification's resumable errors, for a server that does not label them.
         *(6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436),
-        # What an operator does to an operation, its cursor or its session, and what passes by itself (locks, time
-        # limits, conflicts, full pools, tickets): nobody is at a capture's terminal to start it again.
+        # Killed by an operator, or temporary (locks, time limits, conflicts, full pools, tickets): a capture must retry by itself.
         *KILLED,
         *(24, 46, 50, 112, 134, 143, 145, 202, 216, 281, 282, 290, 314, 355, 365, 46841, 91331, 10045600),
-        # What an overloaded server refuses for now.
+        # Refused by an overloaded server.
         *(402, 407, 412, 433, 449, 450, 462),
-        # Shards that come and go, chunks that move (250 and 272 end reads of one time), routers that have not heard of it.
+        # Shards that are added or removed, chunks that move (250 and 272 end snapshot reads), routers that are out of date.
         *(70, 199, 203, 249, 250, 272, 343, 453, 56846),
-        # The oplog overtook the cursor (136): opened again, the stream is told whether its position is lost. Keys that sign cluster
-        # times are not there yet (211), or a directory that knows the user's roles does not answer (404).
+        # The oplog overtook the cursor (136): the server reports a lost position when the stream is reopened. The keys that sign
+        # cluster times are missing so far (211), or the directory of the user's roles does not answer (404).
         *(136, 211, 404),
     }
 )
-"""The codes of an operation that was interrupted and can be done again: the one list, of streams, chunks and all the rest."""
+"""The codes of interrupted operations that can be retried; the one list for streams, chunks and everything else."""
 
 _ABOUT_THE_STREAM = frozenset(
     {
@@ -63,24 +62,24 @@ class HistoryLost(Exception):
 
 
 class SnapshotExpired(Exception):
-    """A chunk outlived the server's window of snapshot reads, or began before it (239, 246), or behind what the server has heard of (72): read
-    it again, smaller."""
+    """A chunk must be read again, smaller: its time left the server's window of snapshot reads (239), precedes the collection (246), or
+    is not known to the server yet (72), or its cursor was killed."""
 
 
 class CollectionChanged(Exception):
-    """The collection that a chunk was planned for was renamed, dropped or made anew in between."""
+    """The collection of a planned chunk was renamed, dropped, or created again."""
 
 
 class ReadRefused(Exception):
-    """The server refuses a read of a collection, and would again: a filter that fails on a document, say.
+    """The server refuses to read a collection, and would again; for example, a filter fails on a document.
 
-    The text has the server's code and our words: its own may quote a document.
+    The message has the server's code, not its text, which may quote a document.
     """
 
 
 @contextmanager
 def translating(what: str = "MongoDB") -> Iterator[None]:
-    """Driver errors inside the block leave it as ours; `what` names the operation in their messages."""
+    """Raise driver errors of the block as `translated`; `what` names the operation in the messages."""
     try:
         yield
     except driver.PyMongoError as error:
@@ -88,9 +87,9 @@ def translating(what: str = "MongoDB") -> Iterator[None]:
 
 
 def translated(error: driver.PyMongoError, what: str) -> BaseException:
-    """One driver error as one of ours, by class and code."""
+    """The error of ours for a driver error, by class and code; the driver error itself where there is none."""
     code = getattr(error, "code", None)
-    # Before the codes: this error has the code of a lost position, and no position is lost.
+    # First: this error has the code of a lost position, but no position is lost.
     if _spoils_tokens(error):
         return errors.SettingsError(
             errors.Problem(
@@ -112,7 +111,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
                 f"{what}: the user lacks a privilege (error 13{_refused_command(error)}); `medallion check` lists what to "
                 "grant"
             )
-        # A $changeStream on a standalone server.
+        # $changeStream on a standalone server
         case 40573:
             return errors.SourceUnsuitable(
                 f"{what}: this server is not a replica set, which change streams need; start mongod with --replSet and "
@@ -134,7 +133,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         case 361 | 26:
             return CollectionChanged()
     if isinstance(error, driver.ServerSelectionTimeoutError):
-        # While it looks for a server the driver counts a wrong password as a server that does not answer.
+        # During server selection the driver reports a wrong password as a server that does not answer.
         if _refused_at_handshake(error):
             return errors.AccessRefused(f"{what}: the server refused the user name or password; check the secret")
         return errors.SourceUnreachable(
@@ -157,12 +156,12 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
 
 
 def has_lost_connection(error: BaseException) -> bool:
-    """Whether an error of ours means that no server answered, and not that a server answered with an error."""
+    """Whether an error of ours was caused by a lost connection, and not by an error reply of the server."""
     return isinstance(error.__cause__, driver.ConnectionFailure)
 
 
 def is_resumable(error: BaseException) -> bool:
-    """Whether a change stream goes on after this error: by the driver's labels, an interruption, or the network."""
+    """Whether a change stream can be resumed after this error: a network error, a labelled one, or one of `TRANSIENT`."""
     if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):
         return True
     return isinstance(error, driver.OperationFailure) and (
@@ -171,17 +170,17 @@ def is_resumable(error: BaseException) -> bool:
 
 
 def is_about_an_event(error: BaseException) -> bool:
-    """Whether the server failed at an event, and not at the stream: those before it can be read one by one."""
+    """Whether the server failed at an event, and not at the stream; the events before it can be read one by one."""
     return isinstance(error, driver.OperationFailure) and error.code not in _ABOUT_THE_STREAM
 
 
 def _spoils_tokens(error: BaseException) -> bool:
-    """Whether this is the server's word for a stage that changes an event's `_id`; it has the code of a lost position."""
+    """Whether the server reports a stage that changes an event's `_id`, which has the code of a lost position."""
     return isinstance(error, driver.OperationFailure) and "modified by the pipeline" in str(error)
 
 
 def stream_error(error: driver.PyMongoError) -> BaseException:
-    """What ends a change stream: an error of ours, also where the server failed at an event, or at a stage."""
+    """The error that ends a change stream: as `translated`, or `SourceUnsuitable` where the server failed at an event or a stage."""
     found = translated(error, "reading the change stream")
     if found is not error or not isinstance(error, driver.OperationFailure):
         return found
@@ -195,7 +194,7 @@ def stream_error(error: driver.PyMongoError) -> BaseException:
 
 @contextmanager
 def translating_read(what: str) -> Iterator[None]:
-    """As `translating`; an error that has no other meaning than that this read is refused leaves as `ReadRefused`."""
+    """As `translating`, for reads of one collection: all other errors of the server become `ReadRefused`."""
     try:
         with translating(what):
             yield
@@ -206,7 +205,7 @@ def translating_read(what: str) -> Iterator[None]:
 
 
 def code_of(error: driver.OperationFailure) -> str:
-    """A server's error as its code and the code's name, without its text, which may quote documents."""
+    """The code of a server error and its name, without the text, which may quote documents."""
     name = (error.details or {}).get("codeName")
     return f"error {error.code}{f', {name}' if name and not str(name).startswith('Location') else ''}"
 
@@ -217,7 +216,7 @@ def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
 
 
 def _refused_command(error: BaseException) -> str:
-    """The command that was refused and its database, by their names: the rest of the text holds filters and documents."""
+    """The names of the refused command and its database; the rest of the text holds filters and documents."""
     found = re.match(r"not authorized on (\S+) to execute command \{ (\w+):", str(error))
     return f": not authorized on {found[1]} to execute command {found[2]}" if found else ""
 
@@ -228,5 +227,5 @@ def first_line(error: BaseException) -> str:
 
 
 def _safe(error: BaseException) -> str:
-    """The error's text without a user name or password of a connection string."""
+    """The error's text, without the user name and password of a connection string."""
     return re.sub(r"//[^/@\s]+@", "//***@", str(error))

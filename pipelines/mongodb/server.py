@@ -1,4 +1,4 @@
-"""What the server says of itself: its version, its cluster time, and how far its oplog reaches."""
+"""The server's version, its operation time, and its oplog."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipelines.mongodb import failures as mongodb_failures
 
 
 class ServerInfo(NamedTuple):
-    """What `hello` and `buildInfo` say of the server."""
+    """The server's version and kind, from `hello` and `buildInfo`."""
 
     version: tuple[int, ...]
     is_replica_set: bool
     is_sharded: bool
     replica_set: str | None = None
-    """The replica set's name; None behind mongos."""
+    """The replica set's name; None for a mongos."""
 
     @property
     def text(self) -> str:
@@ -28,7 +28,7 @@ class ServerInfo(NamedTuple):
 
 
 def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
-    """Ask the server what it is; raises `SourceUnreachable` or `AccessRefused`."""
+    """The server's version and kind; raises `SourceUnreachable` or `AccessRefused`."""
     with mongodb_failures.translating("connecting to MongoDB"):
         hello = connection.admin.command("hello")
         build = connection.admin.command("buildInfo")
@@ -41,7 +41,7 @@ def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
 
 
 def check_suitable(info: ServerInfo) -> None:
-    """Raise `SourceUnsuitable` for a standalone server or one before 6.0."""
+    """Raise `SourceUnsuitable` for a standalone server, or one older than MongoDB 6.0."""
     if not (info.is_replica_set or info.is_sharded):
         raise errors.SourceUnsuitable(
             "connecting to MongoDB: this server is not a replica set, which change streams need; start mongod with "
@@ -63,7 +63,7 @@ def operation_time(connection: pymongo.MongoClient[Any]) -> Timestamp:
 def may_watch_deployment(connection: pymongo.MongoClient[Any]) -> bool:
     """Whether the user may open a change stream over all databases."""
     try:
-        # `batchSize` 0: the server checks the right, and reads nothing.
+        # `batchSize` 0: the server checks the privilege, and reads nothing.
         with connection.admin.aggregate([{"$changeStream": {"allChangesForCluster": True}}], batchSize=0):
             return True
     except driver.OperationFailure as error:
@@ -82,7 +82,7 @@ class OplogWindow(NamedTuple):
 
 
 def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
-    """How far back the oplog reaches, or None where the user may not know (it needs clusterMonitor); raises `SourceUnreachable`."""
+    """The oplog's window; None where the user lacks clusterMonitor, or for a mongos. Raises `SourceUnreachable`."""
     with mongodb_failures.translating("asking how far back the oplog reaches"):
         try:
             status = connection.admin.command({"serverStatus": 1, "oplog": 1, "metrics": 0})
@@ -93,12 +93,12 @@ def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
 
 
 LEAST_WINDOW_SECONDS = 60
-"""A shorter oplog does not show how fast it is filled: it counts as that long."""
+"""The least length of the oplog by which its rate is estimated."""
 
 
 @dataclass(frozen=True)
 class Oplog:
-    """The oplog as it stands: cluster times in seconds, sizes in bytes, and how long entries are kept at least."""
+    """The current oplog: its window, its size and maximum size in bytes, and `oplogMinRetentionHours` in seconds."""
 
     window: OplogWindow
     size: int
@@ -106,21 +106,20 @@ class Oplog:
     retention_seconds: float = 0.0
 
     def headroom_seconds(self, position: int) -> float:
-        """How long until the position would fall off, if nothing read on and writes went on as they have.
+        """Seconds until the oplog would lose the position, if the capture stopped and writes continued at their average rate.
 
-        An oplog that is not full loses nothing yet: what still fits counts at the rate at which it was filled.
+        The unused part of the oplog counts at the same rate.
         """
         length = max(self.window.last - self.window.first, LEAST_WINDOW_SECONDS)
         room = length * (self.max_size / self.size - 1) if self.size else 0.0
         by_size = position - self.window.first + max(0.0, room)
-        # The server keeps entries of the last `oplogMinRetentionHours` even where the oplog is full.
+        # The server keeps the entries of the last `oplogMinRetentionHours` even when the oplog is full.
         by_time = self.retention_seconds - (self.window.last - position)
         return max(by_size, by_time)
 
 
 def oplog(connection: pymongo.MongoClient[Any]) -> Oplog | None:
-    """The oplog; None where there is none (mongos), the user may not read it (that takes clusterMonitor), or the server
-    does not answer."""
+    """The current oplog; None for a mongos, where the user lacks clusterMonitor, or where the server does not answer."""
     try:
         window = oplog_window(connection)
         if window is None:

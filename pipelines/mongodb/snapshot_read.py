@@ -1,4 +1,4 @@
-"""Chunks of a collection, each read whole at one cluster time that is known."""
+"""Reads chunks of a collection, each at one known cluster time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipelines.mongodb import server as mongodb_server
 
 @dataclass(frozen=True)
 class IdRange:
-    """A half-open range of `_id`, as BSON of ``{"lo": …}`` and ``{"hi": …}``: bytes travel to executors as they are."""
+    """A half-open range of `_id`, as BSON of ``{"lo": …}`` and ``{"hi": …}``: bytes, to be sent to executors unchanged."""
 
     lo: bytes | None = None
     hi: bytes | None = None
 
     def condition(self) -> dict[str, Any]:
-        """The filter of `find`: `$expr` compares across all BSON types, where a plain range would lose rows."""
+        """The range as a filter of `find`. `$expr` compares across all BSON types, where a plain range would lose documents."""
         bounds = []
         if self.lo is not None:
             bounds.append({"$gte": ["$_id", RawBSONDocument(_renamed(self.lo, b"$literal"))]})
@@ -38,16 +38,16 @@ class IdRange:
         return {"$expr": {"$and": bounds}} if bounds else {}
 
     def ends(self) -> dict[str, Any]:
-        """The same as options of `find` beside a hint: a clustered collection would be read whole for each `$expr`.
+        """The range as `min` and `max` of `find`, which need a hint; for clustered collections, which `$expr` would read whole.
 
-        An open end holds all there is, MinKey and MaxKey too; an ordinary index leaves out MaxKey there.
+        An open end includes MinKey and MaxKey there; an ordinary index leaves out MaxKey.
         """
         given = {"min": self.lo, "max": self.hi}
         return {name: RawBSONDocument(_renamed(end, b"_id")) for name, end in given.items() if end is not None}
 
 
 _MAX_KEY = 0x7F
-"""BSON's type of the `_id` that is above all others."""
+"""BSON's type number of MaxKey, which sorts after all other `_id` values."""
 
 
 def boundary(
@@ -55,14 +55,14 @@ def boundary(
 ) -> bytes | None:
     """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end.
 
-    No document is read for it.
+    Reads the index only.
     """
-    if lo is not None and lo[4] == _MAX_KEY:  # nothing stands behind it, and the server refuses to look
+    if lo is not None and lo[4] == _MAX_KEY:  # Nothing follows it, and the server refuses it as `min`.
         return None
     command = {
         "find": collection.name,
-        # Not by `$expr`, for which the server fetches every document that it passes. That an open end leaves out MaxKey may
-        # make the last range longer by that one document.
+        # Not `$expr`, for which the server fetches every document on the way. Leaving out MaxKey at the open end only makes the
+        # last range one document longer.
         **IdRange(lo=lo).ends(),
         "projection": {"_id": 1},
         "sort": {"_id": 1},
@@ -82,7 +82,7 @@ def boundary(
 def _within(
     collection: catalog.SourceCollection, bounds: IdRange, condition: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What restricts a `find` to a range, and to what a condition lets through."""
+    """The options that restrict a `find` to a range and a condition."""
     ends = bounds.ends() if collection.is_clustered else {}
     conditions = [part for part in ({} if ends else bounds.condition(), dict(condition or {})) if part]
     return {"filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0], **ends}
@@ -95,13 +95,13 @@ def hi_as_lo(hi: bytes) -> bytes:
 
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
-    # Not decoded: an `_id` may hold what the driver refuses, a date after the year 9999 for one.
+    # Not decoded: an `_id` may hold a value that the driver refuses, such as a date after the year 9999.
     found = raw_bson.find(raw, b"_id")
     return _single(found.kind, b"hi", raw[found.start : found.end])
 
 
 def _renamed(raw: bytes, name: bytes) -> bytes:
-    """A document of one field under another name. The value stays bytes: not every `_id` can be decoded."""
+    """A document of one field with that field renamed. The value stays bytes: not every `_id` can be decoded."""
     zero = raw.index(b"\0", 5)
     return _single(raw[4], name, raw[zero + 1 : -1])
 
@@ -112,7 +112,7 @@ def _single(kind: int, name: bytes, value: bytes) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """One batch of a chunk: raw documents, and the cluster time at which the whole chunk is read."""
+    """One batch of a chunk: raw documents, and the cluster time of the whole chunk."""
 
     documents: list[bytes]
     at: Timestamp
@@ -128,14 +128,12 @@ def read_chunk(
     condition: Mapping[str, Any] | None = None,
     is_exact: bool = False,
 ) -> Generator[Chunk, None, None]:
-    """Drain the documents of a range, all at one cluster time that is known and at or after `after`; at that very one with
-    `is_exact`.
+    """Read the documents of a range, all at one cluster time at or after `after`, or at exactly that time with `is_exact`.
 
-    Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
-    no snapshot reads: there the time is the one from just before, and replaying the changes after it converges. They are
-    read from the primary, whose time that is: another server may be behind it, and its documents older than they say.
+    Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, `ReadRefused`, or one of `errors`. Capped collections
+    have no snapshot reads: their time is the operation time from just before the read, and replaying the later changes converges.
     """
-    # No snapshot reads: the time is the primary's, and a secondary may not have reached it (#14).
+    # A capped collection's time is the primary's, which a secondary may not have reached (#14).
     preferred = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
     reading = _reading(connection, preferred)
     with (
@@ -174,8 +172,7 @@ def existing_ids(
     *,
     after: Timestamp,
 ) -> list[bytes]:
-    """Of the documents that a condition matches now, raw documents of their `_id` alone: as of `after` or later, whichever server
-    is read."""
+    """The `_id` of each document that matches a condition, as raw documents: as of `after` or later, whichever server is read."""
     command = {
         "find": collection.name,
         "filter": condition,
@@ -198,7 +195,7 @@ def existing_ids(
 def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any]]:
     """The server that a chunk is read from, and a session on it.
 
-    A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
+    Raises `SnapshotExpired` where the cursor is gone (an election, a dropped collection): the chunk is to be read again.
     """
     pinned = mongodb.pinned(connection, preferred)
     server = pinned or connection
@@ -230,12 +227,12 @@ def _find(
         "noCursorTimeout": False,
     }
     if collection.uuid is not None:
-        # A collection of the same name that was made anew is another one: the server then answers with error 361.
+        # For another collection of the same name, such as one that was dropped and created again, the server answers with error 361.
         command["collectionUUID"] = collection.uuid
-    # In the order of the index: a chunk that is cut ends at an `_id`, and nothing is sorted in memory.
+    # In index order: a chunk that is cut ends at an `_id`, and the server sorts nothing in memory.
     command["sort"] = command["hint"] = {"_id": 1}
     if collection.is_capped:
-        # Not what an election may take back: no event would say so, and bronze would keep it.
+        # `majority`: an election may roll back other writes without an event, and bronze would keep them.
         command["readConcern"] = {"level": "majority", "afterClusterTime": after}
     else:
         command["readConcern"] = {"level": "snapshot", "atClusterTime" if is_exact else "afterClusterTime": after}
@@ -243,9 +240,9 @@ def _find(
 
 
 def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, condition: Mapping[str, Any]) -> str | None:
-    """Why the server does not take a filter over `database.collection`; None where it does. Nothing is read."""
+    """The reason for which the server refuses a filter over `database.collection`; None where it accepts it. Reads no documents."""
     db, _, name = namespace.partition(".")
-    # Not by `explain`, whose reply quotes the filter several times: of one of some MB the server cannot send it, and ends the connection.
+    # Not `explain`, whose reply quotes the filter several times: with a filter of some MB it is too large to send.
     find = {"find": name, "filter": dict(condition), "batchSize": 0, "singleBatch": True}
     try:
         with mongodb_failures.translating("trying a filter"):
@@ -254,6 +251,6 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
         return mongodb_failures.first_line(error)
     except driver.DocumentTooLarge:
         return "it is larger than a command may be"
-    except mongodb_failures.CollectionChanged:  # it was dropped just now: there is nothing to refuse
+    except mongodb_failures.CollectionChanged:  # The collection was just dropped.
         return None
     return None

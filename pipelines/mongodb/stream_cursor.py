@@ -15,9 +15,9 @@ from pipelines.mongodb import cursor_reply
 
 
 class StreamCursor:
-    """One cursor on one server, with its session: opened, read, and given back; then it can be opened again.
+    """A cursor on one server, with its session; after `close` or `forget` it can be opened again.
 
-    What it raises is the driver's: its user decides which errors a stream goes on after.
+    Raises the driver's errors: its user decides which of them are resumable.
     """
 
     def __init__(self, connection: pymongo.MongoClient[Any]) -> None:
@@ -29,11 +29,11 @@ class StreamCursor:
 
     @property
     def is_open(self) -> bool:
-        """Whether a cursor is open on the server, as far as is known."""
+        """Whether a cursor is open on the server, as far as this process knows."""
         return self._id != 0
 
     def open(self, db: str | None, collection: str | None, pipeline: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Open it over a database or a collection of it, or (without a `db`) the deployment; what the server says of it."""
+        """Open it over a collection, a database, or (without a `db`) the deployment; the `cursor` document of the reply."""
         self._database, self._collection = db or "admin", collection or "$cmd.aggregate"
         database = self.server()[self._database]
         self._session = self.server().start_session()
@@ -46,7 +46,7 @@ class StreamCursor:
         return reply["cursor"]
 
     def more(self, *, max_await_ms: int, batch_size: int | None) -> tuple[int, list[bytes], dict[str, Any]]:
-        """The next reply: its bytes, its raw events, and the rest of its `cursor` document."""
+        """The next reply: its size in bytes, its raw events, and the rest of its `cursor` document."""
         reply = self.server()[self._database].command(
             {
                 "getMore": Int64(self._id),
@@ -64,13 +64,13 @@ class StreamCursor:
         return len(raw), events, rest
 
     def _await_ms(self, wanted: int) -> int:
-        """Half of the time, at most, that the client waits for an answer: a quiet server would pass for one that is gone."""
+        """The wait for events: at most half of the client's timeouts, or a quiet server would look like an unreachable one."""
         options = self._connection.options
         limits = (options.pool_options.socket_timeout, options.timeout)
         return max(1, min((wanted, *(int(each * 500) for each in limits if each))))
 
     def close(self) -> None:
-        """Give the cursor back to the server, if it still listens."""
+        """Kill the cursor and end the session on the server, if that still answers."""
         cursor, session = self._id, self._session
         self._id, self._session = 0, None
         try:
@@ -85,7 +85,7 @@ class StreamCursor:
         self._unpin()
 
     def forget(self) -> None:
-        """Let go of a cursor that the server no longer has, or that it failed in."""
+        """Drop a cursor that the server has lost or failed at."""
         if self._session is not None:
             try:
                 self._session.end_session()
@@ -95,8 +95,8 @@ class StreamCursor:
         self._unpin()
 
     def server(self) -> pymongo.MongoClient[Any]:
-        """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
-        # Found once a cursor: to ask which server it is takes as long as a reply without events.
+        """The client to read with. A cursor lives on one server: where there are several, one is pinned."""
+        # Once per cursor: finding the server takes a round trip.
         if self._server is None:
             self._server = mongodb.pinned(self._connection, self._connection.read_preference) or self._connection
         return self._server
