@@ -1,1 +1,1 @@
-"""Snapshots: `snapshot` reads a collection in chunks on executors, `queue` has those that wait."""
+"""Snapshots: `snapshot` reads collections in chunks, `queue` runs one snapshot after the other."""

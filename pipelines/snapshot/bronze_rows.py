@@ -1,4 +1,4 @@
-"""Rows of bronze that a chunk becomes."""
+"""The bronze rows of a chunk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def snapshot_rows(
     is_last: bool = False,
     snapshot: str = "true",
 ) -> pa.Table:
-    """A chunk's keys and documents as rows of `bronze.SCHEMA`, read at cluster time `at`.
+    """A chunk's keys and documents as rows of `bronze.SCHEMA`; `at` is the cluster time of its read (seconds, increment).
 
     A key without a document, which only a repair has, is a delete at that time.
     """
@@ -43,7 +43,7 @@ def snapshot_rows(
         snapshot=snapshot,
         last_snapshot="last" if is_last and snapshot == "true" else None,
     )
-    # Only a repair asks for keys that may not be there; a range holds what there is.
+    # Only in a repair, which asks for keys; a range holds existing documents.
     is_gone = chunk.column("after").is_null()
     ops = pc.if_else(is_gone, bronze.Op.DELETE.value, bronze.Op.READ.value)
     return bronze.table(

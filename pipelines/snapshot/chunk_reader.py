@@ -1,4 +1,4 @@
-"""Reads a collection for a snapshot: its size, the ends of its chunks, and the chunks, again where the server could not."""
+"""Reads a collection for a snapshot: its size, the bounds of its chunks, and the chunks, with retries."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ log = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-# 1, 2, 4 and 8 seconds between them: longer than an election takes.
 ATTEMPTS = 5
+"""With 1, 2, 4 and 8 seconds between them: longer than an election takes."""
 
 
 _HELPERS = helper_processes.HelperProcesses(2 * helper_processes.cores())
-"""What more threads read at a time is for Spark's workers."""
+"""Threads beyond this number read their chunks by Spark's workers."""
 
 HELPER_SECONDS = 5 * chunks.CHUNK_SECONDS
-"""A helper has read a chunk long before this: one that has not was stopped, or waits for a server that does not answer."""
+"""Seconds after which a helper is given up: it was stopped, or waits for a server that does not answer."""
 
 
 @dataclass(frozen=True)
 class ChunkReader:
-    """Reads what a snapshot reads of its source: each chunk on an executor, or by a helper where those are this machine, at a cluster time at or after `after`."""
+    """Reads the source for a snapshot: each chunk at a cluster time at or after `after`, on an executor, or in a helper process where
+    Spark is local. `chunk_bytes` is half of the size at which a chunk is cut."""
 
     spark: SparkSession
     connection: connections.Connection
@@ -61,16 +62,16 @@ class ChunkReader:
     on_driver: threading.Event = field(default_factory=threading.Event)
     """Set where executors do not reach the source."""
     without_helpers: threading.Event = field(default_factory=threading.Event)
-    """Set where no process beside this one can read a chunk: it was killed, or its file has no room."""
+    """Set where helper processes cannot read chunks: one was killed, or could not write its file."""
 
     def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
-        """About how large the collection is; what passes by itself is waited for."""
+        """The approximate size of the collection; retries after temporary errors."""
         return self._tried(lambda: _size_of(client, collection))
 
     def ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
-        """Ranges of so many documents each, the first of them behind `behind`; each is planned when it is needed."""
+        """Ranges of `documents` each, from the `_id` `behind` on; each is planned when it is needed."""
         lo = _as_lo(behind)
         while True:
             hi = self.boundary(client, collection, lo=lo, documents=documents)
@@ -82,11 +83,11 @@ class ChunkReader:
     def boundary(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
     ) -> bytes | None:
-        """The end of a range of so many documents behind `lo`; None where the collection ends before."""
+        """The end of a range of `documents` from `lo` on; None where the collection ends before. Retries after temporary errors."""
         return self._tried(lambda: snapshot_read.boundary(client, collection, lo=lo, documents=documents))
 
     def _tried(self, ask: Callable[[], Outcome]) -> Outcome:
-        """What the server answers, which is asked again behind what passes by itself."""
+        """The result of a request, which is retried after temporary errors."""
         for attempt in range(ATTEMPTS):
             try:
                 return ask()
@@ -94,21 +95,24 @@ class ChunkReader:
                 self.wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
                 if mongodb_failures.has_lost_connection(error):
-                    raise  # the capture starts over, as often as errors.max.retries says
+                    raise  # The capture restarts, limited by errors.max.retries.
                 self.wait_behind(error, attempt)
         raise _given_up()
 
     def read(
         self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, *, condition: str | None
     ) -> chunks.ChunkRows:
-        """Read one chunk, and again where the server no longer has its cluster time."""
+        """Read one chunk; retries after temporary errors.
+
+        Raises `CollectionChanged`, `ReadRefused`, or one of `errors`.
+        """
         spec = chunks.ChunkSpec(
             self.connection,
             collection,
             bounds,
             (self.after.time, self.after.inc),
             self.fetch_size,
-            # Documents of a range may be larger than the average by which it was planned: up to here it is not cut.
+            # A range may hold larger documents than the average by which it was planned: it is cut above this size.
             self.chunk_bytes * 2,
             condition,
             None if self.fields is None else self.fields(collection.db, collection.name),
@@ -123,7 +127,7 @@ class ChunkReader:
                 case "refused":
                     raise mongodb_failures.ReadRefused(meta["message"])
                 case "expired":
-                    # The time of its read was over before its end: a smaller one takes less time.
+                    # The snapshot read outlived its cluster time: a smaller chunk takes less time.
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
                     self.wait_behind(_given_up(), attempt)
                 case _:
@@ -134,13 +138,13 @@ class ChunkReader:
         raise _given_up()
 
     def _reply(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]]:
-        """What a helper or an executor read, and its outcome; read here where executors elsewhere do not reach the source and we do."""
+        """The rows and the outcome of one attempt: by a helper, by an executor, or here where only executors do not reach the source."""
         is_here = self.on_driver.is_set() or sparks.is_local(self.spark)
         if is_here and (reply := self._by_helper(spec)) is not None:
             return reply
         read = functools.partial(chunks.read_on_executor, spec)
         if not self.on_driver.is_set():
-            # One row, one task: an executor's Python reads the chunk, and its documents never pass through the JVM as rows.
+            # One row, one task: the executor's Python reads the chunk, and its documents pass through the JVM as bytes only.
             rows, meta = _sent(self.spark.range(1, numPartitions=1).mapInArrow(read, chunks.REPLY).toArrow())
             is_unreachable = meta["outcome"] == "error" and isinstance(chunks.error_of(meta), errors.SourceUnreachable)
             if sparks.is_classic(self.spark) or not is_unreachable:
@@ -152,7 +156,7 @@ class ChunkReader:
         return rows, meta
 
     def _by_helper(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]] | None:
-        """What a helper read into a file that nobody else finds behind it; None where it cannot, and the chunk is to be read otherwise."""
+        """The rows and the outcome of a chunk that a helper reads into a temporary file; None where no helper can read it."""
         if self.without_helpers.is_set():
             return None
         try:
@@ -164,7 +168,7 @@ class ChunkReader:
                         return (chunks.stored(path) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
                     raise OSError(meta["message"])
         except (OSError, helper_processes.HelperGone) as error:
-            # A server may never answer, and the threads that read chunks hold up the end of the process.
+            # Do not fall back to a read that may never end: the threads that read chunks delay the end of the process.
             if self.stopped.is_set():
                 raise errors.SourceUnreachable("the capture ends; a chunk was not read") from error
             log.warning(
@@ -177,9 +181,9 @@ class ChunkReader:
         return None
 
     def wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
-        """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
+        """Wait before the next attempt, longer each time: elections, locks and full pools take seconds.
 
-        Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.
+        Raises the error after the last attempt, and `SourceUnreachable` where the capture ends during the wait.
         """
         if attempt == ATTEMPTS - 1:
             raise error
@@ -189,7 +193,7 @@ class ChunkReader:
 
 @contextlib.contextmanager
 def _chunk_file() -> Iterator[Path]:
-    """A file for one chunk, which nobody else finds behind the block."""
+    """A temporary file for one chunk, removed after the block."""
     path = scratch.folder() / f"chunk-{uuid.uuid4().hex}-{os.getpid()}.arrow"
     try:
         path.touch(mode=0o600)
@@ -205,7 +209,7 @@ def _read_into_file(given: tuple[chunks.ChunkSpec, str], _: pa.RecordBatch | Non
 
 
 def _sent(reply: pa.Table) -> tuple[pa.Table, dict[str, Any]]:
-    """The rows and the outcome of a reply that came through the JVM."""
+    """The rows and the outcome of an executor's reply."""
     meta = _meta(reply)
     return (chunks.unpacked(reply["rows"]) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
 
@@ -216,7 +220,7 @@ def _meta(reply: pa.Table) -> dict[str, Any]:
 
 
 def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
-    """About how large a collection is; one that was dropped or cannot be measured counts as empty, and its read says why."""
+    """The approximate size of a collection; one that was dropped or cannot be measured counts as empty: its read raises the error."""
     try:
         return catalog.size(client, collection)
     except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired):
@@ -224,7 +228,7 @@ def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> ca
 
 
 def _given_up() -> mongodb_failures.ReadRefused:
-    """One collection that the server cannot read in time is no reason to start the capture over: it would be so for ever."""
+    """The error for a chunk that the server cannot read in time. Not temporary: the capture would restart for ever."""
     return mongodb_failures.ReadRefused(
         f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "
         "(minSnapshotHistoryWindowInSeconds), and needs a server that is not behind it (error 72)"

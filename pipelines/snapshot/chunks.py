@@ -1,13 +1,12 @@
-"""One chunk of a snapshot: what an executor is given to read it, and what it hands over.
+"""One chunk of a snapshot: how an executor or a helper process reads it, and the format in which it is sent.
 
-Where the executors are this machine, a helper beside the driver reads a chunk into a file, as one Arrow stream: no job is planned for it, and its
-documents do not pass through the JVM. Executors send it in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and
-carries one piece while the next is encoded. A chunk is committed together with the snapshot's progress, in `pipelines.snapshot.snapshot`: after
-a kill before that commit it is read once more.
+Where Spark is local, a helper process reads a chunk into a file, as one Arrow stream, without a Spark job and without the JVM.
+Executors send a chunk in pieces, each as Arrow in a binary column, so that Spark transfers bytes and not rows, and one piece while
+the next is encoded. A chunk is committed together with the snapshot's progress (`pipelines.snapshot.snapshot`): after a kill before
+that commit it is read again.
 
-There is no window in which chunk and stream are compared, as Debezium's incremental snapshots have one: both are in bronze, and of a document's
-rows the newest counts, by `sequence` (`cdc_core.stream.resume_token.snapshot_sequence`,
-`cdc_core.silver.reduce.latest`).
+There is no window in which chunk and stream are compared, as in Debezium's incremental snapshots: both are in bronze, and the row
+with the greatest `sequence` of a document counts (`cdc_core.stream.resume_token.snapshot_sequence`, `cdc_core.silver.reduce.latest`).
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.s
 
 REPLY = "meta STRING, rows BINARY"
 PIECE_BYTES = 1024 * 1024
-"""Bytes of documents that an executor sends at once: no JVM has to find room for a whole chunk in one array."""
+"""Bytes of documents that an executor sends at once, so that the JVM does not hold a whole chunk in one array."""
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
-"""A JVM holds a chunk three or four times while it hands it over: so packed, its texts take less than what they are of."""
+"""Compressed, because the JVM holds three or four copies of a chunk during its transfer."""
 
 CHUNK_SECONDS = 120.0
-"""A chunk ends after that long, well inside the server's 300 seconds for a snapshot read."""
+"""Seconds after which a chunk is cut, well inside the server's 300 seconds for a snapshot read."""
 
 
 @dataclass(frozen=True)
 class ChunkSpec:
-    """What an executor, or a helper, needs to read one chunk."""
+    """What an executor or a helper needs to read one chunk. `after` is a cluster time (seconds, increment)."""
 
     connection: connections.Connection
     collection: catalog.SourceCollection
@@ -61,7 +60,7 @@ class ChunkSpec:
 
 @dataclass(frozen=True)
 class ChunkRows:
-    """A chunk as the driver gets it; `cut` is the `_id` at which it was ended early, as BSON ``{"hi": _id}``."""
+    """A chunk, with the cluster time of its read; `cut` is the `_id` at which it was cut, as BSON ``{"hi": _id}``."""
 
     rows: pa.Table
     at: tuple[int, int]
@@ -69,8 +68,8 @@ class ChunkRows:
 
 
 def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on an executor: read one chunk, encode it, and send it back as rows of ``meta, rows``; the last has the meta."""
-    # The one row of the task says nothing: what is to be read is in `spec`.
+    """Read and encode one chunk on an executor; returns it as rows of `REPLY`, of which the last has the outcome in `meta`."""
+    # The input has one empty row; `spec` says what to read.
     for _ in batches:
         pass
     for meta, rows in _read_chunk(spec):
@@ -80,11 +79,10 @@ def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def read_into_file(spec: ChunkSpec, path: str) -> dict[str, Any]:
-    """Runs in a helper beside the driver: read one chunk into a file that the driver has made; outcome "unwritten" where that
-    cannot be."""
+    """Read one chunk in a helper into an existing file; returns its outcome, which is "unwritten" where the file cannot be written."""
     meta: dict[str, Any] = {}
     try:
-        # Never made here: the driver may have given the chunk up, and nobody would remove it.
+        # Not created here: the driver may have given up the chunk, and nobody would remove the file.
         with open(path, "r+b") as file, pa.ipc.new_stream(file, ROWS) as stream:
             for said, rows in _read_chunk(spec):
                 if rows is not None:
@@ -108,7 +106,7 @@ _Piece = tuple[dict[str, Any] | None, pa.Table | None]
 def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     try:
         yield from encoded_chunk(spec)
-    # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
+    # Outcomes are data: an exception on an executor would arrive as Spark's, without its class.
     except mongodb_failures.SnapshotExpired:
         yield {"outcome": "expired"}, None
     except mongodb_failures.CollectionChanged:
@@ -117,13 +115,13 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         yield {"outcome": "refused", "message": str(refused)}, None
     except errors.MedallionError as error:
         yield {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
-    except Exception as error:  # its text may hold a document
+    except Exception as error:  # Named by its class: its text may hold a document.
         yield {"outcome": "refused", "message": f"it cannot be read ({type(error).__name__})"}, None
 
 
 @dataclass
 class _EncodedRows:
-    """The rows of a chunk that are still to be sent: `waiting` bytes of BSON, behind `sent` bytes of texts."""
+    """The rows of a chunk that are not sent yet: `waiting` bytes of BSON; `sent` bytes of text were sent before."""
 
     fields: field_filters.FieldRules | None
     keys: list[str] = field(default_factory=list)
@@ -140,15 +138,15 @@ class _EncodedRows:
         self.waiting += len(raw)
 
     def add_gone(self, keys: Collection[str]) -> None:
-        """Add keys of a repair that the source does not hold, the last ones: a row without a document is their delete."""
+        """Add the keys of a repair that the source does not hold, after all documents: a row without a document is a delete."""
         self.keys += keys
         self.gone += len(keys)
 
     def take(self) -> pa.Table:
-        """The rows as the stream's events are written; those that are added next are others."""
+        """Remove and return the waiting rows, with documents in the format of the stream's events."""
         texts, lossy = self._encoder.encode(self.documents)
         originals: list[bytes | None] = [None] * len(self.keys)
-        # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
+        # Text cannot represent such a document exactly: its bytes are added, without the excluded fields.
         for place in lossy:
             originals[place] = raw_event.original(self.documents[place], fields=self.fields)
         if self.fields is not None:
@@ -157,19 +155,19 @@ class _EncodedRows:
         after = pa.chunked_array([*texts.chunks, pa.nulls(self.gone, pa.string())], pa.string())
         rows = pa.table([pa.array(self.keys, pa.string()), after, pa.array(originals, pa.string())], schema=ROWS)
         self.keys, self.documents, self.gone, self.waiting = [], [], 0, 0
-        # Texts may be four times as large as what they are of, and are what a chunk must have the memory for.
+        # Text may be four times as large as BSON, and is what uses the memory of a chunk.
         self.sent += texts.nbytes
         return rows
 
 
 def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
-    """The chunk in pieces, the last with what is to be known of all of it."""
+    """The chunk in pieces; the last one has the outcome."""
     client = connections.worker_client(spec.connection)
     rows = _EncodedRows(spec.fields)
     missing = dict.fromkeys(filter(key_filter.can_ask, key_filter.keys_of(spec.condition) or ()))
     at: Timestamp | None = None
     cut: bytes | None = None
-    # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
+    # The server closes a snapshot read after its window; a chunk that is cut is committed, and continued at another cluster time.
     until = time.monotonic() + CHUNK_SECONDS
     for chunk in snapshot_read.read_chunk(
         client,
@@ -180,25 +178,24 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         condition=_condition(spec),
     ):
         at = chunk.at
-        # Never before the first document, or a chunk could end where it began.
+        # Never before the first document, or a chunk could be empty and make no progress.
         size = rows.sent + rows.waiting
         if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
             key = canonical_keys.canonical_raw(raw)
-            # What is left in `missing` at the end has no document.
             missing.pop(key, None)
             rows.add(key, raw)
             if rows.waiting > batch_encoder.GROUP_BYTES:
                 yield None, rows.take()
     assert at is not None
-    # Others of the repair's documents are in another chunk: what is missing from this one may be there.
+    # After a cut, keys that are missing here may be in the next chunk.
     if cut is not None:
         missing = {}
     elif missing and spec.bounds.lo is not None:
-        # As of this chunk's time at least: a server that is behind it may not have a document that is younger than the other chunk,
-        # and whose delete, as of now, would be newer than its insert.
+        # At this chunk's time or later: a server behind it may lack a document that was inserted after the first chunk, and the
+        # delete of this chunk would be newer than that insert.
         held = snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing), after=at)
         existing = {canonical_keys.canonical_raw(raw) for raw in held}
         missing = {key: None for key in missing if key not in existing}
@@ -207,7 +204,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
-    """What the chunk's documents match, beside their range."""
+    """The filter of the chunk's documents, beside their range."""
     repaired = key_filter.keys_of(spec.condition)
     if repaired is not None:
         return key_filter.condition(repaired)
@@ -215,7 +212,7 @@ def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
 
 
 def _packed(rows: pa.Table) -> Iterator[bytes]:
-    """The rows in pieces that a JVM takes at once, each as an Arrow stream; one without rows where there are none."""
+    """The rows in pieces of about `PIECE_BYTES`, each as an Arrow stream; one empty piece where there are no rows."""
     each = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
     for at in range(0, max(1, rows.num_rows), each):
         sink = pa.BufferOutputStream()
@@ -230,7 +227,7 @@ def unpacked(pieces: pa.ChunkedArray) -> pa.Table:
 
 
 def stored(path: Path) -> pa.Table:
-    """The rows of the file that a helper wrote; they stay where its name is gone."""
+    """The rows of a helper's file, memory-mapped: they stay valid after the file is removed."""
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
         return stream.read_all()
 

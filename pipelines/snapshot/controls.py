@@ -1,4 +1,4 @@
-"""What other threads ask of a snapshot while it runs."""
+"""Pauses and stops of a running snapshot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class SnapshotControls:
-    """What other threads ask of a snapshot in its run; it looks between two chunks."""
+    """Pauses and stops that other threads set, and the snapshot reads between two chunks."""
 
     def __init__(self, *, is_paused: bool = False, stopped: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
@@ -18,26 +18,26 @@ class SnapshotControls:
 
     @property
     def paused_seconds(self) -> float:
-        """How long it has been paused, all in all."""
+        """The seconds of all its pauses so far."""
         return self._paused_seconds + (time.monotonic() - self._paused_at if self._is_paused else 0.0)
 
     @property
     def is_paused(self) -> bool:
-        """Whether no chunk is read until it is resumed."""
+        """Whether it is paused: no chunk is read until it is resumed."""
         return self._is_paused
 
     @property
     def stopped(self) -> frozenset[str]:
-        """The collections that are read no further."""
+        """The stopped collections, which are read no further."""
         return self._stopped
 
     def pause(self, is_paused: bool) -> None:
-        """Pause the snapshot, or let it go on."""
+        """Pause or resume the snapshot."""
         with self._lock:
             self._paused_seconds, self._paused_at = self.paused_seconds, time.monotonic()
             self._is_paused = is_paused
 
     def stop(self, namespaces: Iterable[str]) -> None:
-        """Read these collections no further."""
+        """Stop these collections, as ``database.collection``."""
         with self._lock:
             self._stopped |= frozenset(namespaces)

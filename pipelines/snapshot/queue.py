@@ -1,8 +1,7 @@
-"""The snapshots of one capture: the initial one, those that signals ask for, and those of collections that were replaced.
+"""The snapshots of one capture: the initial one, those of signals, and those of replaced collections.
 
-They are taken one after the other, in a thread of their own, in the order in which they were planned; one that is paused is
-passed over, and goes on when it is resumed. What is planned, paused and stopped stands in heartbeats
-(`cdc_core.snapshot.state`), so that a restart goes on with it.
+A thread takes them one after the other, in the order in which they were planned. A paused snapshot is skipped until it is resumed.
+Plans, pauses and stops are heartbeats in bronze (`cdc_core.snapshot.state`), from which a restart continues.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 IDLE_WAIT = 0.5
 SnapshotFactory = Callable[[SnapshotState, SnapshotControls], "snapshot.Snapshot | None"]
-"""Makes a snapshot ready to run; None where the capture ends before it begins."""
+"""Prepares a snapshot; None where the capture ends before it begins."""
 
 
 @dataclass
@@ -34,18 +33,18 @@ class _Entry:
     is_planned: bool = True
     """Whether its plan is in bronze."""
     taken: snapshot.Snapshot | None = None
-    """What reads it now, and is further than `state`."""
+    """The running snapshot, whose state is newer than `state`."""
 
     @property
     def now(self) -> SnapshotState:
-        """The state, with the pauses and stops that signals brought since it was planned."""
-        # Derived anew each time: a signal may come between two chunks, while the snapshot itself changes `state`.
+        """The current state, with the pauses and stops of signals."""
+        # Derived each time: a signal may come while the running snapshot changes its state.
         newest = self.taken or self
         return replace(newest.state, is_paused=self.controls.is_paused).without(self.controls.stopped)
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits to be resumed, and has anything left to read."""
+        """Whether it is paused and has anything left to read."""
         return self.controls.is_paused and not self.now.is_done
 
 
@@ -55,7 +54,7 @@ def _controls(state: SnapshotState) -> SnapshotControls:
 
 @dataclass
 class SnapshotMetrics:
-    """The snapshot of this run; `taken` is None where none was taken."""
+    """The newest snapshot of the service, for the metrics; `taken` is None where there was none. Times are seconds since 1970."""
 
     taken: snapshot.Snapshot | None = None
     is_skipped: bool = False
@@ -68,20 +67,20 @@ class SnapshotMetrics:
         self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
 
     def ended(self, *, at: float) -> None:
-        """Whether it is done, or was stopped or failed half way."""
+        """Note the end of the snapshot, and whether it was aborted: stopped, failed, or interrupted."""
         self.ended_at = at
         state = self.taken.state if self.taken is not None else None
         self.is_aborted = state is not None and (not state.is_done or bool(state.failed) or _is_stopped(state))
 
 
 def _is_stopped(state: SnapshotState) -> bool:
-    """Whether signals took all of its collections out."""
+    """Whether signals have stopped all of its collections."""
     return bool(state.planned) and state.stopped.issuperset(state.planned)
 
 
 @dataclass
 class SnapshotQueue:
-    """What is planned and what runs; every method but `run` may be called from any thread."""
+    """The planned snapshots and the running one; every method but `run` may be called from any thread."""
 
     taking: SnapshotFactory
     notifier: notifier.Notifier
@@ -92,12 +91,12 @@ class SnapshotQueue:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add(self, state: SnapshotState, *, is_new: bool = True) -> None:
-        """Take this snapshot after those that are planned already; `is_new`: no earlier run has begun it."""
+        """Add a snapshot to the end of the queue; `is_new`: no earlier run has begun it."""
         self._add(_Entry(state, _controls(state), is_new))
 
     def plan(self, state: SnapshotState) -> Callable[[], None]:
-        """Plan this snapshot; it is taken from when the returned function is called, which is when its plan is in
-        bronze. It can be paused and stopped before that."""
+        """Add a snapshot that may begin when the returned function is called: when its plan is in bronze. It can be paused and
+        stopped before that."""
         entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
         self._add(entry)
 
@@ -114,42 +113,41 @@ class SnapshotQueue:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let `run` see at once that the capture ends."""
+        """Wake `run`, to check for the end of the capture and for changes."""
         with self._changed:
             self._changed.notify_all()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds
-        back."""
+        """Whether nothing is read now, or will be without a signal; paused snapshots, and those behind them, do not count."""
         with self._changed:
             return self._following() is None and all(entry.is_planned for entry in self._entries)
 
     @property
     def is_blocking(self) -> bool:
-        """Whether the stream waits, because a blocking snapshot is read."""
+        """Whether a blocking snapshot is read now or next, for which the stream waits."""
         with self._changed:
             following = self._following()
             return following is not None and following.state.kind is SnapshotKind.BLOCKING
 
     def _following(self) -> _Entry | None:
-        """What is read now, or else next: the first that is planned and not paused.
+        """The running snapshot, or else the first that is planned and not paused.
 
-        A pause holds back every incremental snapshot, also one that a signal starts after it.
+        A pause holds back all incremental snapshots, also one that is planned after it.
         """
         if self._running is not None:
             return self._running
         is_held = False
         for entry in self._entries:
             is_held = is_held or entry.is_paused
-            # A snapshot of a collection that was replaced does not wait for one that is paused (#14).
+            # The snapshot of a replaced collection does not wait for a paused one (#14).
             is_free = entry.state.kind is not SnapshotKind.INCREMENTAL or not is_held or entry.now.is_done
             if entry.is_planned and is_free:
                 return entry
         return None
 
     def pause(self, is_paused: bool) -> list[SnapshotState]:
-        """Pause or resume the incremental snapshots; the states that changed."""
+        """Pause or resume all incremental snapshots; returns the states that changed."""
         changed = []
         for entry in self._of(SnapshotKind.INCREMENTAL):
             if entry.controls.is_paused is not is_paused:
@@ -164,9 +162,9 @@ class SnapshotQueue:
     def stop(
         self, chosen: Callable[[Iterable[str]], Iterable[str]], *, kind: SnapshotKind = SnapshotKind.INCREMENTAL
     ) -> list[SnapshotState]:
-        """Read no further the collections of snapshots of a kind that `chosen` chooses; the states that changed.
+        """Stop the collections that `chosen` returns in all snapshots of a kind; returns the states that changed.
 
-        Of collections that were replaced the snapshot that is read now goes on: where one is replaced again and again none would end.
+        The running snapshot of a replaced collection continues: of a collection that is replaced repeatedly none would end.
         """
         changed = []
         for entry in self._of(kind):
@@ -180,7 +178,7 @@ class SnapshotQueue:
         return changed
 
     def run(self) -> None:
-        """Take one after the other until the capture ends."""
+        """Take the snapshots one after the other until the capture ends."""
         while not self.halt.is_set():
             with self._changed:
                 entry = self._running = self._following()
@@ -189,7 +187,7 @@ class SnapshotQueue:
                     continue
             has_paused = self._take(entry)
             with self._changed:
-                # At the end of a run it stays the one that runs: `is_idle` must not say that all was read.
+                # At the end of a run it stays the running one: `is_idle` must not be true.
                 if not self.halt.is_set():
                     self._running = None
                     if not has_paused:
@@ -200,21 +198,21 @@ class SnapshotQueue:
             return [entry for entry in self._entries if entry.state.kind is kind]
 
     def _take(self, entry: _Entry) -> bool:
-        """Read a snapshot to its end, or until it is paused; whether it was paused."""
+        """Read a snapshot to its end, or until it is paused; returns whether it was paused."""
         taken = self.taking(entry.state, entry.controls)
         if taken is None:
             return False
         entry.taken = taken
         if entry.is_new:
             self._tell(entry.state, notifications.NotificationType.STARTED)
-            # A snapshot that is resumed was announced when it began.
+            # A resumed snapshot has been announced.
             entry.is_new = False
         taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()
         finally:
-            # Also after an error: what was committed is behind `hi`, and must not be read again by the next attempt.
+            # Also after an error: the next attempt must not read committed chunks again.
             entry.state, entry.taken = taken.state, None
             if not taken.has_paused:
                 self.metrics.ended(at=time.time())

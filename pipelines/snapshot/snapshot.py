@@ -1,8 +1,8 @@
-"""The snapshot: documents as they are, read in chunks on Spark's executors while the stream is already open.
+"""The snapshot: reads existing documents in chunks while the stream is open.
 
-Each chunk is read at one cluster time that is known, so its rows know which changes they hold, and `sequence` says who
-wins: nothing is locked, nothing is written to the source, and no watermark is needed. A chunk's rows and the snapshot's
-progress are one bronze commit. A snapshot that was killed goes on behind the last chunk that was committed.
+Each chunk is read at one known cluster time. Its `sequence` orders its rows among the changes, so that nothing is locked, nothing is
+written to the source, and no watermark is needed. A chunk's rows and the snapshot's progress are one bronze commit. A snapshot
+that was killed resumes after the last committed chunk.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pipelines.snapshot.controls import SnapshotControls
 log = logging.getLogger(__name__)
 
 SMALL_CHUNK = 8 * 1024 * 1024
-"""Bytes of documents below which a chunk is not worth a commit of its own."""
+"""The least bytes of documents for which a collection is divided into chunks."""
 
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """How far a snapshot is: documents done of about how many, in this collection and in all."""
+    """The progress of a snapshot: documents read and their approximate number, of one collection and of all; `rate` is per second."""
 
     collection: str
     documents: int
@@ -51,10 +51,9 @@ class SnapshotProgress:
 
 @dataclass
 class DocumentCounts:
-    """How many documents of each collection are read, of `about` how many, and of all: not counted anew with each chunk, which would take longer
-    than the chunks where there are thousands of collections.
+    """Counts the documents read, by collection and in all; `about` are the approximate sizes, `at_start` the documents of earlier runs.
 
-    `at_start` were read before, by earlier runs.
+    The sums are updated and not computed for each chunk, which would be slow with thousands of collections.
     """
 
     about: Mapping[str, int]
@@ -65,7 +64,7 @@ class DocumentCounts:
     _all: int = 0
 
     def count(self, namespace: str, state: CollectionState) -> None:
-        """A collection is read so far."""
+        """Update the counts of a collection."""
         read_before, all_before = self._counted.get(namespace, (0, 0))
         read, all_ = state.documents, state.documents if state.completed else self._of(namespace, state)
         self._counted[namespace] = read, all_
@@ -73,7 +72,7 @@ class DocumentCounts:
         self._all += all_ - all_before
 
     def progress(self, namespace: str, state: CollectionState) -> SnapshotProgress:
-        """All of it, when a collection is read so far."""
+        """The progress of the snapshot, and of a collection in this state."""
         rate = (self._read - self.at_start) / max(time.monotonic() - self._began, 1e-3)
         left = (self._all - self._read) / rate if rate > 0 else None
         about = self._of(namespace, state)
@@ -84,15 +83,15 @@ class DocumentCounts:
 
 
 Notify = Callable[[notifications.NotificationType, Mapping[str, str]], None]
-"""``(what happened, additional data)`` as in a notification: called by the snapshot's thread, between its commits."""
+"""``(type, additional data)`` of a notification: called by the snapshot's thread, between its commits."""
 
 
 @dataclass
 class Snapshot:
-    """A snapshot in its run: the plan, the pool of chunk reads, and the commits in the order of the plan.
+    """A running snapshot: reads chunks in `threads` threads, and commits them in the order of the plan.
 
-    `documents_max` bounds a chunk beside the reader's `chunk_bytes`. Collections that the settings leave out by now
-    (`left_out`) are not read, and stay in the plan: they are read on when the settings include them again.
+    `documents_max` limits a chunk in addition to the reader's `chunk_bytes`. Collections that the settings now exclude (`left_out`)
+    are not read and stay in the plan: they are continued when the settings include them again.
     """
 
     log: bronze_log.BronzeLog
@@ -109,21 +108,21 @@ class Snapshot:
     left_out: Collection[str] = ()
     notify: Notify = lambda what, data: None
     has_paused: bool = False
-    """Whether it ended because it was paused: another one goes on from its state when it is resumed."""
+    """Whether it ended because it was paused; after a resume another `Snapshot` continues from its state."""
     _documents: DocumentCounts = field(init=False, default_factory=lambda: DocumentCounts({}))
 
     def run(self) -> SnapshotState:
-        """Read and commit what is missing; the state at its end, which is not done if it was stopped or paused."""
+        """Read and commit what is missing; returns the state, which is not done where the snapshot was stopped or paused."""
         client = self.reader.connection.client()
         try:
             missing = self._missing()
-            # All of them before the first chunk: progress is shown over the whole snapshot.
+            # All sizes before the first chunk: progress covers the whole snapshot.
             sizes = {each.namespace: self.reader.size(client, each) for each in missing}
             self._documents = DocumentCounts({name: size.documents for name, size in sizes.items()}, self.state.documents)
             for name in self.state.planned:
                 self._documents.count(name, self.state.of(name))
             self._gone({each.namespace for each in missing})
-            # Those without documents come first: the last row of the last chunk is marked as the snapshot's last.
+            # Empty collections first: the last row of the last chunk is marked as the snapshot's last.
             missing.sort(key=lambda each: sizes[each.namespace].documents > 0)
             with ThreadPoolExecutor(self.threads, thread_name_prefix="snapshot") as pool:
                 for collection in missing:
@@ -138,21 +137,21 @@ class Snapshot:
         return [each for each in self.collections if each.namespace in missing]
 
     def _may_read(self, namespace: str) -> bool:
-        """Whether the collection is to be read on; no more is read in this run once it was paused."""
+        """Whether the collection may be read further; False for all once the snapshot was paused in this run."""
         self.state = self.state.without(self.controls.stopped)
         is_missing = not self.stopped.is_set() and self.state.misses(namespace)
         self.has_paused = self.has_paused or (is_missing and self.controls.is_paused)
         return is_missing and not self.has_paused
 
     def _gone(self, read: Collection[str]) -> None:
-        """Collections that were dropped since the plan was made have nothing left to read."""
+        """Complete the planned collections that do not exist any more."""
         for namespace in self.state.missing:
             if namespace not in read and namespace not in self.left_out and self._may_read(namespace):
                 self._mark_completed(namespace)
 
     def _mark_completed(self, namespace: str) -> None:
-        """Mark a collection as read that is no longer there. If a part of it was read, nothing is swept: the event of
-        the drop or the rename removes its rows."""
+        """Mark a collection that does not exist any more as completed. Where a part of it was read, nothing is swept: the event
+        of its drop or rename removes its rows."""
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)
@@ -161,8 +160,8 @@ class Snapshot:
         self._tell_completed(namespace)
 
     def _mark_failed(self, namespace: str, reason: str) -> None:
-        """The collection is read no further; the stream and the snapshot's other collections go on."""
-        # In bronze: `status` names it, and the next start knows that it was not read to its end.
+        """Mark a collection as failed; the stream and the other collections continue."""
+        # In bronze: `status` names it, and the next start knows that it is unfinished.
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         log.error("the snapshot of %s failed: %s. The stream continues. %s", namespace, reason, self._mend(namespace))
@@ -171,7 +170,7 @@ class Snapshot:
         self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, data)
 
     def _mend(self, namespace: str) -> str:
-        """What a person can do about a collection that could not be read."""
+        """The advice for a collection that could not be read."""
         if self.state.kind in (SnapshotKind.INCREMENTAL, SnapshotKind.BLOCKING):
             what = "the signal's filter" if namespace in self.state.conditions else "the collection"
             return f"Look at {what}, and send the signal again"
@@ -195,11 +194,11 @@ class Snapshot:
         collection: catalog.SourceCollection,
         size: catalog.CollectionSize,
     ) -> None:
-        # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
+        # Four chunks per thread, so that all threads have work to the end; not more, because each takes a commit.
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
-        # Of small documents a commit holds as many as of the stream's events: a row takes its room, however small its document is.
+        # A row takes memory beside its document: small documents count as in a commit of the stream.
         most = self.reader.chunk_bytes // max(size.average, events.ROW_BYTES)
-        # One at least: a single document may be larger than what a chunk is meant to hold.
+        # At least one: a single document may be larger than `chunk_bytes`.
         documents = max(1, min(most, share // size.average))
         documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
@@ -212,11 +211,10 @@ class Snapshot:
             _cancel(reads)
 
     def _restart_where_filter_changed(self, namespace: str) -> None:
-        """A collection that another run read in part with another filter is read from its beginning."""
+        """Restart a collection that an earlier run has read in part with another filter."""
         found = self.state.of(namespace)
         if found.chunks and found.filter != self._filter(namespace):
-            # What the other filter let in is in bronze already; read again it changes nothing, and what it left out comes
-            # with this one.
+            # Documents that the other filter let through are read again, which changes nothing.
             anew = replace(found, hi=None, documents=0, sweep=True)
             self.state = self.state.advanced(namespace, anew)
             self._documents.count(namespace, anew)
@@ -232,30 +230,29 @@ class Snapshot:
         ranges = self._ranges(client, collection, documents)
         changes = 0
         while self._may_read(collection.namespace):
-            # One more than the threads: none is idle while the oldest chunk is committed.
+            # One more than the threads, so that none is idle while the oldest chunk is committed.
             while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
                 reads.append((bounds, pool.submit(self._read, collection, bounds)))
             if not reads:
                 return
-            # In the order of the plan, however the reads end: `hi` says that everything before it is in bronze.
+            # In order, whichever read ends first: everything before `hi` must be in bronze.
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
                 changes = 0
-            # Reads that are under way are of the collection that is gone.
             except mongodb_failures.CollectionChanged:
                 _cancel(reads)
                 if (anew := self._made_anew(client, collection)) is None:
                     self._mark_completed(collection.namespace)
                     return
-                # Time and again, and no chunk of it read: one that nobody can read by its name would be tried for ever.
+                # Limited in a row: a collection that cannot be read by its name would be tried for ever.
                 self.reader.wait_behind(_not_the_same(), changes)
                 changes += 1
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
 
     def _made_anew(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.SourceCollection | None:
-        """The collection that has the name now, if any: made anew, or resharded, of which the stream has no event."""
+        """The collection that has the name now, if any: created again, or resharded, for which the stream has no event."""
         found = catalog.collections(client, [collection.db])
         return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
 
@@ -263,7 +260,7 @@ class Snapshot:
         self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
         if key_filter.keys_of(self._filter(collection.namespace)) is not None:
-            yield snapshot_read.IdRange()  # all of its keys in one read: what is not there is gone
+            yield snapshot_read.IdRange()  # All keys of a repair in one read: a missing document is deleted.
             return
         yield from self.reader.ranges(client, collection, behind=self.state.of(collection.namespace).hi, documents=documents)
 
@@ -271,13 +268,12 @@ class Snapshot:
         return self.reader.read(collection, bounds, condition=self._filter(collection.namespace))
 
     def _land(self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, chunk: chunks.ChunkRows) -> None:
-        """Commit a chunk, and what follows its cut where the executor had to end it early."""
+        """Commit a chunk, and where it was cut, read and commit the rest of its range."""
         while True:
             end = chunk.cut if chunk.cut is not None else bounds.hi
             self._commit(collection, chunk, end)
             if chunk.cut is None or not self._may_read(collection.namespace):
                 return
-            # The rest of the range is read at a time of its own: its rows say so, as each chunk's do.
             bounds = snapshot_read.IdRange(snapshot_read.hi_as_lo(chunk.cut), bounds.hi)
             chunk = self._read(collection, bounds)
 
@@ -302,7 +298,7 @@ class Snapshot:
                 is_last=state.is_done,
                 snapshot="incremental" if state.kind is SnapshotKind.INCREMENTAL else "true",
             )
-            # The token of this moment: the stream commits beside the snapshot, and a position never goes back.
+            # The current token: the stream commits as well, and the position never goes back.
             now_token = self._token()
             heartbeat = bronze_log.heartbeat_row(
                 state.progress(namespace),
@@ -313,9 +309,9 @@ class Snapshot:
             )
             return pa.concat_tables([rows, heartbeat])
 
-        # Rows and progress are one commit. Were they two, a kill between them would have the chunk read twice, or not at all.
+        # One commit of rows and progress: after a kill between two, the chunk would be read twice, or not at all.
         self.log.append(numbered)
-        # Behind the commit: an append that fails leaves the state where bronze is, and the chunk is read again.
+        # After the commit: if it fails, the state stays as in bronze, and the chunk is read again.
         self.state = state
         self._report(namespace)
         last = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
@@ -326,14 +322,14 @@ class Snapshot:
             self._tell_completed(namespace)
 
     def _is_swept(self, namespace: str) -> bool:
-        """Whether documents that a snapshot does not hold are gone: not where it is read in part.
+        """Whether silver sweeps the documents that the snapshot does not hold: not where it has a filter.
 
-        What took another's place is swept up to that moment, whatever is read of it.
+        A replaced collection is always swept, up to the moment of its replacement.
         """
         return self.state.kind is SnapshotKind.REPLACED or self._filter(namespace) is None
 
     def _filter(self, namespace: str) -> str | None:
-        """The filter of a collection: that of the signal, else that of the settings."""
+        """The filter of a collection: the signal's, else the settings'."""
         return self.state.conditions.get(namespace) or self.filters.get(namespace)
 
     def _report(self, namespace: str) -> None:
@@ -346,13 +342,13 @@ class Snapshot:
 def _with_chunk(
     before: CollectionState, chunk: chunks.ChunkRows, *, end: bytes | None, is_swept: bool, filter_: str | None
 ) -> CollectionState:
-    """How far a collection is read when the chunk, which ends at `end`, is committed."""
+    """The state of a collection after the commit of a chunk that ends at `end` (None: the collection's end)."""
     sequence = resume_token.snapshot_sequence(*chunk.at)
     return CollectionState(
         chunks=before.chunks + 1,
         documents=before.documents + chunk.rows.num_rows,
         hi=end,
-        # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
+        # The earliest chunk's: a later sequence would sweep that chunk's rows.
         first=min(filter(None, (before.first, sequence))),
         completed=end is None,
         sweep=is_swept,
@@ -367,6 +363,6 @@ def _not_the_same() -> mongodb_failures.ReadRefused:
 
 
 def _cancel(reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]]) -> None:
-    """Drop the reads that are under way; what they have read is not committed."""
+    """Cancel the pending reads; nothing of them is committed."""
     while reads:
         reads.popleft()[1].cancel()
