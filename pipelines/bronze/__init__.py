@@ -1,1 +1,1 @@
-"""The bronze table: `log` writes and reads it, `survey` and `batch_rows` are how silver and history see it."""
+"""The bronze table: `log` writes it and reads its position, `survey` and `batch_rows` read its rows for silver and history."""

@@ -1,4 +1,4 @@
-"""The rows of a range of bronze's batches: by a query, or by this process where they are few and it sees the files."""
+"""The rows of a range of bronze's batches: by a Spark query, or without one where they are few and this process can read the files."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MANY_FILES = 32
-"""More files than these Spark would list by a job."""
+"""The number of files above which Spark would list them with a job."""
 
 READ_FILES = 100
-"""Of more files than these Spark reads sooner what one collection has in them."""
+"""The number of files above which Spark is faster at reading one collection's rows in them."""
 
 MANY_BYTES = 64 * 2**20
-"""Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
+"""The bytes of rows above which executors read them: a document may have 16 MB, and a service reads several collections at a time."""
 
 BESIDE_BYTES = 256 * 2**20
-"""Of more bytes Spark reads the rows of a span out of files that hold others, too."""
+"""The bytes above which Spark reads the rows of a span in files that hold other rows as well."""
 
 _READERS = min(2, os.cpu_count() or 1)
 
 PART_ROWS = 4096
-"""So many rows are read at a time where a collection's own are looked for among them."""
+"""The rows that are read at a time to find those of one collection."""
 
 _HERE = fs.LocalFileSystem()
 _Condition: TypeAlias = tuple[str, str, Any]
 _Conditions: TypeAlias = list[_Condition] | list[list[_Condition]]
-"""What rows are read by: all of these, or all of one of these."""
+"""Filters of pyarrow: a conjunction, or a disjunction of conjunctions."""
 _GLOB = re.compile(r"[\\{}\[\]*?]")
-"""What Spark takes for a pattern in the path of a file."""
+"""Characters that Spark reads as a pattern in the path of a file."""
 
 
 def rows(
@@ -58,11 +58,10 @@ def rows(
 ) -> DataFrame:
     """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
 
-    `among` gives the values of some columns that are wanted: files that hold none of them may be left out.
+    `among` gives the wanted values of some columns: files without them may be left out, other rows of the files are not.
 
-    A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
-    Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,
-    which the JVM would optimize anew for each.
+    A few commits of a table on a local file system are read as the Parquet files that they added. That saves Delta's job for each
+    query, and the code that Spark compiles has no numbers that change from span to span, for which the JVM would optimize it again.
     """
     files = _files(table, span, among or {})
     if not files:
@@ -71,7 +70,7 @@ def rows(
 
 
 class SweepRow(NamedTuple):
-    """A row that may call for a sweep: a heartbeat, of which batch and payload count, or a schema change."""
+    """A row that may cause a sweep: a heartbeat, of which only batch and payload are used, or a schema change."""
 
     offset: int
     kind: str
@@ -92,16 +91,16 @@ def few_rows(
     size_bytes: int | None = None,
     among: Mapping[str, str] | None = None,
 ) -> pa.Table | None:
-    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
-    more than `size_bytes` (`MANY_BYTES`), or where it does not see all their files.
+    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or have more than
+    `size_bytes` (default `MANY_BYTES`), or where it cannot read all their files.
 
-    `among` gives the values of some of the columns that are wanted; what others have is not held, and counts where it is read with them.
+    `among` gives the wanted values of some of the columns; rows with other values are left out. They count towards `limit`.
     """
     files = here(spark, table, span, among or {}, limit=limit)
     if not files:
         found = _beside_others(table, span, columns, among or {}, limit=limit)
         return None if found is None or found.nbytes > (size_bytes or MANY_BYTES) else found
-    # What small ones have is counted as it is read.
+    # Small files are counted when they are read.
     measured = [file for file in files if not among or not _is_small(file)]
     if (bytes_of(measured, columns, among) or 0) > (size_bytes or MANY_BYTES):
         return None
@@ -113,8 +112,8 @@ def few_rows(
 def _beside_others(
     table: tables.TableRef, span: BatchRange, columns: Sequence[str], among: Mapping[str, str], *, limit: int
 ) -> pa.Table | None:
-    """Columns of the rows of a span where a compaction has put rows of other batches into their files: whoever is a few batches behind
-    bronze meets one every `bronze.log.COMPACT_EVERY` commits. None as in `few_rows`; copies of whole files are too dear for it."""
+    """Columns of the rows of a span whose files hold other batches as well, after a compaction (every `bronze.log.COMPACT_EVERY`
+    commits). None as in `few_rows`, and for tables in a store: copying whole files takes too long."""
     folder = local_log.folder(table)
     files = [] if folder is None else span_files(folder, span, among, is_alone=False)
     size_bytes = bytes_of(files, columns, among)
@@ -137,8 +136,10 @@ def _is_small(file: local_log.AddedFile) -> bool:
 def _among(
     files: Sequence[local_log.AddedFile], columns: Sequence[str], among: Mapping[str, str], size_bytes: int
 ) -> pa.Table | None:
-    """Columns of the rows with these values; None as in `read`, and where they take more than `size_bytes`: of a column with a
-    dictionary, which OPTIMIZE may write, the footer says what the distinct values take."""
+    """Columns of the rows with these values; None as in `read`, and where they take more than `size_bytes`.
+
+    The sizes are measured: for a column with a dictionary, which OPTIMIZE may write, the footer has the size of the distinct values.
+    """
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
 
     held: list[int] = []
@@ -154,7 +155,7 @@ def _among(
         return parts
 
     try:
-        if sum(not _is_small(file) for file in files) > 1:  # one column takes nearly all of the time: file beside file
+        if sum(not _is_small(file) for file in files) > 1:  # One column takes nearly all of the time: files in parallel.
             with ThreadPoolExecutor(_READERS, thread_name_prefix="medallion-read") as pool:
                 found = [*itertools.chain.from_iterable(pool.map(of_file, files))]
         else:
@@ -167,7 +168,7 @@ def _among(
 
 
 def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:
-    """The rows that are wanted; where they stand side by side, as those of a chunk before its heartbeat do, none is copied."""
+    """The wanted rows; without a copy where they are adjacent, such as those of a chunk before its heartbeat."""
     places = pc.indices_nonzero(is_wanted)
     if not len(places):
         return rows.slice(0, 0)
@@ -178,7 +179,7 @@ def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:
 def _parts(
     file: local_log.AddedFile, columns: Sequence[str], among: Mapping[str, str], size_bytes: int
 ) -> Iterator[pa.Table]:
-    """The rows of a file that may have rows with these values, part by part: several collections of a span read at a time."""
+    """The rows of a file in parts, without row groups that hold none of these values; small files come from the cache."""
     if _is_small(file) and (whole := _recent.table(file.path, columns)) is not None:
         yield whole
         return
@@ -191,14 +192,14 @@ def _parts(
 
 
 def _groups(path: Path, among: Mapping[str, str]) -> list[int]:
-    """The row groups of a file that may have rows with these values: of a large commit of many collections a few (`bronze.row_groups`)."""
+    """The row groups of a file that may have rows with these values: a large commit has one per collection (`bronze.row_groups`)."""
     wanted = functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
     return [each.id for each in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(wanted).row_groups]
 
 
 def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit: int) -> pa.Table | None:
-    """Columns of all rows of later batches than this one, in no order; None where this process does not see their files, or those have
-    more than `limit` rows."""
+    """Columns of all rows of later batches, in no order; None where this process cannot read their files, or these have more than
+    `limit` rows."""
     folder = local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
     held = [file for file in files or () if (file.between("batch") or (0, batch + 1))[1] > batch]
@@ -210,21 +211,21 @@ def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit:
 def bytes_of(
     files: Sequence[local_log.AddedFile], columns: Sequence[str], among: Mapping[str, str] | None = None
 ) -> int | None:
-    """How many bytes these columns take when they are read, where rows `among` these are; None where a file is gone or cannot be read from here."""
+    """The bytes of these columns when they are read, of the row groups with values `among` these; None where a file cannot be read."""
     try:
         chosen = [_groups(file.path, among) if among else None for file in files]
         return sum(local_log.columns_bytes(file.path, columns, groups=each) for file, each in zip(files, chosen))
-    except (OSError, pa.ArrowException):  # which `read` meets, too
+    except (OSError, pa.ArrowException):
         return None
 
 
 def _files(table: tables.TableRef, span: BatchRange, among: Mapping[str, str]) -> list[str]:
-    """The files of `span_files` as Spark names them; none where they are many."""
+    """The files of `span_files` as URIs for Spark; none where they are many."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
     files = span_files(folder, span, among)
-    # Spark passes over a file without a byte, whatever the log says of it; Delta does not.
+    # Spark skips an empty file without an error, even if the log says that it has rows; Delta does not.
     is_plain = len(files) <= MANY_FILES and all(table_files.is_whole(file.path, file.size) for file in files)
     return [f"file://{file.path}" for file in files] if is_plain else []
 
@@ -237,7 +238,7 @@ def here(
     *,
     limit: int | None = None,
 ) -> list[local_log.AddedFile]:
-    """`span_files` for this process to read, copied where they lie in a store; none where they have more than `limit` rows, too."""
+    """`span_files` for this process to read, copied where the table is in a store; also none where they have more than `limit` rows."""
     folder = local_log.readable(spark, table)
     if folder is None:
         return []
@@ -256,8 +257,10 @@ def here(
 def span_files(
     folder: Path, span: BatchRange, among: Mapping[str, str] = {}, *, is_alone: bool = True
 ) -> list[local_log.AddedFile]:
-    """The files that hold all rows of the span among these, the oldest first, and where it `is_alone` none of another span; none where that
-    is not known."""
+    """The files with all rows of the span that have values `among` these, the oldest first; none where they are unknown.
+
+    With `is_alone`, none where a file holds rows of other batches as well.
+    """
     newest = local_log.newest_version(folder)
     files = None if newest is None else _appended(folder, span.after, newest, local_log.stamp(folder, newest))
     held: list[local_log.AddedFile] = []
@@ -270,17 +273,17 @@ def span_files(
         low, high = batches
         if high <= span.after or low > span.to:
             continue
-        # A compaction has put rows of this span and of others into one file: only a predicate tells them apart.
+        # After a compaction a file holds rows of this span and of others, which only a predicate separates.
         if is_alone and (low <= span.after or high > span.to):
             return []
         held.append(file)
-    # As they were committed: rows that are read in their order need not be put in it.
+    # In commit order: rows that are read in order need not be sorted.
     return sorted(held, key=lambda file: file.between("batch") or ())
 
 
 @functools.lru_cache(maxsize=4)
 def _appended(folder: Path, after: int, newest: int, stamp: tuple[int, int] | None) -> Sequence[local_log.AddedFile] | None:
-    """The files of the batches behind `after`, in the log that ends with this commit: thousands of collections ask for the same."""
+    """The files with batches after `after`, in the log that ends with this commit; cached for thousands of collections."""
     return local_log.appended(folder, lambda commit: _is_up_to(after, commit))
 
 
@@ -292,7 +295,7 @@ def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
 def brought(
     folder: Path, files: Sequence[local_log.AddedFile], columns: list[str], *, where: _Conditions | None
 ) -> pa.Table | None:
-    """`read` of files of the table in this folder, which are copied first where it lies in a store."""
+    """`read` of files of the table in this folder, which are copied first where the table is in a store."""
     try:
         local_log.bring(folder, files)
     except OSError:
@@ -303,26 +306,26 @@ def brought(
 def of_kinds(
     folder: Path, columns: list[str], *kinds: bronze.RowKind, begins: Sequence[str] = (), limit: float = math.inf
 ) -> pa.Table | None:
-    """Columns of all rows of these kinds, whose payloads begin in one of these ways where any are given; None where they are not to be
-    read from here, or lie among more than `limit`."""
+    """Columns of all rows of these kinds whose payload begins with one of `begins`, if given; None where this process cannot read
+    them, or their files have more than `limit` rows."""
     values, files = [kind.value for kind in kinds], local_log.files(folder)
     held = [file for file in files or () if file.may_hold("kind", values)]
     if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
         return None
     is_kind: _Condition = ("kind", "in", values)
-    # As bounds, which row groups have, too: of a long log nearly all of them hold no such payload, and are not read.
+    # As bounds, by which nearly all row groups of a long log are skipped.
     chosen = [[is_kind, ("payload", ">=", each), ("payload", "<", _behind(each))] for each in begins]
     return brought(folder, held, columns, where=chosen or [[is_kind]])
 
 
 def _behind(begin: str) -> str:
-    """The least text that is greater than all that begin so."""
+    """The least string after all strings that begin with `begin`."""
     return begin[:-1] + chr(ord(begin[-1]) + 1)
 
 
 def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | None:
-    """Payload and offset of the last row of a kind, by the newest files; none where there is none, None where that cannot be told from
-    here."""
+    """Payload and offset of the last row of a kind, as a list of one; empty where there is none, None where this process cannot read
+    it."""
     files = local_log.files(folder)
     held = [(file.between("offset"), file) for file in files or () if file.may_hold("kind", [kind.value])]
     ends = [(span[1], file) for span, file in held if span is not None]
@@ -330,7 +333,7 @@ def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | N
         return None
     newest: list[dict[str, Any]] = []
     for end, file in sorted(ends, key=lambda each: each[0], reverse=True):
-        if newest and newest[0]["offset"] > end:  # files that were put together may overlap
+        if newest and newest[0]["offset"] > end:  # Compacted files may overlap.
             break
         rows = read([file.path], ["payload", "offset"], where=[("kind", "==", kind.value)])
         if rows is None:
@@ -340,7 +343,7 @@ def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | N
 
 
 def read(paths: Sequence[Path], columns: list[str], *, where: _Conditions | None) -> pa.Table | None:
-    """Columns of Parquet files of bronze; None where one of them was vacuumed meanwhile, or cannot be read from here."""
+    """Columns of Parquet files of bronze; None where one of them was vacuumed, or cannot be read."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     if not paths:
         return schema.empty_table()

@@ -1,4 +1,4 @@
-"""One collection's events of a range of batches, in their order, where this process reads them itself."""
+"""The events of one collection in a range of batches, in order, read by this process without Spark."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ONE_RUN_EVENTS = 250_000
-"""So many events one run applies by itself; beyond that Spark is faster, even with the compiling of its first plan."""
+"""The events that one run applies without Spark; with more, Spark is faster, even with compiling its first plan."""
 
 SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else ONE_RUN_EVENTS
-"""So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
+"""The events that one run applies range by range without Spark; with many cores Spark is faster than this process."""
 
 PORTION_EVENTS = 100_000
-"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`, and memory that was touched once is
-filled faster than new memory. Of fewer the data files would be so small that they had to be put together afterwards."""
+"""The events of such a range, which bound its memory together with `PORTION_BYTES`. With fewer, the data files would be so small
+that they would need compaction."""
 
 PORTION_BYTES = 128 * 2**20
 
 MANY_BYTES = 384 * 2**20
-"""Documents of more bytes are for executors: here a range's are held as text and as columns at a time, a gigabyte at most."""
+"""The bytes of documents above which Spark reads them: this process holds them as text and as columns, a gigabyte at most."""
 
 _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 _OPS = pa.array([each.value for each in bronze.Op])
@@ -50,8 +50,8 @@ def in_order(
     limit: int,
     size_bytes: int,
 ) -> pa.Table | None:
-    """The events by `sequence` and `offset`, with these columns beside what tells them apart; None where this process cannot read
-    them, or where the range's files have more than `limit` rows or `size_bytes`."""
+    """The events in order of `sequence` and `offset`, with these columns and `_READ`; None where this process cannot read them, or
+    where the range's files have more than `limit` rows or `size_bytes`."""
     names = list(dict.fromkeys((*_READ, *columns)))
     among = {"db": namespace.db, "collection": namespace.collection}
     rows = batch_rows.few_rows(spark, table, range_, names, limit=limit, size_bytes=size_bytes, among=among)
@@ -59,24 +59,24 @@ def in_order(
         return None
     order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
     events = _taken(rows, order.filter(survey.are_events(rows, namespace).combine_chunks().take(order)))
-    return events.combine_chunks()  # once, for all who look at a column's values as one array
+    return events.combine_chunks()  # Once here, for all callers that need columns as single arrays.
 
 
 def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
-    """The rows of these places; the same table where that is all of them, as they are: documents are dear to copy."""
+    """The rows of these places; the same table, without a copy of its documents, where they are all rows in order."""
     return rows if places.equals(pa.array(range(rows.num_rows), places.type)) else rows.take(places)
 
 
 def are_partial(events: pa.Table) -> pa.ChunkedArray:
-    """Which events are updates without their documents: `reduce.is_partial` of events that are here."""
+    """Which events are updates without their documents: `reduce.is_partial` for an Arrow table."""
     return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
 
 
 def has_partial(
     spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace, span: BatchRange, *, is_last: bool
 ) -> bool:
-    """Whether a span has an update without its document; with `is_last` whether one is the last event of its document, which nothing
-    but the document of before explains."""
+    """Whether a span has an update without its document; with `is_last`, whether one is the last event of its document, so that it
+    is folded onto the stored document."""
     limit, size_bytes = survey.MAX_DRIVER_ROWS, batch_rows.MANY_BYTES
     here = in_order(spark, table, namespace, span, (), limit=limit, size_bytes=size_bytes)
     if here is not None:
@@ -89,7 +89,7 @@ def has_partial(
 
 
 def are_readable(events: pa.Table) -> bool:
-    """Whether each event is a delete, changes a document or has a whole one, and has nothing that would send it to quarantine."""
+    """Whether no event would be quarantined: each is a delete, a partial update, or has a whole document."""
     op, after = events["op"], events["after"]
     is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
     is_document = pc.or_kleene(is_document, are_partial(events))
@@ -103,7 +103,7 @@ def are_readable(events: pa.Table) -> bool:
 
 
 def value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
-    """What the events have at a path of bronze's columns, as `add.fields` asks for it; nulls for no path."""
+    """The values at a path of bronze's columns, for `add.fields`; nulls for an empty path."""
     if not path:
         return pa.nulls(events.num_rows, pa.string())
     column = events[path[0]]
@@ -113,9 +113,9 @@ def value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
 def portions(
     counts: survey.EventsByBatch, span: BatchRange, *, most: int, row_bytes: int = 0, looked_through: int = 0
 ) -> Sequence[BatchRange] | None:
-    """The span in ranges that this process applies one after the other, of documents of so many bytes; None where it is one.
+    """The span in ranges that this process applies one after the other, with documents of about `row_bytes`; None for one range.
 
-    Each range looks for its keys among the rows that are `looked_through`, Spark does so once for all: also None where that is much.
+    Each range searches `looked_through` rows for its keys, which Spark does once for all: also None where that is too many.
     """
     limit = min(PORTION_EVENTS, max(1, PORTION_BYTES // max(1, row_bytes, counts.row_bytes)), most)
     events = sum(count for _, count in counts.events)

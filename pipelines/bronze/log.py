@@ -1,7 +1,7 @@
 """The bronze table: an append-only log of every event, which carries its own position.
 
-`BronzeLog` is the one writer of one pipeline's bronze table. Rows are numbered and committed under one lock, so that `batch`
-is dense and in commit order, whoever brings them: the stream or a snapshot. Recovery reads the table and nothing else.
+`BronzeLog` is the only writer of a pipeline's bronze table. It numbers and commits the rows of the stream and of snapshots under one
+lock, so that `batch` is dense and in commit order. Recovery reads the table and nothing else.
 """
 
 from __future__ import annotations
@@ -44,26 +44,27 @@ PROPERTIES = {
 }
 
 TRIMMED = "medallion.trimmed"
-"""The property of a bronze from which maintenance took old events: up to which time, in milliseconds since 1970."""
+"""The table property that maintenance sets when it removes old events: up to which time, in milliseconds since 1970."""
 
 TRIMMED_TO = "medallion.trimmed.to"
-"""The last batch from which maintenance took events. It leaves each collection the last batch that all layers had applied."""
+"""The table property with the last batch from which maintenance removed events. It keeps each collection's last batch that all
+layers had applied."""
 
 DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in bronze.DOCUMENT_KINDS)})"
-"""The rows of bronze that are about one document, as SQL."""
+"""The rows about single documents, as a SQL condition."""
 
 COMPACT_EVERY = 400
-"""Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
+"""Commits between two clustered compactions, which keep the table's state small and commits fast."""
 
 FEW_ROWS = 500_000
-"""The collections of so many rows are read by this process; of more, executors read two columns sooner."""
+"""Up to so many rows this process lists the collections itself; with more, Spark is faster."""
 
 OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set")
-"""What commits say of where the rows came from, and by which settings, which the next start compares with its own: the fingerprint of the
-stream, the lists of fields and of snapshots, a digest of the filters of snapshots, and the replica set's name."""
+"""The names in a commit's metadata that describe the source and the settings, for the next start to compare: the fingerprint of the
+stream, the lists of fields and of snapshots, a digest of the snapshots' filters, and the replica set's name."""
 
 RowFactory = Callable[[int, int], pa.Table]
-"""``(batch, first offset) -> rows``: called under the commit lock, once a commit."""
+"""``(batch, first offset) -> rows``: called under the commit lock, once per commit."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class BronzePosition:
 
 @dataclass(frozen=True)
 class UnclaimedPosition:
-    """The position as it was read before the claim; valid only where the claim commits `version` + 1."""
+    """The position that was read before the claim; valid only if the claim commits `version` + 1."""
 
     version: int
     position: BronzePosition | None
@@ -85,10 +86,10 @@ class UnclaimedPosition:
 
 @dataclass
 class BronzeLog:
-    """The bronze table of one pipeline, claimed; `position` is None while it is empty.
+    """The claimed bronze table of one pipeline; `position` is None while it is empty.
 
-    `log` names the table's history: silver goes by the numbers of batches, which mean nothing in another one. `numbered` is
-    the last number of a batch that was ever given: where a RESTORE takes batches back, their numbers do not come again.
+    `log` is the name of the table's history: batch numbers have a meaning within one history only. `numbered` is the last batch
+    number that was ever used: after a RESTORE, the numbers of the removed batches are not used again. `commits` counts this run's.
     """
 
     spark: SparkSession
@@ -99,7 +100,7 @@ class BronzeLog:
     log: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     commits: int = 0
     complete: str | None = None
-    """The token up to which the stream was read when everything before it was in the table, where that is known."""
+    """The token up to which the stream was read and everything is in the table, where that is known."""
     numbered: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _compaction: threading.Thread | None = None
@@ -108,7 +109,7 @@ class BronzeLog:
 
     def __post_init__(self) -> None:
         self.numbered = max(self.writer.metadata.get("batch") or 0, self.position.batch if self.position else 0)
-        self._compacted = -(self.numbered % COMPACT_EVERY)  # the commits of the runs before count, too
+        self._compacted = -(self.numbered % COMPACT_EVERY)  # The commits of earlier runs count as well.
 
     @staticmethod
     def open(
@@ -119,9 +120,10 @@ class BronzeLog:
         extra: Mapping[str, object] | None = None,
         found: UnclaimedPosition | None = None,
     ) -> BronzeLog:
-        """Make the table if there is none, claim it, and read its position from its rows, unless it is as it was `found`.
+        """Create the table if there is none, claim it, and read its position from its rows, or use `found` where that is still valid.
 
-        Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
+        `extra` is the metadata of every commit. Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed
+        nothing.
         """
         is_new = found is None and delta.create(
             spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",)
@@ -131,43 +133,41 @@ class BronzeLog:
         with writer.released_on_error():
             if found is not None and writer.version == found.version + 1:
                 position = found.position
-            else:  # of a table that was made just now the claim is the first commit
+            else:  # The first commit of a new table is the claim.
                 position = None if is_new and writer.version == 1 else read_position(spark, table)
-            # A trim that was killed leaves it so, and whoever restored the table.
+            # Missing after a killed trim, or after a RESTORE.
             if writer.properties.get("delta.appendOnly") != "true":
                 writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
-            # Delta's name of the table, where no commit says another one: it is the same where those that did are past their retention.
+            # By default the table's id of Delta, which stays the same when the commits with the name have expired.
             log = writer.metadata.get("log") or delta.table_id(spark, table)
             return BronzeLog(spark, table, writer, position, extra or {}, log)
 
     def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:
-        """Number the rows and commit them; the new position.
+        """Number the rows and commit them; returns the new position.
 
-        The rows end with one that carries the stream's token, which is `token` where the caller knows better than the
-        last row's own. Exactly once: the commit holds rows and position, or neither.
+        The position is `token`, or else the token of the last row. The commit holds rows and position, or neither.
         """
         with self._lock:
             if self._is_closed:
                 raise errors.OwnershipLost("bronze: this capture has ended; nothing more is committed")
-            # Not the position's batch + 1: after a RESTORE silver may have applied numbers that the table no longer shows.
+            # Not the position's batch + 1: after a RESTORE silver may have applied later batches than the table holds.
             batch = self.numbered + 1
-            # Numbered under the lock, and not when the rows were made: the stream and a snapshot take turns.
             first = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first)
             last = token or rows.column("resume_token")[-1].as_py()
             extra = {**self.extra, **self._numbers(batch)}
             self.writer.append_arrow(*bronze.row_groups(rows), to=last, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
-            # After the commit: a commit that failed leaves position and number as they were, for whatever is committed next.
+            # After the commit: a failed one must not change position and number.
             self.position = BronzePosition(last, batch, rows.column("offset")[-1].as_py())
             self.commits += 1
         return self.position
 
     def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> BronzePosition:
-        """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
+        """Commit one heartbeat row per payload, with `token`, or the current position where that is later."""
 
         def numbered(batch: int, first: int) -> pa.Table:
-            # The commit lock may have been held by one that moved the position further.
+            # Under the commit lock: another commit may have moved the position.
             newest = resume_token.later(token, self._token or "")
             return pa.concat_tables(
                 heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
@@ -177,7 +177,7 @@ class BronzeLog:
         return self.append(numbered)
 
     def renew(self, *, complete: str | None = None) -> None:
-        """Renew the lease by an empty commit, where nothing else is committed for long; `complete` as the field of this name."""
+        """Renew the lease by an empty commit; `complete` as the field of this name."""
         said = {} if complete is None else {"complete": complete}
         with self._lock:
             stream = {name: self.writer.metadata[name] for name in OF_THE_STREAM if name in self.writer.metadata}
@@ -188,19 +188,19 @@ class BronzeLog:
         return self.position.token if self.position else None
 
     def _numbers(self, batch: int) -> dict[str, object]:
-        """What every commit says of the batches."""
+        """The metadata of every commit about batches."""
         return {"batch": batch, "log": self.log}
 
     @contextlib.contextmanager
     def between_commits(self) -> Iterator[Writer]:
-        """The claim, while nothing else is committed by it: for what is done to the table beside this capture."""
+        """The claim, under the commit lock: for maintenance of the table while the capture runs. Raises `Temporary` once it is closed."""
         with self._lock:
             if self._is_closed:
                 raise errors.Temporary(f"{self.table.label}: its capture has ended; try again")
             yield self.writer
 
     def compact(self, sessions: Callable[[], SparkSession]) -> None:
-        """Cluster the new files by `batch` where they are many, in the background and in a session of its own; commits go on meanwhile."""
+        """Cluster the files by `batch` every `COMPACT_EVERY` commits, in a thread with its own session; commits continue."""
         is_running = self._compaction is not None and self._compaction.is_alive()
         with self._lock:
             if self.commits - self._compacted < COMPACT_EVERY or is_running:
@@ -211,10 +211,10 @@ class BronzeLog:
         self._compaction.start()
 
     def close(self, *, waits: bool = True) -> None:
-        """Give the claim back, and wait for a compaction that runs, unless the end is in a hurry; nothing the second time."""
+        """Release the claim, and with `waits` wait for a running compaction; a second call does nothing."""
         if self._is_closed:
             return
-        # Before the lock: a thread that was left behind must find the log closed, and not commit behind the release.
+        # Before the lock: an abandoned thread must find the log closed, and not commit after the release.
         self._is_closed = True
         with self._lock:
             self.writer.release({} if self.complete is None else {"complete": self.complete})
@@ -223,7 +223,7 @@ class BronzeLog:
 
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:
-    """The position that the rows carry: the token of the last row of the last batch; None for an empty table."""
+    """The position in the rows: the token of the last row of the last batch; None for an empty table."""
     held = _last_rows(spark, table)
     if held is not None:
         return _position(held)
@@ -235,7 +235,7 @@ def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition
 
 
 def _position(last: pa.Table) -> BronzePosition | None:
-    """The position that the rows of the last batch carry."""
+    """The position in the rows of the last batch."""
     if not last.num_rows:
         return None
     row = last.sort_by([("batch", "descending"), ("offset", "descending")]).slice(0, 1).to_pylist()[0]
@@ -243,13 +243,13 @@ def _position(last: pa.Table) -> BronzePosition | None:
 
 
 def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
-    """Token and numbers of the rows that the newest files hold; None where only Delta can tell them."""
+    """Token, batch and offset of the last batch's rows, read by this process; None where it cannot read them."""
     folder = local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
     if folder is None or files is None:
         return None
     spans = [(file.between("batch"), file) for file in files if file.stats.get("numRecords") != 0]
-    # A file without statistics may hold the newest batch.
+    # A file without statistics could hold the newest batch.
     if any(span is None for span, _ in spans):
         return None
     newest = max((span[1] for span, _ in spans if span), default=None)
@@ -261,8 +261,10 @@ def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
 def _payload_rows(
     spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str, columns: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Place and payload of the rows of a kind whose payloads begin so, and these columns, in order; without a Spark job where this process
-    sees the files. They are a few of the log's rows: the tokens of all, say, take minutes to read."""
+    """Offset, payload and other `columns` of the rows of a kind whose payload begins with one of `begins`, in order.
+
+    Without a Spark job where this process can read the files.
+    """
     names, folder = ["offset", "payload", *columns], local_log.readable(spark, table)
     rows = None if folder is None else batch_rows.of_kinds(folder, names, kind, begins=begins)
     if rows is None:
@@ -273,9 +275,9 @@ def _payload_rows(
 
 @dataclass(frozen=True)
 class BronzeHead:
-    """The number of bronze's newest batch, 0 for none, and the name of its history, None where nobody has given it one.
+    """The newest batch of bronze (0: none), and the name of its history (None: unnamed).
 
-    `commit` is the newest one of ours, by which a table says what it was made from (`is_held`).
+    `commit` is the newest commit of the capture, by which a table records what it was made from (`is_held`).
     """
 
     batch: int
@@ -284,7 +286,7 @@ class BronzeHead:
 
 
 def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
-    """Where bronze stands. Its history says it without a job where the capture wrote last."""
+    """The newest batch of bronze; without a Spark job where the last commit is the capture's."""
     last = table_history.commits(spark, table, limit=1)
     said = (last[0].metadata or {}) if last and last[0].restored is None else {}
     if isinstance(said.get("batch"), int):
@@ -305,11 +307,11 @@ def _named(commit: local_log.Commit | None) -> BronzeCommit | None:
 
 
 def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | None) -> bool | None:
-    """Whether bronze's log has a commit that was its newest once. None where that is not known: it is older than the log, or this
-    process does not read it.
+    """Whether bronze's log holds a commit that was its newest one. None where that is unknown: the commit is older than the log, or
+    this process cannot read it.
 
-    False: an older copy of bronze's files was restored. The capture reads the events that it lacks again, and their batches get
-    numbers that other batches had. Delta's RESTORE never causes this, for it only adds a commit. Raises `StoreUnreachable`.
+    False means that an older copy of bronze's files was restored: the capture reads the missing events again, and their batches get
+    numbers that other batches had. Delta's RESTORE does not cause this, because it adds a commit. Raises `StoreUnreachable`.
     """
     folder = local_log.place(spark, table)
     if folder is None or commit is None:
@@ -325,16 +327,16 @@ def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | 
 
 
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
-    """The payloads of all heartbeats that hold a snapshot's progress, in order."""
+    """The payloads of all heartbeats with a snapshot's progress, in order."""
     return [payload for payload in gap_and_snapshot_heartbeats(spark, table) if "snapshot" in payload]
 
 
 def gap_and_snapshot_heartbeats(
     spark: SparkSession, table: tables.TableRef, *, to: int | None = None
 ) -> list[dict[str, Any]]:
-    """The payloads of all heartbeats that tell of a snapshot or of a gap, in order; those in batches up to `to`.
+    """The payloads of all heartbeats about a snapshot or a gap, in batches up to `to`, in order.
 
-    Beside gaps there are the drops and renames that end them, as ``{"ended": "database.collection"}``.
+    Where there are gaps or failures, also the drops and renames that end them, as ``{"ended": "database.collection"}``.
     """
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"', columns=["batch"])
     if any(row["payload"].startswith('{"gap"') or '"failed":' in row["payload"] for row in rows):
@@ -345,10 +347,10 @@ def gap_and_snapshot_heartbeats(
 
 
 def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
-    """The heartbeats of chunks that later ones make superfluous, as SQL over the batches that there are now."""
+    """The heartbeats of chunks that later ones supersede, as a SQL condition for the current batches."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
     kept = snapshot_state.newest_unfinished((row["offset"], json.loads(row["payload"])) for row in rows)
-    # Plans, ends and failures stay: the first heartbeat that tells of a collection's end is its sweep's.
+    # Plans, ends and failures stay: the first heartbeat of a collection's end is that of its sweep.
     is_passing = """payload LIKE '{"snapshot":%' AND payload LIKE '%"completed":false%'"""
     is_other = """payload NOT LIKE '%"planned":%' AND payload NOT LIKE '%"failed":%'"""
     is_newest = f"`offset` IN ({', '.join(map(str, kept))})" if kept else "false"
@@ -357,8 +359,7 @@ def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
 
 @dataclass(frozen=True)
 class FilterChange:
-    """That the settings let other events in from `token` on: the stream's fingerprint, which collections were captured then, and which
-    with rows were left out."""
+    """A change of the stream's filter at `token`: the new fingerprint, the captured collections, and those with rows that are left out."""
 
     token: str
     stream: str
@@ -367,11 +368,11 @@ class FilterChange:
 
 
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
-    """Whether bronze holds all that a collection was made of: nothing was ever taken from its beginning, or a snapshot of the whole
-    collection was planned since, and read to its end."""
+    """Whether a collection can be rebuilt from bronze: no old events were removed, or a snapshot of the whole collection was planned
+    after that and completed."""
     first = _first_batch(spark, table)
     trimmed = delta.properties(spark, table).get(TRIMMED)
-    # Numbers begin at 1: a table that begins later lost its beginning, or took the place of another one.
+    # Numbers begin at 1: a table that begins later lost its beginning, or replaced another one.
     if first == 1 and trimmed is None:
         return True
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', columns=["ts_ms"])
@@ -389,7 +390,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
 
 
 def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
-    """The number of the oldest batch; without a query where this process sees what the log says of each file."""
+    """The number of the oldest batch; without a query where all files have statistics that this process can read."""
     folder = local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
     spans = [file.between("batch") for file in files or ()]
@@ -401,19 +402,19 @@ def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
 
 
 def trimmed_to(spark: SparkSession, table: tables.TableRef) -> int:
-    """The last batch of which maintenance may have taken events; 0 where it never took any."""
+    """The last batch from which maintenance may have removed events; 0 where it never removed any."""
     said = delta.properties(spark, table)
     return int(said.get(TRIMMED_TO) or sys.maxsize) if TRIMMED in said else 0
 
 
 def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "true") -> dict[tuple[str, str], int]:
-    """The first batch of each collection's events that are there. A table that has not applied it is older than what maintenance took."""
+    """The first existing batch with events, by collection. A silver table before it lacks events that maintenance removed."""
     chosen = f"SELECT db, collection, min(batch) AS first FROM {table} WHERE {DOCUMENT_EVENTS} AND {where}"
     return {(row.db, row.collection): row.first for row in spark.sql(f"{chosen} GROUP BY db, collection").collect()}
 
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
-    """What was noted each time when the settings let in other events, in order."""
+    """All changes of the stream's filter, in order."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"', columns=["resume_token"])
     read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
     return [
@@ -424,12 +425,12 @@ def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
 
 
 def first_token(spark: SparkSession, table: tables.TableRef) -> str:
-    """The token with which the table begins."""
+    """The token of the table's first heartbeat, where the stream began."""
     return str(_payload_rows(spark, table, bronze.RowKind.HEARTBEAT, columns=["resume_token"])[0]["resume_token"])
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
-    """The namespaces of all documents in the table; without a query where they are few, on a disk that this process sees."""
+    """The namespaces of all documents in the table; without a query where it has few rows on a local file system."""
     folder, names = local_log.folder(table), ["db", "collection"]
     kinds = bronze.RowKind.CHANGE, bronze.RowKind.SNAPSHOT
     found = None if folder is None else batch_rows.of_kinds(folder, names, *kinds, limit=FEW_ROWS)
@@ -439,18 +440,18 @@ def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tu
 
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
-    """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
+    """The marks of the handled signals from `ops/signals` and from Kafka."""
     payloads = (json.loads(row["payload"]) for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL, '{"'))
     return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
 def handled_signal_ids(spark: SparkSession, table: tables.TableRef) -> set[str]:
-    """The identifiers of all signals in bronze, also of those that were refused."""
+    """The identifiers of all signals in bronze, also of refused ones."""
     return {json.loads(row["payload"]).get("id") or "" for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL, '{"')}
 
 
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.OpenTransaction | None:
-    """The transaction whose BEGIN is in bronze and whose END is not, with its events counted."""
+    """The transaction whose BEGIN is in bronze and whose END is not, with the counts of its events; None where there is none."""
     kind, folder = bronze.RowKind.TRANSACTION, local_log.folder(table)
     newest = None if folder is None else batch_rows.last_of_kind(folder, kind)
     if newest is None:
@@ -459,7 +460,7 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
     payload = json.loads(newest[0]["payload"]) if newest else {}
     if payload.get("status", transactions.END) == transactions.END:
         return None
-    # Not by `transaction`, which those lack that were captured while `provide.transaction.metadata` was off.
+    # Not by `transaction`, which is null for events that were captured while `provide.transaction.metadata` was off.
     own = f"`offset` > {newest[0]['offset']} AND concat(source.lsid, ':', source.txnNumber) = {literal(payload['id'])}"
     counted = spark.sql(
         f"SELECT db, collection, count(*) AS events FROM {table} WHERE {own} GROUP BY db, collection"
@@ -490,9 +491,9 @@ def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def _optimize(session: SparkSession, table: tables.TableRef) -> None:
-    """A compaction that fails is tried again by the next one: nothing depends on it but the price of a commit.
+    """Compact the table; failures are ignored, because the next compaction tries again.
 
-    Its commit says nothing: commits that came while it ran would be hidden behind what was known when it began.
+    The commit has no metadata of ours: that from its beginning would hide the commits made while it ran.
     """
     with contextlib.suppress(Exception):
         maintenance.optimize(session, table)

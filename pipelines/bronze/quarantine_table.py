@@ -1,6 +1,6 @@
-"""The quarantine table of a collection: rows of bronze that cannot be read, set aside before their range is applied.
+"""The quarantine table of a collection: events of bronze that cannot be applied, with the reason.
 
-Facts about an event are appended before the range that it is of is applied. A range that is applied again appends them
+Each row is a fact about an event, appended before the event's range is applied. A range that is applied again appends its facts
 again, which changes nothing: the newest fact of an event counts.
 """
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MANY_FACTS = 1_000_000
-"""Of more facts a query says which events they hold. Of each some hundred bytes are kept, and of its texts none."""
+"""The number of facts up to which this process reads them; it keeps some hundred bytes of each."""
 
 FEW = 1000
-"""At most so many keys are named in a query; with more of them all events of a range are looked at."""
+"""The number of keys up to which a query names them; with more, all events of a range are read."""
 
 
 def applicable(
@@ -45,27 +45,25 @@ def applicable(
     span: BatchRange,
     has_suspects: bool,
 ) -> DataFrame | None:
-    """The events of `span`, whose keys are the `keys`, as silver may apply them; None where all of them may be, as nearly always.
+    """The events of `span` that silver may apply; None for all of them, as nearly always. `keys` are the events' keys.
 
-    `has_suspects` says whether `quarantine_rules.is_suspect` holds for any of them. Facts are appended to `table`,
-    which is made where it is needed. The result may hold updates of which nothing is known
-    (`cdc_core.silver.quarantine.QuarantineSplit`).
+    `has_suspects`: whether `quarantine_rules.is_suspect` is true for any event. Appends the facts to `table`, which is created where
+    necessary. The result may have updates without a known document (`cdc_core.silver.quarantine.QuarantineSplit`).
     """
-    # Readable events are held back too where an earlier one of their document waits: applied before it, they would build on
-    # a document that lacks its change.
+    # A readable event is held as well where an earlier one of its document is: applied first, it would lack that change.
     waiting = _waiting(spark, table, keys, before=span.after)
     if not has_suspects and (waiting is None or waiting.isEmpty()):
         return None
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
     known = spark.table(str(table)).limit(0) if waiting is None else waiting
     split = quarantine_rules.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
-    # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
+    # Before the range is applied: after a crash in between the range is repeated, and no event is lost.
     split.facts.writeTo(str(table)).append()
     return split.events
 
 
 def count(spark: SparkSession, table: tables.TableRef) -> int:
-    """How many events a collection's quarantine holds."""
+    """The number of events that a collection's quarantine holds."""
     if not delta.exists(spark, table):
         return 0
     here = HeldEvents.of(spark, table)
@@ -76,32 +74,32 @@ def count(spark: SparkSession, table: tables.TableRef) -> int:
 _FACTS = pa.schema(
     [("event", pa.binary(16)), ("key", pa.string()), ("to", pa.int64()), ("is_ending", pa.bool_()), ("batch", pa.int64())]
 )
-"""What decides whether an event is held: facts by a digest of its `IDENTITY`."""
+"""The facts as this process keeps them, with a digest of the event's `IDENTITY`."""
 
 _READ = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
 
 
 @dataclass
 class HeldEvents:
-    """Of which documents a quarantine holds events, as this process sees its files, without a query."""
+    """The held events of a quarantine, read from its files without a query."""
 
     live: live_files.LiveFiles
     _files: frozenset[tuple[Any, ...]] = frozenset()
-    """Those that were read: where some were appended, they are not read again."""
+    """The files that were read: after an append only the new ones are read."""
     _facts: pa.Table | None = None
     _told: tuple[int, frozenset[str]] | None = None
 
     @staticmethod
     def of(spark: SparkSession, table: tables.TableRef) -> HeldEvents | None:
-        """None where this process does not see the table."""
+        """The held events of a table; None where this process cannot read it."""
         live = live_files.of(spark, table)
         return None if live is None else HeldEvents(live)
 
     def keys(self, *, before: int = sys.maxsize) -> frozenset[str] | None:
-        """The keys of the documents, for a range behind the batch `before`; None where that cannot be told from here.
+        """The keys of documents with held events, for a range after the batch `before`; None where this process cannot read them.
 
-        By the facts up to that batch, and by all of them: a larger range that was not applied in the end may have left some of
-        later batches. An event without a key holds nothing back.
+        By the facts up to that batch, and by all facts: a larger range that was not applied may have left facts of later batches. An
+        event without a key holds nothing back.
         """
         facts = self._read()
         if facts is None:
@@ -114,12 +112,12 @@ class HeldEvents:
         return self._told[1]
 
     def count(self) -> int | None:
-        """How many events are held; None where that cannot be told from here."""
+        """The number of held events; None where this process cannot read them."""
         facts = self._read()
         return None if facts is None else len(_held(facts))
 
     def _read(self) -> pa.Table | None:
-        """The facts, read anew where the table's files are others; None where they are not to be read from here."""
+        """The facts, up to date with the table's files; None where this process cannot read them, or they are too many."""
         try:
             if not self.live.at_newest() or self.live.row_count() > MANY_FACTS:
                 return None
@@ -136,8 +134,8 @@ class HeldEvents:
 
 
 def _narrow(facts: pa.Table) -> pa.Table:
-    """Facts as `_FACTS` has them."""
-    # A mark for null, which no key has.
+    """Facts in the schema `_FACTS`."""
+    # Null as a character that no key has.
     identities = pc.binary_join_element_wise(
         *(facts[name] for name in quarantine_rules.IDENTITY), "\0", null_handling="replace", null_replacement="\1"
     )
@@ -147,7 +145,7 @@ def _narrow(facts: pa.Table) -> pa.Table:
 
 
 def _held(facts: pa.Table) -> pa.Table:
-    """The newest fact of each event that none ends the stay of."""
+    """The newest fact of each event that is held: whose newest fact has no ending reason."""
     ordered = facts.sort_by([(name, "ascending") for name in ("to", "is_ending", "batch")])
     numbered = ordered.append_column("number", pa.array(range(len(ordered)), pa.int64()))
     newest = ordered.take(numbered.group_by("event").aggregate([("number", "max")])["number_max"])
@@ -158,13 +156,13 @@ _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
 
 
 def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str]) -> set[str]:
-    """Those of the keys of whose documents events are held, by a query."""
+    """The keys whose documents have held events, by a query."""
     held = quarantine_rules.held(query_execution.with_values(spark.table(str(table)), "key", keys))
     return {row.key for row in held.select("key").distinct().collect()}
 
 
 def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
-    """The keys, as `__key`, of documents with events of this sequence or later that are held; None where nothing is."""
+    """The keys, as `__key`, of documents with held events of this sequence or later; None where there is no quarantine."""
     if not delta.exists(spark, table):
         return None
     held = quarantine_rules.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
@@ -172,11 +170,11 @@ def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> 
 
 
 def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
-    """End what is held with a sequence before this one: the collection was dropped, renamed or read as a whole since."""
+    """End the stay of events with a sequence before this one, after a drop, a rename or a whole snapshot of the collection."""
     if not delta.exists(spark, table):
         return
     held = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)
-    # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
+    # A fact and not a DELETE: the table is append-only, and the history of an event can be listed.
     ended = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
     facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
@@ -184,8 +182,10 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
 
 
 def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef, to: int, replaces: bool) -> None:
-    """Append what another quarantine of the same events, `found`, says in its range up to batch `to` and this one does not: which events
-    are held, and which no longer are. With `replaces` what this one held goes: it is of another bronze, whose numbers mean nothing here."""
+    """Append the facts of another quarantine of the same events (`found`) that differ from this one's, as of batch `to`.
+
+    With `replaces` the facts of this one are deleted first: they are of another bronze, whose batch numbers have no meaning here.
+    """
     if replaces and delta.exists(spark, table):
         ops_tables.delete(spark, table, "true")
     if not delta.exists(spark, found):
@@ -204,17 +204,16 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef
         .join(known, is_same, "left_anti")
         .unionByName(newest.where(is_ending).join(known, is_same, "left_semi"))
     )
-    # As of the whole range: what is appended has to come after what this one says.
+    # As of the whole range: these facts must be newer than this quarantine's own.
     facts = changed.withColumn("to", F.lit(to).cast("bigint")).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
         facts.writeTo(str(table)).append()
 
 
 def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
-    """Remove the facts about events from before a time whose stay ended in a batch up to `applied`; how many events.
+    """Delete the facts of events from before a time (ms since 1970) whose stay ended in a batch up to `applied`; the number of events.
 
-    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises
-    `CommitConflict`.
+    In one commit: an older fact that remained would hold its event again. Raises `CommitConflict`.
     """
     ended = quarantine_rules.current(spark.table(str(table))).where(
         F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])
@@ -236,7 +235,7 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
 
 
 def _waiting(spark: SparkSession, table: tables.TableRef, keys: DataFrame, *, before: int) -> DataFrame | None:
-    """What is held of these documents: of any other nothing comes in a range without an event of it, and there may be a million."""
+    """The held events of these documents; None without a quarantine. A range cannot release those of other documents."""
     if not delta.exists(spark, table):
         return None
     facts = spark.table(str(table)).join(keys, F.col("key") == F.col("__key"), "left_semi")
@@ -244,8 +243,7 @@ def _waiting(spark: SparkSession, table: tables.TableRef, keys: DataFrame, *, be
 
 
 def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
-    """The keys that the quarantine has anything to do with; None where there are too many to name."""
-    # One more than may be named is enough to know that they are too many.
+    """The keys with broken or held events; None where they are more than `FEW`."""
     broken = events.where(quarantine_rules.reason().isNotNull()).select("key")
     keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
     return [row.key for row in keys] if len(keys) <= FEW else None

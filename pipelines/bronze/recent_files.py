@@ -1,4 +1,4 @@
-"""Small files of bronze as they were read last: in a service each collection asks for the same ones, one after the other."""
+"""A cache of bronze's small files: in a service all collections read the same ones, one after the other."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cdc_core.bronze import columns as bronze
 from pipelines.delta import local_log
 
 SMALL_BYTES = 256 * 2**10
-"""A file of so many bytes is opened, and its footer read, for longer than its rows are."""
+"""The size up to which a file is small: opening it and reading its footer takes longer than reading its rows."""
 
 KEPT_BYTES = 32 * 2**20
-"""So much of them is held at a time, in memory."""
+"""The memory that the cache may use."""
 
 _FILE_BYTES = 4 * 2**20
-"""A file of more bytes in memory is none to hold: documents that resemble each other compress a hundredfold."""
+"""The memory that one file may use: similar documents compress a hundredfold."""
 
 _MOST_FILES = 1024
-"""And of so many files, of which those that are too large to hold take no bytes."""
+"""The number of files, including those that are too large to cache."""
 
 _PART_ROWS = 4096
 
@@ -31,7 +31,7 @@ _File = tuple[Path, tuple[str, ...]]
 
 
 class RecentFiles:
-    """Columns of files, which never change once they are there; those that were asked for last."""
+    """An LRU cache of columns of files, which never change."""
 
     def __init__(self, *, most_bytes: int = KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -40,9 +40,9 @@ class RecentFiles:
         self._lock = threading.Lock()
 
     def table(self, path: Path, columns: Sequence[str]) -> pa.Table | None:
-        """The columns of all rows; None where they are too large to be held. Raises as Arrow does where the file cannot be read."""
+        """The columns of all rows; None where they are too large to cache. Raises Arrow's errors where the file cannot be read."""
         key = (path, tuple(columns))
-        with self._lock:  # while it is read, too: whoever comes meanwhile wants the same one
+        with self._lock:  # Also during the read: other threads want the same file.
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]

@@ -1,9 +1,9 @@
-"""The captured collections: which there are, and where silver stands with each.
+"""The registry of captured collections, and the positions of their silver tables.
 
-`ops/collections` notes every collection before its silver table is touched, with the bronze batch up to which no other
-collection has events: so a run finds new collections without reading bronze from its start. It holds facts of
-bronze, each with the names of the pipeline whose bronze it is and of that bronze's history, because the numbers of batches
-mean nothing in another one: noting one twice changes nothing, and a lost table is found again from batch 0.
+`ops/collections` records every collection before its silver table is created, with the bronze batch up to which no other collection
+has events, so that a run finds new collections without reading bronze from its start. Each row names its pipeline and the history of
+that pipeline's bronze, because batch numbers have a meaning within one history only. Recording a collection twice changes nothing,
+and a lost table is filled again from batch 0.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SCHEMA = pa.schema(
 )
 
 BronzeCommit = tuple[int, str]
-"""A commit of bronze: its version, and what it is called."""
+"""A commit of bronze: its version, and its name."""
 
 IDLE_BATCHES = 10_000
-"""A collection without events moves its position when it is this many batches behind."""
+"""The number of batches after which a collection without events moves its position."""
 
 GENERATION = "medallion.generation"
-"""The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
+"""The table property with the generation of a rebuilt silver table, for when its log holds no commit of ours."""
 
 FORGOTTEN_TO = "medallion.forgotten.to"
-"""The property of a table of remembered deletes from which maintenance took old ones: the last batch of those."""
+"""The property of a table of remembered deletes with the last batch from which maintenance removed some."""
 
 
 class Namespace(NamedTuple):
@@ -56,7 +56,7 @@ class Namespace(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> Namespace:
-        """That of a name as `str` gives it: no database has a dot in its name."""
+        """The namespace of `database.collection`; database names have no dots."""
         return cls(*name.split(".", 1))
 
     def __str__(self) -> str:
@@ -64,12 +64,12 @@ class Namespace(NamedTuple):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether MongoDB made it for the time of one command (`$out`, map-reduce, a rename between databases)."""
+        """Whether it is a temporary collection of a MongoDB command (`$out`, map-reduce, a rename between databases)."""
         return _TEMPORARY.match(self.collection) is not None
 
     @property
     def predicate(self) -> str:
-        """The collection's rows, as SQL over bronze."""
+        """The collection's rows, as a SQL condition over bronze."""
         return f"db = {literal(self.db)} AND collection = {literal(self.collection)}"
 
 
@@ -78,10 +78,10 @@ _TEMPORARY = re.compile(r"tmp\.(agg_out|mr)\.|tmp\w{5}\.renameCollection$")
 
 @dataclass(frozen=True)
 class KnownCollections:
-    """The collections that have events in bronze batches up to `discovered`, in the order of their names.
+    """The collections with events in bronze batches up to `discovered`, in order of their names.
 
-    `refused` are those without tables, because a collection that was known before has the name that theirs would get, `of_others` those
-    that were noted of other bronzes alone.
+    `refused` are those whose table's name belongs to an earlier collection, `of_others` those that are recorded for other histories
+    of bronze only.
     """
 
     discovered: int = 0
@@ -91,14 +91,10 @@ class KnownCollections:
 
 
 def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
-    """The collections, in the order in which they were found, without those whose tables would have the name of an
-    earlier one's.
-
-    A collection that is no longer captured is not reported.
-    """
+    """The collections in the given order; those whose table's name belongs to an earlier one are refused, if they are captured."""
     layout = delta.layout(settings.lakehouse)
     if layout.root is not None:
-        # Folders tell all names apart (`layout.path_name`), and a service asks for thousands, time and again.
+        # Paths are unique (`layout.path_name`), and a service checks thousands of collections repeatedly.
         return KnownCollections(0, tuple(namespaces))
     owners: dict[str, Namespace] = {}
     kept: list[Namespace] = []
@@ -113,7 +109,7 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
                 f"{namespace}: its table would be {table.label}, which already belongs to {owner}; remove one of them from "
                 "the include list, or use another pipeline with its own schema_prefix"
             )
-    if refused:  # read for these alone: a list may have thousands of names
+    if refused:  # Only then: the include list may have thousands of names.
         chosen = filters.of(settings.source)
         refused = {each: error for each, error in refused.items() if chosen.includes(*each)}
     return KnownCollections(0, tuple(kept), refused)
@@ -121,8 +117,8 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
 
 @stored_files.one_look()
 def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> KnownCollections:
-    """What `ops/collections` holds of a pipeline; `discovered` and `of_others` count for the bronze whose history is called `log`.
-    Nothing where the table does not exist yet."""
+    """The collections of a pipeline in `ops/collections`, none where it does not exist; `discovered` and `of_others` are for the
+    history `log` of bronze."""
     table = delta.layout(settings.lakehouse).ops("collections")
     if delta.found(spark, table) is None:
         return KnownCollections()
@@ -131,8 +127,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     for row in rows:
         if row["db"] is not None:
             namespace = Namespace(row["db"], row["collection"])
-            # Noted more than once after a crash: the earliest says when it was first seen, and who had the table's name
-            # first.
+            # Recorded more than once after a crash: the earliest batch decides who had the table's name first.
             first[namespace] = min(row["batch"], first.get(namespace, row["batch"]))
     own = [row for row in rows if row["log"] == log]
     known = with_own_tables(settings, sorted(first, key=lambda namespace: (first[namespace], namespace)))
@@ -145,7 +140,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
 
 
 def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
-    """The table's rows, kept until it has another commit: gold asks each second, and each note is a file until they are compacted."""
+    """The table's rows, cached until its next commit: gold reads them each second, and every row is a file until compaction."""
     newest = table_history.commits(spark, table, limit=1)
     if table not in _READ or _READ[table][0] != newest:
         _READ[table] = newest, ops_tables.rows(spark, table, SCHEMA).to_pylist()
@@ -156,8 +151,8 @@ _READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]
 
 
 def searched(spark: SparkSession, settings: Settings, namespace: Namespace, *, log: str | None) -> tuple[int, int]:
-    """The batches up to which the bronze `log` was searched before the collection was found, and then: its first events lie between.
-    Anywhere, where it was noted of other bronzes alone."""
+    """The range of batches (after, to) in which the collection's first events were found in the history `log` of bronze; all batches
+    where it is recorded for other histories only."""
     noted = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
     rows = [row for row in noted if row["pipeline"] == settings.name and row["log"] == log]
     found = min((row["batch"] for row in rows if (row["db"], row["collection"]) == namespace), default=None)
@@ -167,7 +162,7 @@ def searched(spark: SparkSession, settings: Settings, namespace: Namespace, *, l
 
 
 def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None) -> None:
-    """Note new collections of a pipeline, and that there is no other up to the batch `discovered` of the bronze `log`."""
+    """Record new collections of a pipeline, and that there are no others up to the batch `discovered` of the history `log`."""
     named: Sequence[tuple[str | None, str | None]] = new or [(None, None)]
     rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named]
     table = delta.layout(settings.lakehouse).ops("collections")
@@ -175,9 +170,9 @@ def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], d
 
 
 def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> tuple[Namespace, ...]:
-    """The captured collections, or the one that is named `database.collection`.
+    """The captured collections, or only `collection`, as `database.collection`.
 
-    Raises `SettingsError` where there is no such one.
+    Raises `SettingsError` where that is unknown.
     """
     known = read(spark, settings).namespaces
     if collection is None:
@@ -193,10 +188,9 @@ def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> t
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """No collection has events that its table lacks, up to the bronze batch `batch`.
+    """States that all silver tables are complete up to the bronze batch `batch`.
 
-    Valid while every silver table is at the position that went into the digest `of`: a table that is restored, rebuilt or
-    removed voids it.
+    Valid while every silver table is at the position in the digest `of`: restoring, rebuilding or removing a table voids it.
     """
 
     batch: int
@@ -205,74 +199,73 @@ class CaughtUp:
     @staticmethod
     def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> CaughtUp:
         """The statement for silver tables that are at these positions."""
-        # All of them in one digest: the statement is about the set, and a single table that moved makes it void.
+        # One digest of all, so that a single table that moved voids it.
         places = sorted((str(namespace), each.to, each.generation) for namespace, each in positions.items())
         return CaughtUp(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
 
     @staticmethod
     def among(positions: Mapping[Namespace, SilverPosition]) -> int:
-        """The greatest batch that a table states for exactly these positions; 0 where none does."""
+        """The greatest batch of the statements that are valid for these positions; 0 where there is none."""
         of = CaughtUp.at(0, positions).of
         return max((each.settled.batch for each in positions.values() if each.settled and each.settled.of == of), default=0)
 
 
 @dataclass(frozen=True)
 class SilverPosition:
-    """Where a silver table stands, at its `version`."""
+    """The position of a silver table at its `version`."""
 
     to: int = 0
     """The bronze batch up to which it is applied."""
     high: str | None = None
-    """The greatest sequence that it has seen; None where its history no longer says."""
+    """The greatest sequence that was applied; None where unknown."""
     swept: str = ""
     """The sequence of its last sweep."""
     generation: str = ""
-    """What a rebuild called its rows."""
+    """The name that a rebuild gave to its rows."""
     floor: str = ""
-    """The sequence of its last drop or rename, before which nothing may arrive any more."""
+    """The sequence of its last drop or rename; older events are not applied any more."""
     log: str | None = None
-    """The bronze whose batches these are; None where it has no name."""
+    """The history of bronze whose batches these are; None where it is unnamed."""
     documents: bool | None = None
-    """Whether its rows hold whole documents; None where nothing says so."""
+    """Whether its rows hold whole documents; None where unknown."""
     added: tuple[str, ...] = ()
-    """The columns that `add.fields` and `add.headers` ever made."""
+    """The columns that `add.fields` and `add.headers` ever added."""
     version: int = -1
     settled: CaughtUp | None = field(default=None, compare=False)
-    """What the last run that left the table cleanly found out about all tables."""
+    """The statement about all tables by the last run that released the table cleanly."""
     origin: str = ""
-    """Another one where the rows began anew: the table was made, repaired or restored since, and what was read of it at a batch may
-    not be what it held at that batch the second time."""
+    """Changes when the table is created, repaired or restored: its rows at a batch may then differ from those at the same batch before."""
     bronze: BronzeCommit | None = None
-    """The newest commit of the bronze in which these batches were found. Where bronze's log does not hold it any more, bronze was replaced,
-    and the numbers of its batches are not these."""
+    """The newest commit of bronze when these batches were read. Where bronze's log lacks it, bronze was replaced, and its batch numbers
+    have another meaning."""
     deletes: int | None = None
-    """The version of the table of remembered deletes that holds the last of them; None where nothing says so."""
+    """The version of the table of remembered deletes with the last of them; None where unknown."""
 
     def is_of_other(self, log: str | None) -> bool:
-        """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""
+        """Whether `to` is a batch of another history of bronze than `log`."""
         return None not in (log, self.log) and self.log != log
 
     @property
     def extra(self) -> dict[str, object]:
-        """What a commit says beside `to`."""
+        """The metadata of a commit beside `to`."""
         names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin", "bronze", "deletes")
         return {name: getattr(self, name) for name in names}
 
 
 def bronze_commit(metadata: Mapping[str, Any]) -> BronzeCommit | None:
-    """The commit of bronze that a table's commit names."""
+    """The commit of bronze in the metadata of a table's commit."""
     found = metadata.get("bronze")
     return None if found is None else (found[0], found[1])
 
 
 def deletes_version(deletes: tables.TableRef) -> int | None:
-    """The newest version of a table of remembered deletes; None where this process does not see it, or it is not there."""
+    """The newest version of a table of remembered deletes; None where it does not exist, or not on a local file system."""
     folder = local_log.folder(deletes)
     return None if folder is None else local_log.newest_version(folder)
 
 
 def remembered_to(spark: SparkSession, deletes: tables.TableRef) -> int:
-    """The last batch of which deletes are known to be remembered, or were until maintenance forgot them; 0 where there is none."""
+    """The last batch with remembered deletes, or with deletes that maintenance removed; 0 where there is none."""
     folder = local_log.folder(deletes)
     files = None if folder is None else local_log.files(folder)
     spans = (file.between("__batch") for file in files or ())
@@ -281,7 +274,7 @@ def remembered_to(spark: SparkSession, deletes: tables.TableRef) -> int:
 
 
 def lacks_deletes(deletes: tables.TableRef, position: SilverPosition) -> bool:
-    """Whether the table of remembered deletes is an older copy than the silver table at this position, as far as this process sees it."""
+    """Whether the table of remembered deletes is older than the silver table's position; False where this process cannot read it."""
     if position.deletes is None or local_log.folder(deletes) is None:
         return False
     newest = deletes_version(deletes)
@@ -289,13 +282,12 @@ def lacks_deletes(deletes: tables.TableRef, position: SilverPosition) -> bool:
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
-    """Where a silver table stands: its last commit's metadata, or the greatest batch of its rows as a lower bound."""
+    """The position of a silver table: from its last commit's metadata, or the greatest batch of its rows as a lower bound."""
     at = table_history.standing(spark, table)
     if at.version < 0:
         return SilverPosition()
     metadata = at.said
-    # At the newest version, whose rows are those of the position: what others committed since, such as OPTIMIZE, leaves them as they
-    # are, and the files of older versions to VACUUM.
+    # The newest version: later commits such as OPTIMIZE keep the rows, while VACUUM removes the files of older versions.
     if metadata.get("to") is not None:
         return SilverPosition(
             metadata["to"],
@@ -312,7 +304,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             bronze_commit(metadata),
             metadata.get("deletes"),
         )
-    # Without its generation the table's columns would be read by the schema that they had before the rebuild.
+    # Without the generation, the columns would be read with the schema from before the rebuild.
     generation = delta.check_ours(spark, table).get(GENERATION, "")
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {at.version}").first()
     return SilverPosition(row.batch or 0, generation=generation, version=at.version)

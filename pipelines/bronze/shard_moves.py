@@ -1,4 +1,5 @@
-"""What the last rows of bronze say of transactions that move documents to another shard: one event may be there, the other still come."""
+"""The state of `ShardMoves` from bronze's last rows: of a document that moves to another shard, one event may be in bronze and the
+other still to come."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BATCHES = 32
-"""So many of the last batches are looked at: half a minute of a stream that is committed each second."""
+"""The number of last batches that are read: half a minute of a stream that is committed each second."""
 
 ROWS = 200_000
-"""More rows than these are looked through by Spark."""
+"""The rows above which Spark reads them."""
 
 _COLUMNS = ("offset", "op", "db", "collection", "key", "documentKey", "sequence", "source")
 
@@ -27,7 +28,7 @@ _COLUMNS = ("offset", "op", "db", "collection", "key", "documentKey", "sequence"
 def remembered(
     spark: SparkSession, table: tables.TableRef, position: bronze_log.BronzePosition | None
 ) -> transactions.ShardMoves:
-    """The moves as the capture knew them that ended at this position."""
+    """The moves known at this position, as a capture that runs without interruption would know them."""
     moves = transactions.ShardMoves()
     if position is None:
         return moves

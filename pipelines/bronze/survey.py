@@ -1,7 +1,7 @@
-"""What a span of bronze's batches holds of each collection: how many events, and the sweeps that it calls for.
+"""Surveys a span of bronze's batches: the events of each collection, and the sweeps.
 
-A survey reads bronze's narrow columns and never a document: it decides which collections there is anything to do for, and
-where a long span is cut into ranges.
+A survey reads bronze's narrow columns and no documents. It decides which collections have work, and where a long span is cut into
+ranges.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import CollectionSettings
 
 MAX_DRIVER_ROWS = 20_000
-"""At most so many rows are read and written by this process, without a Spark job."""
+"""The number of rows up to which this process reads and writes them, without a Spark job."""
 
 MAX_SURVEYED_ROWS = 1_000_000
-"""At most so many rows are surveyed by this process: only their narrow columns are read."""
+"""The number of rows up to which this process surveys them: it reads only their narrow columns."""
 
 MAX_SURVEYED_BYTES = 256 * 2**20
 
 MAX_BROADCAST_EVENTS = 2_000_000
-"""Of at most so many events the winners' offsets are sent to every executor; of more the documents are shuffled."""
+"""The number of events up to which the winners' offsets are broadcast; with more, the documents are shuffled."""
 
-# LIKE may let heartbeats pass that end no snapshot: `collection_ends.of_heartbeats` reads the JSON of those few.
+# LIKE also matches heartbeats that end no snapshot: `collection_ends.of_heartbeats` parses those few.
 _CALLS_FOR_SWEEP = (
     """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
 )
@@ -50,7 +50,7 @@ _CALLS_FOR_SWEEP = (
 
 @dataclass(frozen=True)
 class EventCounts:
-    """What bronze holds of one collection in a range, from its narrow columns."""
+    """The events of one collection in a range: their number, and the least and greatest sequence and key."""
 
     events: int = 0
     deletes: int = 0
@@ -68,18 +68,18 @@ def surveyed(
     only: registry.Namespace | None = None,
     starts: Mapping[registry.Namespace, int] = {},
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[Sweep, ...]]:
-    """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
+    """The event counts of each collection, or of `only` one, in a span of batches, and the sweeps of all, in order.
 
-    Of the collections of `starts` the events after that batch are counted. One query, however many collections there
-    are, and none for a few rows in files that this process sees.
+    For the collections in `starts`, only events after that batch are counted. One query for any number of collections, and none for a
+    few rows in files that this process can read.
     """
-    # A Spark query costs more than the reading of a small span, and a service surveys many.
+    # For a small span a Spark query takes longer than reading the files.
     few = batch_rows.few_rows(spark, bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
     if few is not None:
         return _surveyed_here(few, only, starts)
     own = "true" if only is None else only.predicate
     if starts:
-        # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
+        # A collection that failed or runs ahead has a position inside the span, after which its events count.
         start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in starts.items())
         own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
     rows = batch_rows.rows(spark, bronze_table, span).where(
@@ -93,27 +93,27 @@ def surveyed(
         .collect()
     )
     counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in surveyed if row.is_event}
-    # collect_list keeps no order, and the first heartbeat that names a finished collection counts.
+    # collect_list has no order, and the first heartbeat of a completed collection counts.
     return counts, _sweeps(sorted((each for row in surveyed for each in row.sweep_rows), key=lambda each: each.offset))
 
 
 def counts_of(
     spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: BatchRange
 ) -> EventCounts:
-    """What a span of batches holds of one collection."""
+    """The event counts of one collection in a span of batches."""
     counts, _ = surveyed(spark, bronze_table, span, only=namespace)
     return counts.get(namespace, EventCounts())
 
 
 SWEEP_ROW = batch_rows.SweepRow._fields
 SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
-"""The columns of bronze that a survey looks at."""
+"""The columns of bronze that a survey reads."""
 
 
 def _surveyed_here(
     rows: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[Sweep, ...]]:
-    """What `surveyed` says, of rows that this process has read."""
+    """`surveyed` for rows that this process has read."""
     is_event = are_of_documents(rows)
     others = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
     sweep_rows = [batch_rows.SweepRow(**row) for row in others if _calls_for_sweep(row)]
@@ -122,7 +122,7 @@ def _surveyed_here(
 
 
 def _wanted_events(events: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]) -> pa.Table:
-    """The events of one collection or of all, each from its own position on."""
+    """The events of one collection or of all, each collection's after its start."""
     if only is not None:
         events = events.filter(_is_of(events, only))
     if not starts:
@@ -132,13 +132,13 @@ def _wanted_events(events: pa.Table, only: registry.Namespace | None, starts: Ma
 
 
 def places(events: pa.Table, of: Iterable[registry.Namespace]) -> pa.ChunkedArray:
-    """The place of each event's collection among these; null where it is none of them. All at once: they may be thousands."""
+    """The index of each event's collection in `of`; null for any other. Vectorized, because there may be thousands."""
     names = pc.binary_join_element_wise(events["db"], events["collection"], _BETWEEN)
     return pc.index_in(names, value_set=pa.array(map(_BETWEEN.join, of), pa.string()))
 
 
 _BETWEEN = "\0"
-"""In no name of a database or a collection."""
+"""A character that names of databases and collections cannot contain."""
 
 
 def _is_of(events: pa.Table, namespace: registry.Namespace) -> pa.ChunkedArray:
@@ -147,14 +147,14 @@ def _is_of(events: pa.Table, namespace: registry.Namespace) -> pa.ChunkedArray:
 
 
 def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
-    """`_CALLS_FOR_SWEEP` of one row."""
+    """`_CALLS_FOR_SWEEP` for one row."""
     if row["kind"] == bronze.RowKind.HEARTBEAT.value:
         return '"completed"' in (row["payload"] or "")
     return row["kind"] == bronze.RowKind.SCHEMA_CHANGE.value and row["sequence"] is not None
 
 
 def _counted_here(events: pa.Table) -> dict[registry.Namespace, EventCounts]:
-    """The counts of each collection. Arrow compares the bytes of UTF-8, as Spark does."""
+    """The counts by collection. Arrow compares strings by their UTF-8 bytes, as Spark does."""
     is_delete = pc.fill_null(pc.equal(events["op"], bronze.Op.DELETE.value), False).cast(pa.int64())
     aggregates = [("is_delete", "count"), ("is_delete", "sum")]
     aggregates += [(column, bound) for column in ("sequence", "key") for bound in ("min", "max")]
@@ -170,22 +170,22 @@ def _counted_here(events: pa.Table) -> dict[registry.Namespace, EventCounts]:
 
 
 OF_EVENTS = ("batch", "kind", "db", "collection")
-"""The columns of bronze that say which collection's events a batch holds."""
+"""The columns of bronze by which a collection's events in a batch are found."""
 
 
 def are_events(rows: pa.Table, of: registry.Namespace) -> pa.ChunkedArray:
-    """Which rows are events of documents of a collection; the rows have `OF_EVENTS`."""
+    """Which rows are document events of a collection; the rows need the columns `OF_EVENTS`."""
     return pc.and_(_is_of(rows, of), are_of_documents(rows))
 
 
 def are_of_documents(rows: pa.Table) -> pa.ChunkedArray:
-    """Which rows are events of documents: `bronze_log.DOCUMENT_EVENTS` of rows that are here."""
+    """Which rows are document events: `bronze_log.DOCUMENT_EVENTS` for an Arrow table."""
     return pc.is_in(rows["kind"], value_set=pa.array(bronze.DOCUMENT_KINDS))
 
 
 @dataclass(frozen=True)
 class EventsByBatch:
-    """Each batch, in order, with how many events of one collection it holds, and the bytes of a document on average."""
+    """Each batch, in order, with its number of events of one collection, and the average bytes of a document."""
 
     events: Sequence[tuple[int, int]]
     row_bytes: int
@@ -194,14 +194,14 @@ class EventsByBatch:
 def by_batch(
     spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: BatchRange
 ) -> EventsByBatch | None:
-    """How a collection's events lie in the batches of a span; None where this process does not see all their files."""
+    """The events of a collection by batch; None where this process cannot read all files of the span."""
     files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
     size_bytes = batch_rows.bytes_of(files, ["after"])
     if not files or size_bytes is None:
         return None
     found: Counter[int] = Counter()
     count = 0
-    for file in files:  # one by one: a long span has many rows
+    for file in files:  # One by one: a long span has many rows.
         rows = batch_rows.read(
             [file.path], list(OF_EVENTS), where=[("db", "==", of.db), ("collection", "==", of.collection)]
         )
@@ -215,7 +215,7 @@ def by_batch(
 def sweeps(
     spark: SparkSession, bronze_table: tables.TableRef, span: BatchRange, *, among: Sequence[registry.Namespace]
 ) -> tuple[Sweep, ...]:
-    """The sweeps that drops and renames of these collections call for in a span of batches."""
+    """The sweeps for drops and renames of these collections in a span of batches."""
     folder, kind = local_log.folder(bronze_table), bronze.RowKind.SCHEMA_CHANGE
     here = None if folder is None else batch_rows.of_kinds(folder, [*SWEEP_ROW], kind, limit=MAX_SURVEYED_ROWS)
     if here is not None:
@@ -248,7 +248,7 @@ def _counts(row: dict[str, Any]) -> EventCounts:
 
 def events(spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: BatchRange) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
-    # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
+    # `among` skips whole files, the predicate filters rows: a file holds many collections.
     among = {"db": namespace.db, "collection": namespace.collection}
     return batch_rows.rows(spark, bronze_table, span, among=among).where(
         f"{bronze_log.DOCUMENT_EVENTS} AND {namespace.predicate}"
@@ -257,13 +257,13 @@ def events(spark: SparkSession, bronze_table: tables.TableRef, namespace: regist
 
 def bounded(of: DataFrame, *, span: BatchRange, limit: int) -> tuple[BatchRange, ...]:
     """The span cut into ranges of at most `limit` of these events, or of one batch."""
-    # Never within a batch: a position is a batch, so a range must end with one.
-    batches = of.groupBy("batch").count().orderBy("batch").toArrow()  # a log has millions of them
+    # Never inside a batch, because a position is a whole batch.
+    batches = of.groupBy("batch").count().orderBy("batch").toArrow()  # A log has millions of batches.
     return batch_range.ranges(zip(*(column.to_pylist() for column in batches.columns)), span=span, limit=limit)
 
 
 def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[Sweep, ...]:
-    """The sweeps that rows call for: snapshots' ends, drops and renames."""
+    """The sweeps of these rows: ends of snapshots, drops and renames."""
     ends = collection_ends.of_heartbeats(
         (row.batch, row.payload) for row in rows if row.kind == bronze.RowKind.HEARTBEAT.value
     )
@@ -276,16 +276,16 @@ def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[Sweep, ...]:
 
 
 def sweeps_to_apply(sweeps: Iterable[Sweep], options: CollectionSettings) -> list[Sweep]:
-    """The sweeps without those after which the settings keep the rows."""
+    """The sweeps, without those whose rows `collection.drop.handling.mode` or `collection.rename.handling.mode` keeps."""
     handling = {SweepCause.DROP: options.on_drop, SweepCause.RENAME: options.on_rename}
     return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
 
 
 def old_events(last: Mapping[registry.Namespace, int], before: int) -> str:
-    """The events from before a time (ms since 1970), and before a batch of each collection, as SQL over bronze."""
+    """The events from before a time (ms since 1970), and before a batch of each collection, as a SQL condition over bronze."""
     if not last:
         return "false"
-    # Looked up and not asked one by one: Spark plans a condition of thousands of terms for half a minute.
+    # A map and not a condition per collection: Spark takes half a minute to plan thousands of terms.
     batches = ", ".join(f"{literal(str(each))}, {batch}" for each, batch in last.items())
     own = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
     return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {own}"
