@@ -1,1 +1,1 @@
-"""Where signals come from and notifications go to: files, Kafka, Delta tables, the log."""
+"""The channels of signals and notifications: files, Kafka, Delta tables, the log."""

@@ -1,8 +1,8 @@
 """The Kafka channels: signals from a topic, notifications to another, as Debezium's channels `kafka` and `sink`.
 
-A signal is a message whose key is the pipeline's name and whose value is ``{"id", "type", "data"}``. The consumer group
-holds the position behind the last signal that is in bronze; without a position it begins at the topic's end. A broker that
-does not answer stops no capture: the next poll tries again, and the log says so once.
+A signal is a message whose key is the pipeline's name and whose value is ``{"id", "type", "data"}``. The consumer group has
+the position after the last signal that is in bronze; without a position it begins at the topic's end. A broker that does not
+answer does not stop the capture: it is logged once, and the next poll tries again.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""How long a broker may take to answer."""
+"""The timeout of a request to a broker."""
 FIRST_SECONDS = 10.0
-"""How long the first look may take to reach the topic's end."""
+"""The timeout of the first poll for each message, until the topic's end is reached."""
 COMMIT_SECONDS = 86_400.0
-"""How long a position stays without a commit: a broker forgets it after seven days, and what is sent while no capture runs would be lost."""
+"""The longest time without a commit of the position: a broker forgets it after seven days, and signals that are sent while no capture
+runs would be lost."""
 LAST_SECONDS = 10.0
-"""How long an ending capture waits for its last notifications to be taken."""
+"""The time for which an ending capture waits for the delivery of its last notifications."""
 
 
 _QUIET = {"log_level": 0, "reconnect.backoff.ms": 1_000}
-"""The client would print its errors itself, twenty times a second; `_Trouble` logs each once."""
+"""The client would print its errors, twenty times a second; `_Trouble` logs each once."""
 
 
 def library() -> Any:
@@ -54,7 +55,7 @@ def library() -> Any:
 
 
 def consumer_options(settings: Settings) -> dict[str, Any]:
-    """librdkafka's options for the signals: `signal.consumer.*`, with what the channel itself needs."""
+    """librdkafka's options for signals: `signal.consumer.*`, and those that the channel sets itself."""
     source = settings.source
     return {
         **{name: secrets.resolve(value) for name, value in source.signal_consumer.items()},
@@ -63,15 +64,14 @@ def consumer_options(settings: Settings) -> dict[str, Any]:
         "client.id": f"{settings.name}-signals",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",  # for a topic that was made anew; where the first look begins, the channel says
+        "auto.offset.reset": "earliest",  # For a topic that was created again; `_beginning` says where the first poll begins.
         "allow.auto.create.topics": False,
         **_QUIET,
     }
 
 
 def producer_options(settings: Settings) -> dict[str, Any]:
-    """librdkafka's options for the notifications: `producer.override.*`; its brokers are the signals' unless it names
-    others."""
+    """librdkafka's options for notifications: `producer.override.*`; by default with the brokers of the signals."""
     source = settings.source
     return {
         "bootstrap.servers": source.signal_kafka_bootstrap_servers,
@@ -87,7 +87,7 @@ def signal_topic(settings: Settings) -> str:
 
 
 def troubles(settings: Settings) -> dict[str, str | None]:
-    """The topics that the settings name, each with what is wrong with it now; changes nothing."""
+    """The topics in the settings, each with its current problem or None; changes nothing."""
     source = settings.source
     topics = []
     if properties.SignalChannel.KAFKA in source.signal_enabled_channels:
@@ -118,14 +118,14 @@ _AWAY = "no broker answers"
 
 @dataclass
 class _Trouble:
-    """Logs each error of a broker once, until something works again."""
+    """Logs each kind of error once, until a request succeeds."""
 
     what: str
     _told: set[str | int] = field(default_factory=set)
 
     def __call__(self, error: confluent_kafka.KafkaError) -> None:
         text = _text(error)
-        # By its number: the text says after how many milliseconds it came, and is another one each time.
+        # By its code: the text holds milliseconds, and is different each time.
         self.say(text, kind=text if text == _AWAY else error.code())
 
     def say(self, text: str, *, kind: str | int | None = None) -> None:
@@ -140,7 +140,7 @@ class _Trouble:
 
 @dataclass
 class KafkaTopic:
-    """A channel of `pipelines.channels.signals`; `done` are the marks of the signals that bronze holds.
+    """The channel `kafka`; `done` are the marks of the signals in bronze.
 
     Raises `SettingsError` for options that the client refuses.
     """
@@ -149,16 +149,17 @@ class KafkaTopic:
     done: Collection[str]
     _consumer: confluent_kafka.Consumer = field(init=False)
     _open: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Marks of signals that are given and not yet in bronze, in order, with partition and offset."""
+    """Marks of returned signals that are not in bronze yet, in order, with partition and offset."""
     _handled: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     _next: dict[int, int] = field(default_factory=dict)
     _committed: dict[int, int] = field(default_factory=dict)
     _committed_at: float | None = None
     _waits_for: set[int] = field(default_factory=set)
-    """Partitions whose end the first look has not reached."""
+    """Partitions whose end the first poll has not reached."""
     _has_looked: bool = False
+    """Whether a poll has succeeded, also one that found no topic."""
     _has_failed: bool = False
-    """Whether a look before the first that found the topic got no answer."""
+    """Whether a poll has failed."""
     _opened_ms: int = field(default_factory=clock.now_ms)
 
     def __post_init__(self) -> None:
@@ -168,7 +169,7 @@ class KafkaTopic:
         self._consumer = _client(library().Consumer, options, "signal.consumer.")
 
     def poll(self) -> list[signals.ReceivedSignal]:
-        """The messages that are new and are meant for this pipeline."""
+        """The new signals for this pipeline."""
         kafka = library()
         found: list[signals.ReceivedSignal] = []
         try:
@@ -182,11 +183,11 @@ class KafkaTopic:
         return found
 
     def handled(self, received: signals.ReceivedSignal) -> None:
-        """Its row is in bronze: the next commit of the group's position may pass it."""
+        """Note that its row is in bronze, so that the next commit of the group's position may pass it."""
         self._handled.put(received.mark)
 
     def close(self) -> None:
-        """Commit the position of what was handled, and leave."""
+        """Commit the position after the handled signals, and close the consumer."""
         kafka = library()
         try:
             self._commit()
@@ -195,7 +196,7 @@ class KafkaTopic:
         self._consumer.close()
 
     def _assign(self) -> bool:
-        """Find the topic's partitions and where to begin in each; False where the topic does not exist."""
+        """Assign all partitions of the topic, each from where to begin; False where the topic does not exist."""
         kafka = library()
         described = self._consumer.list_topics(self.name, timeout=ANSWER_SECONDS).topics[self.name]
         if described.error is not None or not described.partitions:
@@ -209,14 +210,17 @@ class KafkaTopic:
             else:
                 begins[each.partition] = self._beginning(each)
         self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in begins.items()])
-        # Not before all of them are known: a broker that fails on the way is asked anew by the next look.
+        # Only when all are known: after a failure the next poll starts over.
         self._next, self._waits_for = begins, set(begins)
         return True
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
-        """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made
-        since; behind looks that got no answer the end of what was there when the capture began. Where bronze has signals of the
-        partition, and the broker has forgotten the group (after seven days without it), behind the last one of them."""
+        """The offset from which a partition without a committed position is read.
+
+        After the last signal that bronze has of it, where the broker has forgotten the group (after seven days). Else its beginning,
+        where `signal.consumer.auto.offset.reset` says so or the topic was created after an earlier poll. Else its end; after failed
+        polls, the end at the time when the capture began.
+        """
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         reset = self.settings.source.signal_consumer.get("auto.offset.reset")
         from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")
@@ -229,13 +233,15 @@ class KafkaTopic:
             return int(high)
         asked = library().TopicPartition(self.name, partition.partition, self._opened_ms)
         (since,) = self._consumer.offsets_for_times([asked], timeout=ANSWER_SECONDS)
-        if since.error is not None:  # said of the partition alone, and raised by nobody
+        if since.error is not None:  # The client does not raise the error of a partition.
             raise library().KafkaException(since.error)
         return int(since.offset if since.offset >= 0 else high)
 
     def _drain(self, found: list[signals.ReceivedSignal]) -> None:
-        """What has arrived; the first time, everything up to the end of each partition. Of a topic to which others write all the time
-        a look takes what comes in some seconds: signals are handed on behind it."""
+        """Add the signals that have arrived; in the first poll, all up to the end of each partition.
+
+        A poll ends after `ANSWER_SECONDS`, so that a topic with a constant load does not hold back its signals.
+        """
         kafka, until = library(), time.monotonic() + ANSWER_SECONDS
         while self._waits_for or time.monotonic() < until:
             message = self._consumer.poll(FIRST_SECONDS if self._waits_for else 0.1)
@@ -253,14 +259,14 @@ class KafkaTopic:
 
     def _take(self, message: confluent_kafka.Message, found: list[signals.ReceivedSignal]) -> None:
         partition, offset = message.partition(), message.offset()
-        assert partition is not None and offset is not None  # as of every message that came from a broker
+        assert partition is not None and offset is not None  # Set in every message from a broker.
         self._next[partition] = offset + 1
         key = (message.key() or b"").decode(errors="replace")
         if key != self.settings.name:
             log.debug("%s: a message with the key %s is another pipeline's", self.name, key)
             return
         mark = f"{self.name}/{partition}/{offset}/{message.timestamp()[1]}"
-        # The group's position may be behind: a capture that died after bronze's commit has not moved it.
+        # The group's position may be before it, after a capture that was killed between bronze's commit and the group's.
         if mark in self.done:
             return
         try:
@@ -272,12 +278,12 @@ class KafkaTopic:
         found.append(signals.ReceivedSignal(signal, mark))
 
     def _commit(self) -> None:
-        """The group's position in each partition: the first signal that is not in bronze yet, or the end."""
+        """Commit the group's position in each partition: the first signal that is not in bronze yet, or the end."""
         kafka = library()
         while not self._handled.empty():
             self._open.pop(self._handled.get(), None)
         reached = dict(self._next)
-        # A signal that is not in bronze yet holds the position back: after a crash it is read again.
+        # After a crash, signals that are not in bronze must be read again.
         for partition, offset in self._open.values():
             reached[partition] = min(reached[partition], offset)
         is_old = self._committed_at is None or time.monotonic() - self._committed_at > COMMIT_SECONDS
@@ -301,7 +307,7 @@ class KafkaSink:
         self._producer = _client(library().Producer, options, "producer.override.")
 
     def send(self, notification: notifications.Notification) -> None:
-        """Hand it to the client, which sends it as soon as the broker answers."""
+        """Pass it to the client, which sends it as soon as the broker answers."""
         value = {
             "id": notification.id,
             "aggregate_type": notification.aggregate_type,
@@ -315,16 +321,16 @@ class KafkaSink:
             )
         except BufferError:
             log.warning("notification lost, because too many are waiting for the topic %s: %s", self.topic, notification)
-        # A message that is too large, say: of many collections, or with a large key.
+        # For example a message that is too large, because of many collections or a large key.
         except library().KafkaException as error:
             log.warning("notification not sent to the topic %s: %s", self.topic, _text(error.args[0]))
 
     def serve(self) -> None:
-        """Handle the delivery reports that have come."""
+        """Handle the delivery reports that have arrived."""
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Wait a little for what is not sent yet."""
+        """Wait up to `LAST_SECONDS` for the delivery of what is not sent yet."""
         left = self._producer.flush(LAST_SECONDS)
         if left:
             log.warning("%d notifications did not reach the topic %s", left, self.topic)

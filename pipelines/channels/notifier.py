@@ -1,6 +1,6 @@
-"""Where notifications go: to the log, to the Delta table `ops/notifications`, and to a Kafka topic.
+"""Sends notifications: to the log, to the Delta table `ops/notifications`, and to a Kafka topic.
 
-They come while a snapshot runs, and are written in the background, to the table a few at a time: no snapshot waits for them.
+Table and topic are written in the background, so that no snapshot waits for them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SCHEMA = pa.schema(
         ("timestamp", pa.int64()),
     ]
 )
-"""Debezium's notification, beside the pipeline's name."""
+"""Debezium's notification, with the pipeline's `name`; `timestamp` in milliseconds since 1970."""
 
 
 MAX_WAITING = 10_000
-"""So many notifications are held for a table that cannot be written; the oldest are dropped."""
+"""The number of notifications that wait for a table that cannot be written; older ones are dropped."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Notifier:
                     self._sink.send(notification)
 
     def flush(self) -> None:
-        """Write the waiting notifications to the table; those that cannot be written go on waiting."""
+        """Write the waiting notifications to the table; after a failed write they keep waiting."""
         if self._sink is not None:
             self._sink.serve()
         with self._lock:
@@ -104,7 +104,7 @@ class Notifier:
             raise
 
     def close(self) -> None:
-        """Write what still waits. A capture ends also where the table cannot be written."""
+        """Write the waiting notifications, and close the sink; an error of the table is ignored."""
         with contextlib.suppress(Exception):
             self.flush()
         if self._sink is not None:

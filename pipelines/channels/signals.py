@@ -1,8 +1,8 @@
-"""Where signals come from, beside the source's own collection: a file, a Kafka topic, and a Delta table that
-`medallion signal` writes.
+"""The channels of signals beside the source's own collection: a file, a Kafka topic, and a Delta table that `medallion signal`
+writes.
 
-A channel gives each signal once, and drops it when its row is in bronze: a capture that is killed in between reads it
-again. The table is append-only and shared by the pipelines of a lakehouse; which of its rows are done stands in bronze.
+A channel returns each signal once, and drops it when its row is in bronze: a capture that is killed in between reads it again.
+The table is append-only and shared by the pipelines of a lakehouse; bronze records which of its rows are handled.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ SCHEMA = pa.schema(
         ("ts_ms", pa.int64()),
     ]
 )
-"""`row` is unique, `name` the pipeline that is meant, `ts_ms` when it was sent; the others are the signal's."""
+"""`row` is unique, `name` is the pipeline, `ts_ms` the time of sending in ms since 1970; the others are the signal's."""
 
 
 class Channel(Protocol):
-    """A source of signals that the capture polls now and then."""
+    """A source of signals that the capture polls every `signal.poll.interval.ms`."""
 
     def poll(self) -> list[signals.ReceivedSignal]:
-        """What came since the last time, in its order."""
+        """The signals that are new since the last poll, in order."""
 
     def handled(self, received: signals.ReceivedSignal) -> None:
-        """Its row is in bronze."""
+        """Note that the signal's row is in bronze; called by another thread than `poll`."""
 
     def close(self) -> None:
-        """The capture polls no more."""
+        """Release the channel after the last poll."""
 
 
 def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) -> list[Channel]:
-    """The channels that the settings name; `done` are the marks of signals that bronze holds."""
+    """The channels that the settings enable; `done` are the marks of the signals in bronze."""
     found: list[Channel] = []
     for channel in settings.source.signal_enabled_channels:
         match channel:
@@ -82,10 +82,10 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
 
 @dataclass
 class FileChannel:
-    """A file with one JSON signal a line; a line that was handled is taken out, as the connector empties the file.
+    """A file with one JSON signal per line; handled lines are removed, as Debezium empties the file.
 
-    Others append to it at any time, and hold no lock. So a line is taken out by blanks in its place, which moves no other;
-    blanks go when nobody else has the file open (`_close_up`).
+    Other processes append to it at any time, without a lock. So a line is first overwritten with blanks, which moves no other line;
+    the blanks are removed when no other process has the file open (`_close_up`).
     """
 
     path: Path
@@ -93,7 +93,7 @@ class FileChannel:
     _is_refused: bool = False
 
     def poll(self) -> list[signals.ReceivedSignal]:
-        """The whole lines that are new; none of a file that cannot be emptied, for they would come again at each start."""
+        """The signals of new, whole lines; none of a file that is not writable, because they would come again at each start."""
         if self.path.exists() and not os.access(self.path, os.W_OK):
             if not self._is_refused:
                 log.warning(
@@ -114,19 +114,19 @@ class FileChannel:
             except signals.SignalRefused as error:
                 log.warning("%s: skipping a signal that cannot be read: %s", self.path, error)
                 self._take_out(line)
-        self._waiting += [each.mark for each in found]  # not before all are read: a failure would lose those before it
+        self._waiting += [each.mark for each in found]  # Only when all are read: a failure would lose the first ones.
         return found
 
     def handled(self, received: signals.ReceivedSignal) -> None:
-        """Take its line out of the file; while that fails, the line stays there and is not given again."""
+        """Remove its line from the file; where that fails, the line is not returned again by this process."""
         if self._take_out(received.mark) and received.mark in self._waiting:
             self._waiting.remove(received.mark)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _lines(self) -> list[str]:
-        """The lines, without one that is still being written: the last, as long as it is no JSON and no line follows."""
+        """The lines, without a last one that is not JSON and has no line end: it is still being written."""
         try:
             lines = [_text(line) for line in self.path.read_bytes().split(b"\n")]
         except OSError:
@@ -136,7 +136,7 @@ class FileChannel:
         return [line for line in lines if line]
 
     def _take_out(self, line: str) -> bool:
-        """Whether the line is in the file no more."""
+        """Remove a line from the file; returns False where that fails."""
         try:
             with self.path.open("r+b", buffering=0) as file:
                 at = 0
@@ -155,7 +155,7 @@ class FileChannel:
 
 
 def _text(line: bytes) -> str:
-    # A file that a truncation filled with zeros, or that begins with a mark of its encoding, is one of signals all the same.
+    # Without the zeros that a truncation may leave, and without a byte order mark.
     return line.decode("utf-8", errors="replace").strip().strip("\0\ufeff")
 
 
@@ -168,13 +168,13 @@ def _is_json(line: str) -> bool:
 
 
 def _close_up(file: FileIO) -> None:
-    """Take blank lines out of a file, unless somebody else has it open: what is written just now would be lost.
+    """Remove blank lines from a file, unless another process has it open, whose concurrent write would be lost.
 
-    Linux gives a write lease only where nobody else has the file open, and lets another process that opens it wait until the
-    lease is given back. Where there are no leases (another system, another owner of the file), the blanks stay.
+    Linux grants a write lease only where nobody else has the file open, and blocks other processes that open it until the lease is
+    released. Without leases (on other systems, or for another owner's file) the blanks stay.
     """
     try:
-        fcntl.fcntl(file, fcntl.F_SETSIG, SIGURG)  # SIGIO, which tells that another process waits, would end this one
+        fcntl.fcntl(file, fcntl.F_SETSIG, SIGURG)  # The default, SIGIO, ends this process when another one opens the file.
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except (OSError, AttributeError):
         return
@@ -182,7 +182,9 @@ def _close_up(file: FileIO) -> None:
         file.seek(0)
         text = file.read()
         left = b"".join(line for line in text.splitlines(keepends=True) if line.strip())
-        os.pwrite(file.fileno(), left.ljust(len(text)), 0)  # one write: whoever is killed here leaves lines or blanks
+        os.pwrite(
+            file.fileno(), left.ljust(len(text)), 0
+        )  # One write: after a kill here the file has lines and blanks only.
         file.truncate(len(left))
     finally:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -190,7 +192,7 @@ def _close_up(file: FileIO) -> None:
 
 @dataclass
 class TableChannel:
-    """`ops/signals`: the rows for one pipeline that bronze does not hold yet."""
+    """The table `ops/signals`: returns the rows of one pipeline that are not in bronze yet."""
 
     spark: SparkSession
     table: tables.TableRef
@@ -199,10 +201,10 @@ class TableChannel:
     _version: int = -1
 
     def poll(self) -> list[signals.ReceivedSignal]:
-        """The rows that are new; without a commit since the last time nothing is read."""
+        """The signals of new rows; the table is read only after a new commit."""
         if not delta.exists(self.spark, self.table):
             return []
-        # The version costs less than a query, and a table of signals hardly ever changes.
+        # Reading the version is cheaper than a query, and the table hardly ever changes.
         version = table_history.version(self.spark, self.table)
         if version == self._version:
             return []
@@ -217,23 +219,23 @@ class TableChannel:
                 found.append(signals.ReceivedSignal(signals.from_json(text, channel="table"), row["row"]))
             except signals.SignalRefused as error:
                 log.warning("%s: skipping the signal %s, which cannot be read: %s", self.table.label, row["id"], error)
-        self.done |= seen  # not before all are read: a failure would lose those before it
+        self.done |= seen  # Only when all are read: a failure would lose the first ones.
         self._version = version
         return found
 
     def handled(self, received: signals.ReceivedSignal) -> None:
-        """Nothing to do: bronze holds the mark, and the table is append-only."""
+        """Do nothing: bronze holds the mark, and the table is append-only."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def send(
     spark: SparkSession, settings: Settings, *, type_: str, data: Mapping[str, Any], id_: str | None, ts_ms: int
 ) -> signals.Signal:
-    """Put a signal into `ops/signals`, where the capture of this pipeline finds it; the signal, with its identifier.
+    """Append a signal to `ops/signals`, for the capture of this pipeline; returns the signal with its identifier.
 
-    Raises `SettingsError` for a signal that would be refused, and where the capture does not listen to the table.
+    Raises `SettingsError` for a signal that would be refused, and where the channel `table` is not enabled.
     """
     if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
         raise errors.SettingsError(
