@@ -14,6 +14,7 @@ import pymongo
 from pymongo import common
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
+from pymongo.topology_description import TOPOLOGY_TYPE
 
 from cdc_core import errors
 
@@ -125,6 +126,9 @@ def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.Mon
 
     Commands on it need `preference` as well: a single member of a replica set answers with any, and a mongos passes it to the shards.
     """
+    # A direct connection has one server. The name that this has in its replica set may not be reachable, behind a forwarded port.
+    if connection.topology_description.topology_type == TOPOLOGY_TYPE.Single:
+        return None
     if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
         return None
     hello = connection.admin.command("hello", read_preference=preference)

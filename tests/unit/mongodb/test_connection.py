@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from dns import resolver
 from pymongo import errors as driver
+from pymongo.read_preferences import ReadPreference
 
 from cdc_core import errors
 from pipelines.mongodb import client as mongodb
@@ -178,3 +179,12 @@ def test_an_srv_string_that_cannot_be_one(wrong: str) -> None:
     """Nobody is asked for it."""
     with pytest.raises(errors.SettingsError):
         mongodb.client(wrong, is_known=True)
+
+
+def test_a_direct_connection_reads_the_server_that_it_names() -> None:
+    """Its host may be a forwarded port: the name that the server has in its replica set may not be reachable from here."""
+    client = mongodb.client("mongodb://h:1/?directConnection=true&serverSelectionTimeoutMS=1")
+    try:
+        assert mongodb.pinned(client, ReadPreference.SECONDARY_PREFERRED) is None
+    finally:
+        client.close()
