@@ -84,8 +84,14 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
 
 def _given(uri: str) -> dict[str, str]:
     """The options of a connection string, after the last @: a password may hold an unencoded ?."""
-    options = (part.partition("=") for part in re.split("[&;]", uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
+    options = (part.partition("=") for part in split_options(uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
+
+
+def split_options(query: str) -> list[str]:
+    """The options of a connection string, each as ``name=value``, from the text after its `?`."""
+    # The driver accepts either separator, and refuses a mixture.
+    return [part for part in re.split("[&;]", query) if part]
 
 
 def left_out(uri: str) -> tuple[str, ...]:
@@ -168,5 +174,5 @@ def direct_uri(uri: str, host: str) -> str:
     credentials = authority.rpartition("@")[0]
     database, _, query = options.lstrip("/").partition("?")
     left_out = {name.lower() for name in _OF_A_SET}
-    kept = [part for part in re.split("[&;]", query) if part and part.partition("=")[0].lower() not in left_out]
+    kept = [part for part in split_options(query) if part.partition("=")[0].lower() not in left_out]
     return f"mongodb://{credentials and credentials + '@'}{host}/{database}{'?' if kept else ''}{'&'.join(kept)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ def connection(source: Source) -> Connection:
 
 def _given(uri: str) -> set[str]:
     """The names of the connection string's options, in lower case."""
-    return {part.partition("=")[0].lower() for part in re.split("[&;]", uri.partition("?")[2]) if part}
+    return {part.partition("=")[0].lower() for part in mongodb.split_options(uri.partition("?")[2])}
 
 
 def _credentials(source: Source) -> dict[str, Any]:

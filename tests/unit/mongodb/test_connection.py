@@ -188,3 +188,11 @@ def test_a_direct_connection_reads_the_server_that_it_names() -> None:
         assert mongodb.pinned(client, ReadPreference.SECONDARY_PREFERRED) is None
     finally:
         client.close()
+
+
+def test_options_of_the_connection_string_may_stand_between_semicolons() -> None:
+    """As the drivers read them: they win over the properties, an ignored one is named, and one server gets those that fit it."""
+    uri = "mongodb://h/?replicaSet=rs;serverSelectionTimeoutMS=7;unheardOf=1"
+    assert "serverSelectionTimeoutMS" not in options(mongodb__connection__string=uri)
+    assert mongodb.left_out(uri) == ("unheardOf",)
+    assert mongodb.direct_uri(uri, "k:1") == "mongodb://k:1/?serverSelectionTimeoutMS=7&unheardOf=1"
