@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import statistics
 import threading
 import time
@@ -152,6 +153,11 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        # Only addresses of IPv6 have a colon.
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
 
 class _SilentHandler(WSGIRequestHandler):
     """Logs no requests. A connection without a request is closed after `timeout` seconds, so that it does not keep its thread."""
@@ -236,11 +242,11 @@ def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
     if port is None:
         return {}
     # The wildcard addresses are for listening only.
-    host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(address, address)
     # Without the proxy of the environment.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
+        with direct.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", timeout=PATIENCE) as answer:
             families = [*text_string_to_metric_families(answer.read().decode())]
     except (OSError, http.client.HTTPException, ValueError):
         return {}

@@ -230,3 +230,21 @@ def test_what_somebody_else_shows_at_the_port_is_not_the_captures(monkeypatch: p
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
         assert metrics.scrape("mall", port=port, address="127.0.0.1") == {}
         assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_restarts"] == 0
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("address", ["::", "::1"] if has_ipv6() else ["0.0.0.0"])
+def test_an_address_of_ipv6(address: str) -> None:
+    """The port listens there, and status finds it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with metrics.serve(metrics.Metrics("shop"), port=port, address=address):
+        assert metrics.scrape("shop", port=port, address=address)["medallion_restarts"] == 0
