@@ -77,7 +77,7 @@ CAREFUL_BYTES = 64 * 1024 * 1024
 class Outage:
     """Since when the server does not answer, and when that was last logged, in monotonic seconds."""
 
-    since: float = field(default_factory=time.monotonic)
+    since: float
     logged_at: float | None = None
 
     @property
@@ -154,7 +154,7 @@ class ChangeStream:
         self._careful = 0  # The bytes that are still to be read one event at a time.
         self.elections: frozenset[Any] = frozenset()  # The identifiers of those that the driver's monitor has seen.
         self.attempts = 0
-        self._outage = Outage()
+        self._outage: Outage | None = None
 
     @property
     def is_open(self) -> bool:
@@ -193,20 +193,21 @@ class ChangeStream:
             probed, self._probed = self._probed, None
             return probed
         while True:
+            asked_at = time.monotonic()
             try:
                 if not self._cursor.is_open:
                     self.open()
                 batch = self._more()
-                if self._outage.is_logged:
+                if self._outage is not None and self._outage.is_logged:
                     log.warning("the source answers again after %d attempts", self.attempts)
-                self.attempts, self._outage = 0, Outage()
+                self.attempts, self._outage = 0, None
                 return batch
             except driver.PyMongoError as error:
                 self._cursor.forget()
                 self.attempts += 1
                 if mongodb_failures.is_resumable(error) and not self._is_last():
                     self.reconnects += 1
-                    self._tell_of_outage(error)
+                    self._tell_of_outage(error, asked_at)
                     self.stopped.wait(self.delay())
                 elif self._is_refused_for_its_scope(error):
                     self._foreign = self._behind
@@ -224,8 +225,10 @@ class ChangeStream:
         is_refused = getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
         return is_refused and resume_token.is_invalidate(self._behind or "")
 
-    def _tell_of_outage(self, error: Exception) -> None:
+    def _tell_of_outage(self, error: Exception, asked_at: float) -> None:
         """Log a lasting outage repeatedly: endless attempts look like a quiet source."""
+        # Not since the last answer: the stream may not have been read for long.
+        self._outage = self._outage or Outage(asked_at)
         if self._outage.is_due():
             log.warning("the source does not answer (%s): %d attempts, and no end", type(error).__name__, self.attempts)
 
