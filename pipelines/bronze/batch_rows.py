@@ -98,18 +98,18 @@ def few_rows(
     """
     files = here(spark, table, span, among or {}, limit=limit)
     if not files:
-        found = _beside_others(table, span, columns, among or {}, limit=limit)
+        found = _from_compacted(table, span, columns, among or {}, limit=limit)
         return None if found is None or found.nbytes > (size_bytes or MANY_BYTES) else found
     # Small files are counted when they are read.
     measured = [file for file in files if not among or not _is_small(file)]
     if (bytes_of(measured, columns, among) or 0) > (size_bytes or MANY_BYTES):
         return None
     if among:
-        return _among(files, columns, among, size_bytes or MANY_BYTES)
+        return _matching(files, columns, among, size_bytes or MANY_BYTES)
     return read([file.path for file in files], list(columns), where=None)
 
 
-def _beside_others(
+def _from_compacted(
     table: tables.TableRef, span: BatchRange, columns: Sequence[str], among: Mapping[str, str], *, limit: int
 ) -> pa.Table | None:
     """Columns of the rows of a span whose files hold other batches as well, after a compaction (every `bronze.log.COMPACT_EVERY`
@@ -133,7 +133,7 @@ def _is_small(file: local_log.AddedFile) -> bool:
     return file.size is not None and file.size <= recent_files.SMALL_BYTES
 
 
-def _among(
+def _matching(
     files: Sequence[local_log.AddedFile], columns: Sequence[str], among: Mapping[str, str], size_bytes: int
 ) -> pa.Table | None:
     """Columns of the rows with these values; None as in `read`, and where they take more than `size_bytes`.
@@ -314,11 +314,11 @@ def of_kinds(
         return None
     is_kind: _Condition = ("kind", "in", values)
     # As bounds, by which nearly all row groups of a long log are skipped.
-    chosen = [[is_kind, ("payload", ">=", each), ("payload", "<", _behind(each))] for each in begins]
+    chosen = [[is_kind, ("payload", ">=", each), ("payload", "<", _after_prefix(each))] for each in begins]
     return brought(folder, held, columns, where=chosen or [[is_kind]])
 
 
-def _behind(begin: str) -> str:
+def _after_prefix(begin: str) -> str:
     """The least string after all strings that begin with `begin`."""
     return begin[:-1] + chr(ord(begin[-1]) + 1)
 

@@ -290,7 +290,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     last = table_history.commits(spark, table, limit=1)
     said = (last[0].metadata or {}) if last and last[0].restored is None else {}
     if isinstance(said.get("batch"), int):
-        return BronzeHead(said["batch"], said.get("log"), _named(last[0]))
+        return BronzeHead(said["batch"], said.get("log"), _commit_name(last[0]))
     own = table_history.last_commit(spark, table)
     rows = _last_rows(spark, table)
     if rows is None:
@@ -298,10 +298,10 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     else:
         held = _position(rows)
         batch = 0 if held is None else held.batch
-    return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"), _named(own))
+    return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"), _commit_name(own))
 
 
-def _named(commit: local_log.Commit | None) -> BronzeCommit | None:
+def _commit_name(commit: local_log.Commit | None) -> BronzeCommit | None:
     name = (commit.metadata or {}).get("commit") if commit is not None else None
     return None if commit is None or name is None else (commit.version, name)
 
@@ -321,7 +321,7 @@ def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | 
     except OSError as error:
         raise errors.StoreUnreachable(f"{table.label}: its log cannot be read at the moment; start again") from error
     if found is not None:
-        return _named(found) == commit
+        return _commit_name(found) == commit
     newest = None if local_log.readable(spark, table) is None else local_log.newest_version(folder)
     return None if newest is None or commit[0] <= newest else False
 

@@ -87,7 +87,7 @@ class HeldEvents:
     _files: frozenset[tuple[Any, ...]] = frozenset()
     """The files that were read: after an append only the new ones are read."""
     _facts: pa.Table | None = None
-    _told: tuple[int, frozenset[str]] | None = None
+    _keys: tuple[int, frozenset[str]] | None = None
 
     @staticmethod
     def of(spark: SparkSession, table: tables.TableRef) -> HeldEvents | None:
@@ -106,10 +106,10 @@ class HeldEvents:
             return None
         newest = pc.max(facts["to"]).as_py() or 0
         at = min(before, newest)
-        if self._told is None or self._told[0] != at:
+        if self._keys is None or self._keys[0] != at:
             held = [_held(facts)] if at == newest else [_held(facts), _held(facts.filter(pc.less_equal(facts["to"], at)))]
-            self._told = at, frozenset(itertools.chain.from_iterable(each["key"].drop_null().to_pylist() for each in held))
-        return self._told[1]
+            self._keys = at, frozenset(itertools.chain.from_iterable(each["key"].drop_null().to_pylist() for each in held))
+        return self._keys[1]
 
     def count(self) -> int | None:
         """The number of held events; None where this process cannot read them."""
@@ -127,7 +127,7 @@ class HeldEvents:
                 new = [each for name, each in files.items() if kept is None or name not in self._files]
                 found = map(_narrow, self.live.parts(new, columns=_READ))
                 self._facts = pa.concat_tables([_FACTS.empty_table() if kept is None else kept, *found])
-                self._files, self._told = frozenset(files), None
+                self._files, self._keys = frozenset(files), None
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
         return self._facts

@@ -169,7 +169,7 @@ class Capture:
             replica_sets=(existing.replica_set, replica_set),
         )
         opened = opener.open_or_restart(existing.position)
-        extra = {**gaps.said_of(source), "replica_set": replica_set}
+        extra = {**gaps.settings_metadata(source), "replica_set": replica_set}
         log = self._log = bronze_log.BronzeLog.open(
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
         )

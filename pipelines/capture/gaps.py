@@ -132,7 +132,7 @@ class Gaps:
     def _with_other_fields(self) -> dict[str, bool]:
         """The collections whose excluded or renamed fields changed, each with whether excluded fields are included again."""
         before = self.log.writer.metadata.get("fields")
-        lists: Any = (before, said_of(self.deployment.source)["fields"])
+        lists: Any = (before, settings_metadata(self.deployment.source)["fields"])
         if before is None or lists[0] == lists[1]:
             return {}
         read, known, found = [field_filters.read(*each) for each in lists], {*self._known()}, {}
@@ -159,7 +159,7 @@ class Gaps:
         found = [name for name in self.deployment.namespaces() if name in less and name not in known] if less else []
         # A collection that has a filter now is not wanted whole: no snapshot would end its gap.
         noted = self._from_now((name for name in found if name not in chosen), cause)
-        said = said_of(self.deployment.source)
+        said = settings_metadata(self.deployment.source)
         # Where nothing is recorded, warn once and not at each start.
         if noted or (found and any(said[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))):
             log.warning(
@@ -247,7 +247,7 @@ _CHANGES = filters.OPERATIONS - {"insert"}
 """The operations on existing documents."""
 
 
-def said_of(source: Source) -> dict[str, object]:
+def settings_metadata(source: Source) -> dict[str, object]:
     """The settings that each bronze commit carries, so that a start sees changed ones (`bronze_log.OF_THE_STREAM`)."""
     return {
         "stream": filters.fingerprint(source),

@@ -58,7 +58,7 @@ class SignalReader:
     notifier: notifier.Notifier
     halt: threading.Event
     inbox: Inbox
-    _mute: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         """Read signals and write notifications until the run ends."""
@@ -90,7 +90,7 @@ class SignalReader:
         except Exception as error:
             self._warn_once(type(channel).__name__, "signals cannot be read from %s (%s)", error)
             return []
-        self._mute.discard(type(channel).__name__)
+        self._warned.discard(type(channel).__name__)
         return found
 
     def _notify(self) -> None:
@@ -100,10 +100,10 @@ class SignalReader:
         except Exception as error:
             self._warn_once("ops/notifications", "notifications cannot be written to %s (%s)", error)
         else:
-            self._mute.discard("ops/notifications")
+            self._warned.discard("ops/notifications")
 
     def _warn_once(self, what: str, message: str, error: Exception) -> None:
         """Warn when a failure begins, not at each poll. A foreign error is named by its class: its text may hold data."""
-        if what not in self._mute:
+        if what not in self._warned:
             log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
-        self._mute.add(what)
+        self._warned.add(what)

@@ -121,7 +121,7 @@ class _Trouble:
     """Logs each kind of error once, until a request succeeds."""
 
     what: str
-    _told: set[str | int] = field(default_factory=set)
+    _logged: set[str | int] = field(default_factory=set)
 
     def __call__(self, error: confluent_kafka.KafkaError) -> None:
         text = _text(error)
@@ -130,12 +130,12 @@ class _Trouble:
 
     def say(self, text: str, *, kind: str | int | None = None) -> None:
         kind = text if kind is None else kind
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             log.warning("%s: %s", self.what, text)
 
     def is_over(self) -> None:
-        self._told.clear()
+        self._logged.clear()
 
 
 @dataclass
@@ -156,7 +156,7 @@ class KafkaTopic:
     _committed_at: float | None = None
     _waits_for: set[int] = field(default_factory=set)
     """Partitions whose end the first poll has not reached."""
-    _has_looked: bool = False
+    _has_polled: bool = False
     """Whether a poll has succeeded, also one that found no topic."""
     _has_failed: bool = False
     """Whether a poll has failed."""
@@ -176,7 +176,7 @@ class KafkaTopic:
             if self._next or self._assign():
                 self._drain(found)
                 self._commit()
-            self._has_looked = True
+            self._has_polled = True
         except kafka.KafkaException as error:
             self._has_failed = True
             self._trouble(error.args[0])
@@ -227,7 +227,7 @@ class KafkaTopic:
         done = [int(mark.split("/")[2]) for mark in self.done if mark.startswith(f"{self.name}/{partition.partition}/")]
         if done and max(done) < high:
             return max(int(low), max(done) + 1)
-        if from_beginning or self._has_looked:
+        if from_beginning or self._has_polled:
             return int(low)
         if not self._has_failed:
             return int(high)

@@ -207,7 +207,7 @@ class ChangeStream:
                 self.attempts += 1
                 if mongodb_failures.is_resumable(error) and not self._is_last():
                     self.reconnects += 1
-                    self._tell_of_outage(error, asked_at)
+                    self._log_outage(error, asked_at)
                     self.stopped.wait(self.delay())
                 elif self._is_refused_for_its_scope(error):
                     self._foreign = self._behind
@@ -225,7 +225,7 @@ class ChangeStream:
         is_refused = getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
         return is_refused and resume_token.is_invalidate(self._behind or "")
 
-    def _tell_of_outage(self, error: Exception, asked_at: float) -> None:
+    def _log_outage(self, error: Exception, asked_at: float) -> None:
         """Log a lasting outage repeatedly: endless attempts look like a quiet source."""
         # Not since the last answer: the stream may not have been read for long.
         self._outage = self._outage or Outage(asked_at)

@@ -31,11 +31,11 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
     `SettingsError`, unless this process has found it before, or another one has (`is_known`).
     """
     try:
-        with warnings.catch_warnings(record=True) as said:  # The driver's warnings quote the values.
+        with warnings.catch_warnings(record=True) as warned:  # The driver's warnings quote the values.
             warnings.simplefilter("always")
             made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
-        if said:
-            _tell_left_out(left_out(uri))
+        if warned:
+            _warn_of_ignored(left_out(uri))
         # The host exists: from now on, a failed lookup of its name is an outage.
         _looked_up.add(_host(uri))
         return made
@@ -100,7 +100,7 @@ def left_out(uri: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache
-def _tell_left_out(names: tuple[str, ...]) -> None:
+def _warn_of_ignored(names: tuple[str, ...]) -> None:
     """Warn of ignored options, once per process."""
     log.warning(
         "source.mongodb.connection.string: ignoring options that are unknown or have an invalid value: %s",

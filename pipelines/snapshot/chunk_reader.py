@@ -66,7 +66,7 @@ class ChunkReader:
 
     def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
         """The approximate size of the collection; retries after temporary errors."""
-        return self._tried(lambda: _size_of(client, collection))
+        return self._with_retries(lambda: _size_of(client, collection))
 
     def ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
@@ -84,20 +84,20 @@ class ChunkReader:
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
     ) -> bytes | None:
         """The end of a range of `documents` from `lo` on; None where the collection ends before. Retries after temporary errors."""
-        return self._tried(lambda: snapshot_read.boundary(client, collection, lo=lo, documents=documents))
+        return self._with_retries(lambda: snapshot_read.boundary(client, collection, lo=lo, documents=documents))
 
-    def _tried(self, ask: Callable[[], Outcome]) -> Outcome:
+    def _with_retries(self, ask: Callable[[], Outcome]) -> Outcome:
         """The result of a request, which is retried after temporary errors."""
         for attempt in range(ATTEMPTS):
             try:
                 return ask()
             except mongodb_failures.SnapshotExpired:
-                self.wait_behind(_given_up(), attempt)
+                self.wait_behind(_too_slow(), attempt)
             except errors.SourceUnreachable as error:
                 if mongodb_failures.has_lost_connection(error):
                     raise  # The capture restarts, limited by errors.max.retries.
                 self.wait_behind(error, attempt)
-        raise _given_up()
+        raise _too_slow()
 
     def read(
         self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, *, condition: str | None
@@ -129,13 +129,13 @@ class ChunkReader:
                 case "expired":
                     # The snapshot read outlived its cluster time: a smaller chunk takes less time.
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
-                    self.wait_behind(_given_up(), attempt)
+                    self.wait_behind(_too_slow(), attempt)
                 case _:
                     error = chunks.error_of(meta)
                     if not isinstance(error, errors.SourceUnreachable):
                         raise error
                     self.wait_behind(error, attempt)
-        raise _given_up()
+        raise _too_slow()
 
     def _reply(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]]:
         """The rows and the outcome of one attempt: by a helper, by an executor, or here where only executors do not reach the source."""
@@ -227,7 +227,7 @@ def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> ca
         return catalog.CollectionSize(0, 1024)
 
 
-def _given_up() -> mongodb_failures.ReadRefused:
+def _too_slow() -> mongodb_failures.ReadRefused:
     """The error for a chunk that the server cannot read in time. Not temporary: the capture would restart for ever."""
     return mongodb_failures.ReadRefused(
         f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "

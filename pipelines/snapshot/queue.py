@@ -153,7 +153,7 @@ class SnapshotQueue:
             if entry.controls.is_paused is not is_paused:
                 entry.controls.pause(is_paused)
                 changed.append(entry.now)
-                self._tell(
+                self._notify(
                     entry.now, notifications.NotificationType.PAUSED if is_paused else notifications.NotificationType.RESUMED
                 )
         self.wake()
@@ -174,7 +174,7 @@ class SnapshotQueue:
             if stopped:
                 entry.controls.stop(stopped)
                 changed.append(entry.now)
-                self._tell(replace(entry.now, planned=stopped), notifications.NotificationType.ABORTED)
+                self._notify(replace(entry.now, planned=stopped), notifications.NotificationType.ABORTED)
         return changed
 
     def run(self) -> None:
@@ -204,10 +204,10 @@ class SnapshotQueue:
             return False
         entry.taken = taken
         if entry.is_new:
-            self._tell(entry.state, notifications.NotificationType.STARTED)
+            self._notify(entry.state, notifications.NotificationType.STARTED)
             # A resumed snapshot has been announced.
             entry.is_new = False
-        taken.notify = lambda what, data: self._tell(taken.state, what, **data)
+        taken.notify = lambda what, data: self._notify(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()
@@ -218,12 +218,12 @@ class SnapshotQueue:
                 self.metrics.ended(at=time.time())
         if taken.state.is_done and not _is_stopped(taken.state):
             is_whole = not taken.state.failed
-            self._tell(
+            self._notify(
                 taken.state, notifications.NotificationType.COMPLETED if is_whole else notifications.NotificationType.ABORTED
             )
         return taken.has_paused
 
-    def _tell(self, state: SnapshotState, type_: notifications.NotificationType, **data: str) -> None:
+    def _notify(self, state: SnapshotState, type_: notifications.NotificationType, **data: str) -> None:
         is_incremental = state.kind is SnapshotKind.INCREMENTAL
         has_collections = is_incremental and type_ is not notifications.NotificationType.COMPLETED
         names = {"data_collections": ", ".join(state.planned)} if has_collections else {}

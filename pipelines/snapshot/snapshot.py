@@ -121,7 +121,7 @@ class Snapshot:
             self._documents = DocumentCounts({name: size.documents for name, size in sizes.items()}, self.state.documents)
             for name in self.state.planned:
                 self._documents.count(name, self.state.of(name))
-            self._gone({each.namespace for each in missing})
+            self._complete_dropped({each.namespace for each in missing})
             # Empty collections first: the last row of the last chunk is marked as the snapshot's last.
             missing.sort(key=lambda each: sizes[each.namespace].documents > 0)
             with ThreadPoolExecutor(self.threads, thread_name_prefix="snapshot") as pool:
@@ -143,7 +143,7 @@ class Snapshot:
         self.has_paused = self.has_paused or (is_missing and self.controls.is_paused)
         return is_missing and not self.has_paused
 
-    def _gone(self, read: Collection[str]) -> None:
+    def _complete_dropped(self, read: Collection[str]) -> None:
         """Complete the planned collections that do not exist any more."""
         for namespace in self.state.missing:
             if namespace not in read and namespace not in self.left_out and self._may_read(namespace):
@@ -157,19 +157,19 @@ class Snapshot:
         self.state = self.state.advanced(namespace, ended)
         self._documents.count(namespace, ended)
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
-        self._tell_completed(namespace)
+        self._notify_completed(namespace)
 
     def _mark_failed(self, namespace: str, reason: str) -> None:
         """Mark a collection as failed; the stream and the other collections continue."""
         # In bronze: `status` names it, and the next start knows that it is unfinished.
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
-        log.error("the snapshot of %s failed: %s. The stream continues. %s", namespace, reason, self._mend(namespace))
+        log.error("the snapshot of %s failed: %s. The stream continues. %s", namespace, reason, self._advice(namespace))
         total = str(self.state.of(namespace).documents)
         data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
         self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, data)
 
-    def _mend(self, namespace: str) -> str:
+    def _advice(self, namespace: str) -> str:
         """The advice for a collection that could not be read."""
         if self.state.kind in (SnapshotKind.INCREMENTAL, SnapshotKind.BLOCKING):
             what = "the signal's filter" if namespace in self.state.conditions else "the collection"
@@ -177,7 +177,7 @@ class Snapshot:
         where = "source.snapshot.collection.filter.overrides" if self._filter(namespace) else "the collection"
         return f"Look at {where}: the next start tries it again"
 
-    def _tell_completed(self, namespace: str) -> None:
+    def _notify_completed(self, namespace: str) -> None:
         found = self.state.of(namespace)
         status = {"status": "SUCCEEDED" if found.documents else "EMPTY", "total_rows_scanned": str(found.documents)}
         self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
@@ -242,16 +242,18 @@ class Snapshot:
                 changes = 0
             except mongodb_failures.CollectionChanged:
                 _cancel(reads)
-                if (anew := self._made_anew(client, collection)) is None:
+                if (anew := self._current_collection(client, collection)) is None:
                     self._mark_completed(collection.namespace)
                     return
                 # Limited in a row: a collection that cannot be read by its name would be tried for ever.
-                self.reader.wait_behind(_not_the_same(), changes)
+                self.reader.wait_behind(_changed_too_often(), changes)
                 changes += 1
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
 
-    def _made_anew(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.SourceCollection | None:
+    def _current_collection(
+        self, client: mongodb.Client, collection: catalog.SourceCollection
+    ) -> catalog.SourceCollection | None:
         """The collection that has the name now, if any: created again, or resharded, for which the stream has no event."""
         found = catalog.collections(client, [collection.db])
         return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
@@ -319,7 +321,7 @@ class Snapshot:
             data = {"current_collection_in_progress": namespace, "last_processed_key": last}
             self.notify(notifications.NotificationType.IN_PROGRESS, data)
         if after.completed:
-            self._tell_completed(namespace)
+            self._notify_completed(namespace)
 
     def _is_swept(self, namespace: str) -> bool:
         """Whether silver sweeps the documents that the snapshot does not hold: not where it has a filter.
@@ -356,7 +358,7 @@ def _with_chunk(
     )
 
 
-def _not_the_same() -> mongodb_failures.ReadRefused:
+def _changed_too_often() -> mongodb_failures.ReadRefused:
     return mongodb_failures.ReadRefused(
         f"{chunk_reader.ATTEMPTS} times the server had another collection under its name than it had listed (error 361)"
     )

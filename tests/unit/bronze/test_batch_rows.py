@@ -86,7 +86,7 @@ def test_a_collection_is_read_without_the_documents_of_all_others(tmp_path: Path
         last = pq.ParquetFile(file).metadata.row_group(2).column(0)
         damaged.write(b"\0" * last.data_page_offset)
     read = ["db", "collection", "offset", "after"]
-    first, own = (batch_rows._among(of, read, {"db": "shop", "collection": collections[at]}, 2**20) for at in (0, -1))
+    first, own = (batch_rows._matching(of, read, {"db": "shop", "collection": collections[at]}, 2**20) for at in (0, -1))
     assert first is None and own is not None
     assert own["offset"].to_pylist() == numbers.filter(pc.equal(names, collections[-1])).to_pylist()
 

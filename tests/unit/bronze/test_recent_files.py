@@ -53,11 +53,11 @@ def test_a_small_file_gives_what_a_large_one_does(tmp_path: Path, monkeypatch: p
     pq.write_table(rows, tmp_path / "f")
     file = local_log.AddedFile(tmp_path / "f", {}, (tmp_path / "f").stat().st_size)
     among = {"db": "shop", "collection": "a"}
-    small = batch_rows._among([file], ["db", *COLUMNS], among, 2**20)
+    small = batch_rows._matching([file], ["db", *COLUMNS], among, 2**20)
     monkeypatch.setattr(recent_files, "SMALL_BYTES", 0)
-    large = batch_rows._among([file], ["db", *COLUMNS], among, 2**20)
+    large = batch_rows._matching([file], ["db", *COLUMNS], among, 2**20)
     assert small is not None and small.equals(large) and small["after"].to_pylist() == ["x", "z"]
-    assert batch_rows._among([file], ["db", *COLUMNS], among, 0) is None
+    assert batch_rows._matching([file], ["db", *COLUMNS], among, 0) is None
     monkeypatch.undo()
     gone = local_log.AddedFile(tmp_path / "gone", {}, 10)
-    assert batch_rows._among([gone], ["db", *COLUMNS], among, 2**20) is None
+    assert batch_rows._matching([gone], ["db", *COLUMNS], among, 2**20) is None

@@ -17,7 +17,7 @@ from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
-from pipelines.capture.gaps import Gaps, OtherStream, said_of
+from pipelines.capture.gaps import Gaps, OtherStream, settings_metadata
 from tests.harness.sources import source
 
 WHOLE = source({})
@@ -71,7 +71,7 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
     log: Any = SimpleNamespace(
         table=None,
         position=SimpleNamespace(token=token(90)),
-        writer=SimpleNamespace(metadata=said_of(before)),
+        writer=SimpleNamespace(metadata=settings_metadata(before)),
     )
     deployment: Any = SimpleNamespace(
         source=now, filter=filters.of(now), namespaces=lambda: ["shop.a", "shop.b", "shop.new"]
