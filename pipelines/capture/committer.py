@@ -47,16 +47,28 @@ class Committer:
 
     # --- called by the main thread
 
-    def submit(self, rows: events.EventRows) -> None:
-        """Wait for room and hand rows over; drops them where a thread has failed."""
-        self._put(rows)
+    def submit(self, rows: events.EventRows | None) -> bool:
+        """Wait for room and hand rows over; False, and the rows are dropped, where a thread fails first. None ends the thread."""
+        size = rows.bytes if rows is not None else 0
+        # Before the wait: rows that wait for room use memory as well.
+        self._submitted_bytes += size
+        while self.threads.failure is None:
+            try:
+                self._queue.put(rows, timeout=threads.IDLE_WAIT)
+            except queue.Full:
+                self.reporter.show()
+            else:
+                self._submitted += 1
+                return True
+        self._submitted_bytes -= size
+        return False
 
     def finish(self, rows: events.EventRows) -> None:
         """Hand the last rows over, and wait until everything is committed."""
         if len(rows):
-            self._put(rows)
-        # None ends the thread, after all rows. Where another thread has failed, None is not queued, and `abandon` ends it.
-        if self._put(None):
+            self.submit(rows)
+        # Where another thread has failed, None is not queued, and `abandon` ends the committer.
+        if self.submit(None):
             self.threads.join(threads.COMMITTER)
 
     def abandon(self) -> None:
@@ -95,22 +107,6 @@ class Committer:
     def uncommitted_bytes(self) -> int:
         """The bytes of the rows that are handed over, or wait for room, and are not in bronze yet."""
         return self._submitted_bytes - self._committed_bytes
-
-    def _put(self, rows: events.EventRows | None) -> bool:
-        """Put rows into the queue when it has room; False where a thread fails first."""
-        size = rows.bytes if rows is not None else 0
-        # Before the wait: rows that wait for room use memory as well.
-        self._submitted_bytes += size
-        while self.threads.failure is None:
-            try:
-                self._queue.put(rows, timeout=threads.IDLE_WAIT)
-            except queue.Full:
-                self.reporter.show()
-            else:
-                self._submitted += 1
-                return True
-        self._submitted_bytes -= size
-        return False
 
     # --- the thread
 

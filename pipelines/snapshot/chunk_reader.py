@@ -72,13 +72,13 @@ class ChunkReader:
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
         """Ranges of `documents` each, from the `_id` `behind` on; each is planned when it is needed."""
-        lo = _as_lo(behind)
+        lo = None if behind is None else snapshot_read.hi_as_lo(behind)
         while True:
             hi = self.boundary(client, collection, lo=lo, documents=documents)
             yield snapshot_read.IdRange(lo, hi)
             if hi is None:
                 return
-            lo = _as_lo(hi)
+            lo = snapshot_read.hi_as_lo(hi)
 
     def boundary(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
@@ -210,13 +210,8 @@ def _read_into_file(given: tuple[chunks.ChunkSpec, str], _: pa.RecordBatch | Non
 
 def _sent(reply: pa.Table) -> tuple[pa.Table, dict[str, Any]]:
     """The rows and the outcome of an executor's reply."""
-    meta = _meta(reply)
-    return (chunks.unpacked(reply["rows"]) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
-
-
-def _meta(reply: pa.Table) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads(reply["meta"][-1].as_py())
-    return meta
+    return (chunks.unpacked(reply["rows"]) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
 
 
 def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
@@ -233,8 +228,3 @@ def _too_slow() -> mongodb_failures.ReadRefused:
         f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "
         "(minSnapshotHistoryWindowInSeconds), and needs a server that is not behind it (error 72)"
     )
-
-
-def _as_lo(hi: bytes | None) -> bytes | None:
-    """The end of one range as the beginning of the next."""
-    return None if hi is None else snapshot_read.hi_as_lo(hi)
