@@ -165,8 +165,8 @@ class _SilentHandler(WSGIRequestHandler):
     timeout = 30.0
 
     def handle(self) -> None:
-        """Serve the request, if one comes in time."""
-        with contextlib.suppress(TimeoutError):
+        """Serve the request, if one comes in time, and before the client resets the connection."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:

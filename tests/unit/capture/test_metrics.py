@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,6 +207,10 @@ def test_who_connects_and_asks_nothing_keeps_no_thread(
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
             assert silent.recv(1) == b""
+        with socket.create_connection(
+            ("127.0.0.1", port), timeout=10
+        ) as probe:  # of a load balancer, which ends it by a reset
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert "debezium_metrics_Connected" in " ".join(metrics.scrape("shop", port=port, address="127.0.0.1"))
     captures.until(lambda: threading.active_count() <= before)  # the answer is here before its thread has ended
     assert not capfd.readouterr().err
