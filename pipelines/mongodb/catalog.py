@@ -9,21 +9,20 @@ from typing import Any
 import pymongo
 from pymongo import errors as driver
 
+from cdc_core.stream import filters
 from pipelines.mongodb import cursor_reply
 from pipelines.mongodb import failures as mongodb_failures
 
 
 def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
     """The databases that the user may see, without the server's own; none where the user lacks the privilege to list them."""
-    try:
-        names = connection.list_database_names()
-    except driver.OperationFailure as error:
-        if error.code == mongodb_failures.UNAUTHORIZED:
+    with mongodb_failures.translating("listing the databases"):
+        try:
+            return [name for name in connection.list_database_names() if name not in filters.BUILT_IN]
+        except driver.OperationFailure as error:
+            if error.code != mongodb_failures.UNAUTHORIZED:
+                raise
             return []
-        raise mongodb_failures.translated(error, "listing the databases") from error
-    except driver.PyMongoError as error:
-        raise mongodb_failures.translated(error, "listing the databases") from error
-    return [name for name in names if name not in ("admin", "config", "local")]
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,13 @@ class SourceCollection:
         return f"{self.db}.{self.name}"
 
 
-def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] | None = None) -> list[SourceCollection]:
-    """All collections, views and time-series collections of the databases (None: of all), without the server's own."""
+def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str]) -> list[SourceCollection]:
+    """All collections, views and time-series collections of the databases, without the server's own."""
     with mongodb_failures.translating("listing the collections"):
-        # With named databases, the user needs no privilege to list them.
-        names = list(databases) if databases is not None else connection.list_database_names()
         return [
             _collection(db, entry)
-            for db in sorted(names)
-            if db not in ("admin", "config", "local")
+            for db in sorted(databases)
+            if db not in filters.BUILT_IN
             for entry in sorted(_listed(connection, db), key=lambda entry: entry["name"])
             if not entry["name"].startswith("system.")
         ]

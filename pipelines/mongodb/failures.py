@@ -78,7 +78,7 @@ class ReadRefused(Exception):
 
 
 @contextmanager
-def translating(what: str = "MongoDB") -> Iterator[None]:
+def translating(what: str) -> Iterator[None]:
     """Raise driver errors of the block as `translated`; `what` names the operation in the messages."""
     try:
         yield

@@ -62,16 +62,15 @@ def operation_time(connection: pymongo.MongoClient[Any]) -> Timestamp:
 
 def may_watch_deployment(connection: pymongo.MongoClient[Any]) -> bool:
     """Whether the user may open a change stream over all databases."""
-    try:
-        # `batchSize` 0: the server checks the privilege, and reads nothing.
-        with connection.admin.aggregate([{"$changeStream": {"allChangesForCluster": True}}], batchSize=0):
-            return True
-    except driver.OperationFailure as error:
-        if error.code in (mongodb_failures.UNAUTHORIZED, mongodb_failures.ONLY_ON_REPLICA_SETS):
+    with mongodb_failures.translating("opening the change stream"):
+        try:
+            # `batchSize` 0: the server checks the privilege, and reads nothing.
+            with connection.admin.aggregate([{"$changeStream": {"allChangesForCluster": True}}], batchSize=0):
+                return True
+        except driver.OperationFailure as error:
+            if error.code not in (mongodb_failures.UNAUTHORIZED, mongodb_failures.ONLY_ON_REPLICA_SETS):
+                raise
             return False
-        raise mongodb_failures.translated(error, "opening the change stream") from error
-    except driver.PyMongoError as error:
-        raise mongodb_failures.translated(error, "opening the change stream") from error
 
 
 class OplogWindow(NamedTuple):
