@@ -192,7 +192,7 @@ def _parts(
 
 
 def _groups(path: Path, among: Mapping[str, str]) -> list[int]:
-    """The row groups of a file that may have rows with these values: a large commit has one per collection (`bronze.row_groups`)."""
+    """The row groups of a file that may have rows with these values: a large commit has several (`bronze.row_groups`)."""
     wanted = functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
     return [each.id for each in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(wanted).row_groups]
 

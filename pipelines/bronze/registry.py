@@ -217,7 +217,7 @@ class SilverPosition:
     to: int = 0
     """The bronze batch up to which it is applied."""
     high: str | None = None
-    """The greatest sequence that was applied; None where unknown."""
+    """The greatest sequence of the events that it has read; None where unknown."""
     swept: str = ""
     """The sequence of its last sweep."""
     generation: str = ""
