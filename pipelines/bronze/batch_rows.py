@@ -116,6 +116,8 @@ def _from_compacted(
     commits). None as in `few_rows`, and for tables in a store: copying whole files takes too long."""
     folder = local_log.folder(table)
     files = [] if folder is None else span_files(folder, span, among, is_alone=False)
+    if not among and sum(file.stats.get("numRecords", 0) for file in files if _is_inside(file, span)) > limit:
+        return None
     size_bytes = bytes_of(files, columns, among)
     if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
         return None
@@ -124,6 +126,12 @@ def _from_compacted(
         [file.path for file in files], list(columns), where=[*where, *((name, "==", among[name]) for name in among)]
     )
     return None if found is None or found.num_rows > limit else found
+
+
+def _is_inside(file: local_log.AddedFile, span: BatchRange) -> bool:
+    """Whether a file holds no rows of other batches."""
+    low, high = file.between("batch") or (0, span.to + 1)
+    return span.after < low and high <= span.to
 
 
 _recent = recent_files.RecentFiles()
@@ -274,7 +282,7 @@ def span_files(
         if high <= span.after or low > span.to:
             continue
         # After a compaction a file holds rows of this span and of others, which only a predicate separates.
-        if is_alone and (low <= span.after or high > span.to):
+        if is_alone and not _is_inside(file, span):
             return []
         held.append(file)
     # In commit order: rows that are read in order need not be sorted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -105,3 +106,16 @@ def test_a_file_that_is_not_as_long_as_the_log_says_is_left_to_delta(bronze: Pat
     spark = mock.MagicMock()
     batch_rows.rows(spark, tables.TableRef.at(str(bronze)), BatchRange(6, 7))
     assert [name.split(".")[0] for name, _, _ in spark.mock_calls][0] == way
+
+
+def test_rows_that_the_log_says_are_too_many_are_not_read_to_be_counted(
+    bronze: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark reads them, after a look at the log alone: before, a survey of a few million rows had read them all."""
+    counted: list[BatchRange] = []
+    monkeypatch.setattr(batch_rows, "bytes_of", lambda *_: 1)
+    monkeypatch.setattr(batch_rows, "read", lambda *_, **__: counted.append(span))
+    nothing: Any = None
+    table, span = tables.TableRef.at(str(bronze)), BatchRange(0, 100)
+    assert batch_rows.few_rows(nothing, table, span, ["batch"], limit=99) is None
+    assert counted == []
