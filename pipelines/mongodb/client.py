@@ -132,8 +132,9 @@ def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.Mon
 
     Commands on it need `preference` as well: a single member of a replica set answers with any, and a mongos passes it to the shards.
     """
-    # A direct connection has one server. The name that this has in its replica set may not be reachable, behind a forwarded port.
-    if connection.topology_description.topology_type == TOPOLOGY_TYPE.Single:
+    # A direct connection has one server, whose name in its replica set may not be reachable, for example through a forwarded port. A
+    # load balancer has one address, where servers refuse other clients.
+    if connection.topology_description.topology_type in (TOPOLOGY_TYPE.Single, TOPOLOGY_TYPE.LoadBalanced):
         return None
     if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
         return None

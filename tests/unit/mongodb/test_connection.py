@@ -181,9 +181,11 @@ def test_an_srv_string_that_cannot_be_one(wrong: str) -> None:
         mongodb.client(wrong, is_known=True)
 
 
-def test_a_direct_connection_reads_the_server_that_it_names() -> None:
-    """Its host may be a forwarded port: the name that the server has in its replica set may not be reachable from here."""
-    client = mongodb.client("mongodb://h:1/?directConnection=true&serverSelectionTimeoutMS=1")
+@pytest.mark.parametrize("way", ["directConnection", "loadBalanced"])
+def test_a_direct_connection_reads_the_server_that_it_names(way: str) -> None:
+    """Its host may be a forwarded port: the name that the server has in its replica set may not be reachable from here. Behind a load
+    balancer a server refuses who does not say so."""
+    client = mongodb.client(f"mongodb://h:1/?{way}=true&serverSelectionTimeoutMS=1")
     try:
         assert mongodb.pinned(client, ReadPreference.SECONDARY_PREFERRED) is None
     finally:
