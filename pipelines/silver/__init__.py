@@ -1,1 +1,1 @@
-"""Silver: `run` is the way in, `ranges` cuts the work into batches, its `STEPS` take each into the table; `in_process` is the short way."""
+"""Silver: start with `run`. `ranges` cuts work into batches; its `STEPS`, or `in_process` for plain events, apply them to the table."""

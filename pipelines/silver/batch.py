@@ -1,7 +1,7 @@
-"""A batch of rows on its way through the steps into a collection's table.
+"""A batch of rows, as the steps pass it on to a collection's table.
 
-A step takes the batch as the step before left it and gives out the next one; it changes none. What a step acquires for
-longer than itself (rows in memory, a search in another thread) is released when the batch's `resources` are closed.
+A step takes a batch and returns a new one. What must outlive a step (rows in memory, a search in another thread) is released when the
+batch's `resources` are closed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deletes:
-    """Deleted keys with the sequence of their delete, as columns `__key` and `__sequence`, and the number of delete
-    events."""
+    """Deleted keys with the sequence of their delete (`rows` has `__key` and `__sequence`), and the number of delete events."""
 
     rows: DataFrame
     events: int
@@ -34,10 +33,10 @@ class Deletes:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows on their way into the table, and what is known about them without looking at them again.
+    """Rows to be committed, and what is known about them.
 
-    `rows` are bronze's events of `range_` until `reduction.reduced`, then one reduced row a key until `write.table_rows`, then rows
-    of the table's columns with `__guard` and `__action`. `next_position` is what their commit carries.
+    `rows` are bronze's events of `range_` until `reduction.reduced`, then one reduced row per key until `write.table_rows`, then rows with
+    the table's columns, `__guard` and `__action`. Their commit carries `next_position`.
     """
 
     rows: DataFrame
@@ -46,21 +45,21 @@ class RowBatch:
     plan: typed.Plan
     counts: survey.EventCounts = field(default_factory=survey.EventCounts)
     keys: tuple[str, str] | None = None
-    """The first and the last key, where they are known."""
+    """The first and the last key, if known."""
     deletes: Deletes | None = None
     partial: int = 0
-    """Events that are updates without their documents."""
+    """The number of partial updates: update events without a document."""
     has_incomplete: bool = False
     is_late: bool = False
-    """Some events may be older than what the table has seen: each row is compared with the table's, by a MERGE."""
+    """Some events may be older than what the table has seen: a MERGE compares each row with the table's."""
     touched: upsert.Locating | None = None
-    """Where the table holds the rows' keys, found without the rows."""
+    """Finds the locations of the keys' rows in the table, from the events alone."""
     pending_deletes: upsert.PendingDelete | None = None
-    """The search for these keys in the table, where it has begun already."""
+    """The search for these keys in the table, if it has started already."""
     unless: Callable[[], bool] | None = None
-    """Says, once the rows are written, that they must not be committed."""
+    """Once the rows are written: whether they must not be committed."""
     merge_confs: Mapping[str, str] = field(default_factory=dict)
-    """What the session says of plans, for a MERGE inside a block that is planned once."""
+    """The session's own planner settings, for a MERGE inside a block that overrides them."""
     resources: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -73,30 +72,30 @@ Step = Callable[[SilverCollection, RowBatch], RowBatch]
 
 
 def through(steps: Iterable[Step], collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """The batch after all steps, in their order."""
+    """The batch after these steps, in order."""
     for step in steps:
         batch = step(collection, batch)
     return batch
 
 
 def keys(events: DataFrame, counts: survey.EventCounts) -> DataFrame:
-    """The keys of the events; sent to every executor where they are not too many."""
+    """The keys of the events as `__key`; broadcast if there are not too many."""
     column = events.select(F.col("key").alias("__key"))
-    # Half as many as offsets: a key is a text of any length, an offset has eight bytes.
+    # Half as many as offsets: a key is a string of any length, an offset has eight bytes.
     return F.broadcast(column) if counts.events <= survey.MAX_BROADCAST_EVENTS // 2 else column
 
 
 def touched(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> upsert.Locating:
-    """Where the table holds the events' keys."""
+    """Finds the locations of the events' keys in the table."""
     spans = [(counts.first_key, counts.last_key)] if counts.first_key else []
     return lambda: located(collection, keys(events, counts), spans)
 
 
 def located(collection: SilverCollection, keys: DataFrame, spans: Sequence[tuple[str, str]] = ()) -> DataFrame:
-    """The `ROW_LOCATION` of these keys' rows in the table as it is now; `spans` as in `upsert.located`."""
+    """The `upsert.ROW_LOCATION` of the keys' rows in the table as it is now; `spans` as in `upsert.located`."""
     return upsert.located(collection.rows().select(upsert.KEY, *collection.writer.row_locations()), keys, spans)
 
 
 def keeps_last(collection: SilverCollection, batch: RowBatch) -> bool:
-    """Whether a delete may have to show the document that it deleted."""
+    """Whether deleted documents stay visible, so that a delete may need the last document of its key."""
     return batch.deletes is not None and collection.mode.marks_deleted

@@ -1,7 +1,7 @@
-"""One collection's silver table: what it is, what the settings say of it, and what it holds.
+"""One collection's claimed silver table, with its settings, schema and caches.
 
-A `SilverCollection` lives as long as the claim on its table. What happens to it is in other modules: `pipelines.silver.ranges`
-applies events to it, `pipelines.silver.sweeps` ends it at a drop, a rename or a finished snapshot.
+A `SilverCollection` lives as long as the claim on its table. `pipelines.silver.ranges` applies events to it; `pipelines.silver.sweeps`
+removes rows after a drop, a rename or a finished snapshot.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ class SilverCollection:
     namespace: registry.Namespace
     options: CollectionSettings
     keeps_document: bool
-    """Whether its rows hold whole documents; of the work at hand, where the settings leave it to the capture mode."""
+    """Whether its rows contain whole documents; decided for each work if the settings leave it to the capture mode."""
     layout: tables.Layout
     bronze: tables.TableRef
     writer: Writer
     schema: schemas.SchemaVersion
     is_new: bool
     bronze_columns: tuple[str, ...] = field(init=False)
-    """Columns of bronze beside the document that a row is made of."""
+    """The columns of bronze, beside the document, that rows are made from."""
     reserved: frozenset[str] = frozenset()
-    """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
+    """Columns that `add.fields` or `add.headers` made, now or earlier: no field of a document gets their names."""
     origin: str = ""
-    """A new random name where its rows begin anew, by which gold knows that it has to; empty where they go on."""
+    """A new random name if all events are applied again, so that gold starts again too; otherwise empty."""
     max_local_events: int = 0
     """How many events of a range this process may apply itself, without a query (`pipelines.silver.in_process`)."""
     needs_steps: bool = False
-    """Whether a range of the work at hand went through the steps: this process could not apply it."""
+    """Whether a range of the current work went through the steps, because this process could not apply it."""
     remembered: int | None = None
-    """The version of the table of remembered deletes that holds the last of them, where this process sees it."""
+    """The version of the table of remembered deletes that holds the last of them, if this process can read it."""
     delete_files: int = 0
-    """Files of remembered deletes that the last compaction left beyond those that their size explains."""
+    """Surplus files of the remembered deletes after their last compaction (`maintenance.compact_facts`)."""
     held_files: int = 0
-    """The same of its quarantine."""
+    """The same for its quarantine."""
     quarantined: quarantine_table.HeldEvents | None = None
-    """What is known of its events in quarantine, once there is one."""
+    """Its events in quarantine, once there are any."""
     ahead: ReadAhead = field(default_factory=ReadAhead)
-    """What reads the events of batches that this process applies itself (`pipelines.silver.in_process`)."""
+    """Reads the events of ranges that this process applies itself (`pipelines.silver.in_process`)."""
     typer: DocumentTyper = field(init=False)
-    """What types the documents of such batches."""
+    """Types the documents of such ranges."""
 
     def __post_init__(self) -> None:
         self.typer = DocumentTyper(self.options)
@@ -71,60 +71,62 @@ class SilverCollection:
 
     @property
     def mode(self) -> unwrap_options.DeleteMode:
-        """What a delete does."""
+        """What a delete does: `delete.tombstone.handling.mode`."""
         return self.options.unwrap.delete_tombstone_handling_mode
 
     @property
     def quarantine(self) -> tables.TableRef:
-        """The table of its events that cannot be read."""
+        """The table of its events that cannot be applied."""
         return self.layout.quarantine(*self.namespace)
 
     @property
     def deletes(self) -> tables.TableRef:
-        """The table of its remembered deletes, which is made with the first of them."""
+        """The table of its remembered deletes, which is created with the first of them."""
         return self.layout.deletes(*self.namespace)
 
     def rows(self) -> DataFrame:
-        """The table as it is now. Not kept: a DataFrame goes on with the columns and files that it was made with."""
+        """The table as it is now. Not cached: a DataFrame keeps the columns and files that it was made with."""
         return self.spark.table(str(self.writer.table))
 
     def events(self, span: BatchRange) -> DataFrame:
-        """Its events in a span of bronze's batches, in no order."""
+        """Its events in a span of bronze's batches, unordered."""
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def keep_documents(self, position: registry.SilverPosition, span: BatchRange) -> None:
-        """Decide of the work at hand whether whole documents are kept. Where another capture mode has just ended, updates without
-        documents may come still, and rows at this `position` have what to fold them onto."""
+        """Decide whether whole documents are kept for the current work.
+
+        After a change of the capture mode, partial updates may still come, and rows at `position` have documents to fold them onto.
+        """
         is_due = self.options.keep_document is None and position.documents is True
         self.keeps_document = self._always_keeps_document or (
             is_due and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
         )
 
     def is_empty(self) -> bool:
-        """Whether the table was never written: then its first rows are appended, there is nothing to merge with."""
-        # `is_new` alone does not say it: a table that a repair set back to batch 0 has rows, and its commits say so.
+        """Whether the table was never written, so that its first rows are appended without a MERGE."""
+        # Not `is_new` alone: a table that a repair set back to batch 0 has rows, and its commits say so.
         return self.is_new and self.writer.metadata.get("to") is None
 
     def added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.AddedColumn, ...]:
-        """The columns that `add.fields` and `add.headers` ask for, beside those of a schema's documents."""
+        """The columns of `add.fields` and `add.headers`, beside those of a schema's documents."""
         return reduce.added(self.options.unwrap, documents=(name for name, _ in schema.table()), earlier=self.reserved)
 
     def shows_deleted(self, counts: survey.EventCounts) -> bool:
-        """Whether deleted documents stay in the table, and some are deleted."""
+        """Whether there are deletes, and deleted documents stay in the table."""
         return counts.deletes > 0 and self.mode.marks_deleted
 
     def move(self, next_position: registry.SilverPosition) -> None:
-        """Only the position moves: an empty commit."""
+        """Move the position alone, by an empty commit."""
         self.writer.mark(to=next_position.to, extra=self.said(next_position))
 
     def said(self, position: registry.SilverPosition) -> dict[str, object]:
-        """What a commit with this position says beside `to`."""
+        """The metadata of a commit with this position, beside `to`."""
         return replace(position, deletes=self.remembered).extra
 
 
 @dataclass(frozen=True)
 class CollectionWork:
-    """What one collection's table lacks: the events and sweeps between its position and the batch `to`."""
+    """The events and sweeps that one collection's table lacks, between its position and the batch `to`."""
 
     namespace: registry.Namespace
     position: registry.SilverPosition

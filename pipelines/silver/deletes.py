@@ -1,10 +1,10 @@
-"""The deletes that a collection's table remembers: a document that was deleted does not come back with a late event.
+"""The remembered deletes of a collection: a late event does not bring a deleted document back.
 
-Where a delete takes the row away, the table itself no longer says that the key had one. So the delete is noted in a table of its own,
-and events that come late are compared with it (`not_resurrected`).
+After a delete has removed its row, the table itself has no trace of it. So the delete is stored in a table of its own, and late events are
+compared with that (`not_resurrected`).
 
-A *delete* that comes late removes no newer row, by the guard of the MERGE: `cdc_core.silver.merge`. `ranges` sends every batch with late
-events there (`_is_late`).
+A late *delete* removes no newer row because of the guard of the MERGE (`cdc_core.silver.merge`), to which `ranges` sends each batch with
+late events (`_is_late`).
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 
 
 FACTS = ("__key", "__sequence", "__batch")
-"""The columns of the remembered deletes."""
+"""The columns of a table of remembered deletes."""
 
 
 def last_deletes(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> Deletes | None:
-    """The last delete of each key, from bronze's narrow columns; None where deletes do nothing, or there is none."""
+    """The last delete of each key, from bronze's narrow columns; None if there are no deletes, or the mode keeps rows."""
     if not counts.deletes or collection.mode.keeps_row:
         return None
-    # Whether something came after a delete does not matter: later events of its key are newer than it, and pass.
+    # Also if events follow the delete: they are newer than it, and pass the comparison.
     deletes = events.where(f"op = '{bronze.Op.DELETE.value}'").groupBy(F.col("key").alias("__key"))
     return Deletes(deletes.agg(F.max("sequence").alias("__sequence")), counts.deletes)
 
 
 def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the events that are later than their key's remembered delete.
+    """Step: drops the events that are older than their key's remembered delete.
 
-    A delete that is remembered stays in: it may be remembered and not yet applied.
+    Deletes stay, also those that are remembered: they may not be applied yet.
     """
-    if not batch.is_late:  # then every event is later than anything that the table has seen
+    if not batch.is_late:  # then every event is newer than all that the table has seen
         return batch
     if not delta.exists(collection.spark, collection.deletes):
         return batch
-    # Of the batch's keys alone: a table of millions of deletes would be sorted for a handful of late events. And of these a delete from
-    # before all of them takes none: of what a year has deleted, a snapshot's chunk, which is late by seconds, reads the last files.
+    # Only the batch's keys, and only deletes that are not older than all of the batch: for a handful of late events, or a snapshot's chunk
+    # that is late by seconds, a table of millions of deletes is neither sorted nor read whole.
     later = collection.spark.table(str(collection.deletes)).where(F.col("__sequence") >= batch.counts.low)
     table = later.join(batches.keys(batch.rows, batch.counts), "__key", "left_semi")
     deleted = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
@@ -65,14 +65,14 @@ def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 
 
 def remembered(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: deletes that take rows away are noted before the rows go."""
+    """Step: stores deletes that remove rows, before the rows are removed."""
     if batch.deletes is not None and collection.mode.removes_row:
         remember(collection, batch.deletes, batch.number)
     return batch
 
 
 def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], number: int) -> None:
-    """Append deletes, given as keys with the sequence of the last one each, before their rows go."""
+    """Store deletes, given as each key's last sequence, before their rows are removed."""
     silver_tables.create_deletes(collection.spark, collection.deletes)
     columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
     facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
@@ -82,9 +82,9 @@ def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], n
 
 @contextmanager
 def remembering(collection: SilverCollection, deleted_at: Mapping[str, str], number: int) -> Iterator[None]:
-    """`remember_rows` beside what is done within, where deletes take rows away; they are remembered when it ends.
+    """Runs `remember_rows` in a thread beside the block, if deletes remove rows; the deletes are stored when the block ends.
 
-    A collection's first delete makes a table, which keeps the JVM busy for a second.
+    The first delete of a collection creates a table, for which the JVM needs a second.
     """
     if not deleted_at or not collection.mode.removes_row:
         yield
@@ -96,10 +96,10 @@ def remembering(collection: SilverCollection, deleted_at: Mapping[str, str], num
 
 
 def remember(collection: SilverCollection, deletes: Deletes, number: int) -> None:
-    """Append the deletes, before the MERGE, so that a crash in between forgets none."""
+    """Store the deletes before the MERGE, so that a crash in between loses none."""
     silver_tables.create_deletes(collection.spark, collection.deletes)
     facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
-    # Without a fence, unlike the rows of documents: a delete stays true, however often and by whomever it is noted.
+    # Without a fence, unlike documents: a delete stays true, whoever stores it and however often.
     if deletes.events > survey.MAX_DRIVER_ROWS:
         facts.writeTo(str(collection.deletes)).append()
     else:

@@ -1,4 +1,4 @@
-"""What a round of silver has to do: which collections' tables lack events or sweeps of bronze, and from where on."""
+"""The work of a round of silver: which tables lack events or sweeps of bronze, and from which batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from cdc_core.tables import layout as tables
 
 IDLE_AT_A_TIME = 8
-"""So many collections to which nothing came move their positions in one round."""
+"""How many collections without events move their positions in one round."""
 
 
 def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positions, to: int) -> list[CollectionWork]:
-    """What the tables lack up to the batch `to`, one `CollectionWork` a collection that has anything to do; one query over bronze, however
-    many collections there are. New ones are noted, and known to `positions` from here on."""
+    """What the tables lack up to the batch `to`: one `CollectionWork` per collection that has work, from one query over bronze.
+
+    New collections are noted, and `positions` knows them from here on.
+    """
     failures = positions.failures
     going = [namespace for namespace in positions.known if not failures.is_set_aside(str(namespace))]
     start = min([positions.discovered or 0, *map(positions.start, going)])
@@ -37,11 +39,11 @@ def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positio
     new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
     earlier: tuple[Sweep, ...] = ()
     if new and start > 0:
-        # A drop may have come before the rows of the snapshot that it overtook.
+        # A drop may stand before the rows of the snapshot that it overtook.
         earlier = survey.sweeps(spark, bronze_table, BatchRange(0, start), among=new)
     positions.note(new, to, met=counts)
     positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
-    # Not a look for each that is known: of thousands a few have any.
+    # By collection: of thousands of collections only a few have sweeps.
     own: dict[str, list[Sweep]] = {}
     for sweep in (*earlier, *sweeps):
         own.setdefault(sweep.db_collection, []).append(sweep)
@@ -52,15 +54,15 @@ def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positio
         if events.events or swept or positions.is_far_behind(namespace, to):
             position = replace(position, to=positions.start(namespace), log=positions.log, bronze=positions.bronze)
             found.append(CollectionWork(namespace, position, to, events, swept))
-    # Bronze only grows: a collection without events in the span need not be looked at there again. One that failed may have
-    # events before the span, which waits for the others only.
+    # Bronze only grows: a collection without events in the span is not searched there again. One that failed may still have
+    # events before the span.
     busy = {work.namespace for work in found if work.counts.events or work.sweeps}
     positions.scanned |= {each: to for each in positions.known if each not in busy and positions.start(each) >= start}
     return [work for work in found if not failures.is_set_aside(str(work.namespace))]
 
 
 def with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:
-    """The works without most of the idle ones: their turns come together, and those that have events would wait for hundreds."""
+    """The works without most of the idle ones: hundreds may be due in one round, and those with events would wait for them."""
     idle = sorted((work for work in works if not (work.counts.events or work.sweeps)), key=lambda work: work.position.to)
     left = {work.namespace for work in idle[IDLE_AT_A_TIME:]}
     return [work for work in works if work.namespace not in left]

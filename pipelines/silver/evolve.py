@@ -1,7 +1,7 @@
-"""The step `evolved`: the document schema holds the batch's documents, and events that cannot be read are in quarantine.
+"""The step `evolved`: grows the document schema for the batch's documents, and moves events that cannot be read to quarantine.
 
-The schema is appended to `ops/schemas` before any table has its columns. After a crash in between the same documents find
-it there, and change nothing.
+The schema is appended to `ops/schemas` before any table has its columns. After a crash in between, the same documents find it there and
+change nothing.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 def _braced(text: str) -> str:
-    """Whether a text begins and ends as a document does; LIKE would count its characters besides."""
+    """SQL for whether a text starts and ends like a document; cheaper than LIKE."""
     return f"(startswith({text}, '{{') AND endswith({text}, '}}'))"
 
 
 _PARTIAL = "(op = 'u' AND `after` IS NULL)"
 COUNTED = {
     "partial": _PARTIAL,
-    # Wider than `quarantine_rules.is_suspect`, and cheap: it is evaluated for each event, the exact one only where this counts any.
+    # Wider and cheaper than `quarantine_rules.is_suspect`: evaluated for each event; the exact one only if this counts any.
     "suspect": (
         "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
         f"OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
     ),
 }
-"""What is counted while the documents are looked at for their schema."""
+"""Conditions that are counted in the same query that reads the documents for their schema."""
 _COUNTED_IN_UPDATES = (
     f"({_PARTIAL} AND (NOT {_braced('updateDescription.updatedFields')} OR NOT {_braced('updateDescription.disambiguatedPaths')} "
     "OR (updateDescription.updatedFields IS NOT NULL AND json_object_keys(updateDescription.updatedFields) IS NULL)))"
@@ -48,9 +48,9 @@ _COUNTED_IN_UPDATES = (
 
 
 def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the batch's events that can be read, with the plan that types them; the others are in quarantine."""
+    """Step: the batch's readable events, with the plan that types them; the others go to quarantine."""
     counted = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
-    # Not recorded yet: documents that go to quarantine must leave no column behind.
+    # Not recorded yet: documents that go to quarantine must not add columns.
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
     evolution = evolve(collection, texts, also=counted, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
@@ -67,7 +67,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
     evolution = evolve(collection, looked_at(collection, parted, batch.counts), also=counted, events=events)
     record(collection, evolution, batch.number)
-    # The search for keys took those of the events in quarantine for replaced, too; their rows stay.
+    # The pending search for keys includes those of events in quarantine, whose rows must stay.
     return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
 
 
@@ -78,9 +78,9 @@ def evolve(
     also: Mapping[str, str],
     events: int,
 ) -> schemas.Evolution:
-    """What documents do to the collection's schema; the caller has to `record` it."""
+    """How the documents change the collection's schema; the caller must `record` it."""
     return schemas.evolve(
-        # Of few the first documents are all of them, and are not searched for.
+        # Of few events the first documents are all of them, without a search.
         looks.SparkDocuments(texts, small=events <= looks.BEGINNING),
         current=collection.schema.schema,
         options=collection.options.unwrap,
@@ -91,13 +91,13 @@ def evolve(
 
 
 def record(collection: SilverCollection, evolution: schemas.Evolution, number: int) -> None:
-    """Append what changed to the schemas, before the table holds it."""
+    """Append changes to the schemas; to be called before the table has the columns."""
     ops, name = collection.layout.ops("schemas"), str(collection.namespace)
     collection.schema = schemas.record(collection.writer, ops, collection.schema, evolution, collection=name, batch=number)
 
 
 def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
-    """Whether there is a schema; where there is none, the first documents give it where they can."""
+    """Whether there is a schema; if not, one is made from the first documents where they allow it."""
     if not collection.schema.schema.fields:
         begun = schemas.begun(
             looks.SparkDocuments(batch.rows),
@@ -111,11 +111,11 @@ def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
 
 
 def looked_at(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
-    """The events with, in `after`, every document that the schema must hold: of those that lost, too."""
+    """The events with every document that the schema must hold in `after`: deleted ones too, if their rows stay."""
     return _with_deleted(events) if collection.shows_deleted(counts) else events
 
 
 def _with_deleted(events: DataFrame) -> DataFrame:
-    """The events with what is known of deleted documents in `after`."""
+    """The events, with what is known of a deleted document in `after`."""
     is_delete = F.col("op") == bronze.Op.DELETE.value
     return events.withColumn("after", F.when(is_delete, reduce.deleted_document()).otherwise(F.col("after")))

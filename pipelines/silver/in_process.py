@@ -1,8 +1,8 @@
-"""A batch of plain events, applied by this process: nothing is planned, listed or compiled for it.
+"""Applies a batch of plain events in this process, without a Spark query.
 
-What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents, partial updates
-(`pipelines.silver.in_process_fold`) and deletes, all of which can be read and are newer than anything in the table. Any other batch goes
-through the steps: then `applied` is False, and nothing was committed.
+It does what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that can all be read
+and are newer than anything in the table. For any other batch `applied` is False, nothing was committed, and the batch goes through the
+steps.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pipelines.bronze import registry
 
 SERVICE_EVENTS = 2_000
-"""In a service Spark types on all cores, and the capture beside it needs this process."""
+"""The most events that a service applies here: its Spark uses all cores, and the capture beside it needs this process."""
 
 STATISTICS = ("__key", "__sequence", "__batch")
-"""The columns by which silver's files are skipped, as its table says it, too."""
+"""The columns with statistics for data skipping, as in the table's properties."""
 
 
 def reading(
@@ -55,8 +55,8 @@ def reading(
     *,
     keeps_document: bool,
 ) -> ReadAhead:
-    """What reads the work's events for this process, beginning now with those of the first range where they may be many: the claim on
-    the table takes a second in which nothing else is done here."""
+    """A reader of the work's events for this process. If they may be many, it starts with the first range now, while the table is being
+    claimed, which takes a second."""
     ahead = ReadAhead(_by_batch(spark, bronze_table, work))
     if ahead.counts is not None:
         first, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
@@ -67,7 +67,7 @@ def reading(
 
 
 def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[BatchRange] | None:
-    """The work's span in ranges that this process applies one after the other; None where they are for Spark to find, or it is one."""
+    """The work's span, cut into ranges that this process applies one after the other; None if it is one range, or for Spark."""
     live = _live(collection) if collection.max_local_events > SERVICE_EVENTS else None
     if live is None:
         return None
@@ -75,14 +75,14 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[Batch
     if counts is None:
         return None
     looked_through = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
-    # A partial update is as large as the document that it is folded onto.
+    # A partial update counts with the size of the document that it is folded onto.
     row_bytes = _row_bytes(live) if collection.keeps_document else 0
     most = collection.options.max_batch_events
     return collection_events.portions(counts, work.span, most=most, row_bytes=row_bytes, looked_through=looked_through)
 
 
 def _by_batch(spark: SparkSession, bronze_table: tables.TableRef, work: CollectionWork) -> survey.EventsByBatch | None:
-    """How the work's events lie in its batches, where they are so many that this process applies them range by range."""
+    """The number of the work's events per batch, if there are so many that this process applies them range by range."""
     is_long = SERVICE_EVENTS < work.counts.events <= collection_events.SPAN_EVENTS
     return survey.by_batch(spark, bronze_table, work.namespace, work.span) if is_long else None
 
@@ -93,11 +93,11 @@ def applied(
     counts: survey.EventCounts,
     next_position: registry.SilverPosition,
 ) -> bool:
-    """Whether the range is in the table, with `next_position`; where not, nothing was committed.
+    """Apply the range, with `next_position`; False if it has to go through the steps, with nothing committed.
 
     Only for events that are newer than what the table has seen.
     """
-    # What a kept document becomes when it is deleted and its row stays is SQL's to say.
+    # Deleted documents whose rows stay, together with kept documents, are left to SQL.
     shows_deleted = collection.shows_deleted(counts)
     is_for_sql = (collection.keeps_document and shows_deleted) or counts.events > collection.max_local_events
     live = None if is_for_sql else _live(collection)
@@ -106,7 +106,7 @@ def applied(
         return False
     _prepare_helpers(collection, events)
     folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
-    # Without a schema the documents' own give one, before any update has its say.
+    # The first schema comes from whole documents, before updates are folded.
     if folds and not collection.schema.schema.fields:
         return False
     given = _with_deleted(events) if shows_deleted else events
@@ -115,9 +115,9 @@ def applied(
     if reduced is None or begun is None:
         return False
     events, winners, keys, last_deletes, marked = reduced
-    with deletes.remembering(collection, last_deletes, range_.to):  # the JVM has nothing else to do
+    with deletes.remembering(collection, last_deletes, range_.to):  # meanwhile the JVM is idle
         batches = [given.select(["after", "sequence"])]
-        if folds:  # once more, as the steps do, at what became of the others
+        if folds:  # again with the folded documents, as the steps do
             batches.append(pa.concat_tables([*batches, events.select(["after", "sequence"])]))
         found = collection.typer.typed(
             table_schema.as_array(events["after"]),
@@ -126,14 +126,14 @@ def applied(
             current=collection.schema.schema,
             reserved=collection.reserved,
         )
-        del given, batches, reduced  # they hold the texts
+        del given, batches, reduced  # frees the texts
         if found is None:
             return False
         evolutions, typed = found
         schema = evolutions[-1].schema
         if not collection.keeps_document and "after" not in _of_bronze(collection.added(collection.schema.schema)):
-            events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
-        if len(winners) < events.num_rows:  # documents are dear to copy
+            events = events.drop_columns("after")  # most of the memory, and typed by now
+        if len(winners) < events.num_rows:  # copying documents is expensive
             places = pa.array(winners, pa.int64())  # a list of none would have no type
             events, typed = events.take(places), typed.take(places)
         rows = _columns(collection, schema, events, typed, range_.to)
@@ -146,14 +146,14 @@ def applied(
 
 
 def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
-    """Whether the rows that are older than a sweep are gone, with `next_position`; where not, nothing was committed.
+    """Delete the rows that are older than a sweep, with `next_position`; False if a query has to, with nothing committed.
 
-    A database that is dropped calls for one of each of its collections.
+    A dropped database leads to one sweep for each of its collections.
     """
     live = _live(collection) if collection.mode.removes_row else None
     if live is None:
         return False
-    # What quarantine holds may spare a row.
+    # Events in quarantine may keep a row.
     if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
         return False
     try:
@@ -200,15 +200,15 @@ def _committed(
 
 
 def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
-    """The table as it is now, where this process can apply anything to it."""
+    """The table's files as they are now; None if this process cannot write the table."""
     if any(each.path is None for each in collection.added(collection.schema.schema)):
         return None
     return collection.writer.replaceable()
 
 
 def _events(collection: SilverCollection, range_: BatchRange, counts: survey.EventCounts) -> pa.Table | None:
-    """The collection's events of the range, in their order, without deletes that do nothing; None where this process cannot read them, or
-    where one belongs to quarantine, or has to wait for one that is there."""
+    """The collection's events of the range in order, without deletes if the mode keeps rows; None if this process cannot read them, or one
+    belongs to quarantine or has to wait for an event there."""
     read = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
     columns = _bronze_columns(
         collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
@@ -225,8 +225,8 @@ def _events(collection: SilverCollection, range_: BatchRange, counts: survey.Eve
 
 
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
-    """The keys of which the quarantine holds an event, so that those of a range behind the batch `before` must wait. None where this process
-    cannot tell."""
+    """The keys with an event in quarantine from before the range after batch `before`, whose events must wait; None if this process cannot
+    read them."""
     if not delta.exists(collection.spark, collection.quarantine):
         return frozenset()
     collection.quarantined = collection.quarantined or quarantine_table.HeldEvents.of(
@@ -238,8 +238,8 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
 def _reader(
     spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, *, max_local_events: int
 ) -> Read:
-    """What reads a collection's events of a range, in their order; it gives None where this process cannot."""
-    # Other collections' events stand in the same files.
+    """A function that reads a collection's events of a range in order, or returns None if this process cannot."""
+    # Other collections' events are in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * max_local_events)
     return functools.partial(collection_events.in_order, spark, bronze_table, namespace, limit=limit)
 
@@ -247,18 +247,18 @@ def _reader(
 def _bronze_columns(
     options: unwrap_options.UnwrapOptions, added: Iterable[reduce.AddedColumn], *, keeps_document: bool
 ) -> tuple[str, ...]:
-    """The columns of bronze that rows are made of, beside their documents."""
+    """The columns of bronze, beside the document, that rows are made from."""
     updates = ("updateDescription",) if keeps_document else ()
     return (*updates, *reduce.needed(options), *_of_bronze(added))
 
 
 def _many_bytes(collection: SilverCollection) -> int:
-    """So many bytes of documents are held here."""
+    """The most bytes of documents that are held here."""
     return collection_events.MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
 
 
 def _prepare_helpers(collection: SilverCollection, events: pa.Table) -> None:
-    """Start the helpers where there will be much for them: the events' documents, and those that updates are folded onto."""
+    """Start the helper processes if there is much to parse: the events' documents, and those that updates are folded onto."""
     live = collection.writer.live
     size_bytes = events["after"].nbytes
     if collection.keeps_document and live is not None:
@@ -268,17 +268,17 @@ def _prepare_helpers(collection: SilverCollection, events: pa.Table) -> None:
 
 
 def _row_bytes(live: live_files.LiveFiles) -> int:
-    """How many bytes of the table's files a row takes."""
+    """The average size of a row in the table's files, in bytes."""
     return sum(file["size"] for file in live.files()) // max(1, live.row_count())
 
 
 def _of_bronze(added: Iterable[reduce.AddedColumn]) -> list[str]:
-    """The bronze columns that `add.fields` asks for."""
+    """The bronze columns that `add.fields` and `add.headers` read."""
     return [each.path[0] for each in added if each.path]
 
 
 def _with_deleted(events: pa.Table) -> pa.Table:
-    """The events with what is known of deleted documents in `after`, as `evolve.looked_at` has them."""
+    """The events, with what is known of a deleted document in `after`, as `evolve.looked_at` returns them."""
     key = pc.binary_join_element_wise('{"_id":', events["key"], "}", "")
     told = pc.coalesce(events["before"], events["documentKey"], key)
     after = pc.if_else(pc.equal(events["op"], bronze.Op.DELETE.value), told, events["after"])
@@ -286,8 +286,8 @@ def _with_deleted(events: pa.Table) -> pa.Table:
 
 
 class _ReducedEvents(NamedTuple):
-    """What a range comes to: whole `events`, the places among them of those that rows are made of, the keys whose rows are replaced, each
-    key's last delete, and rows of the table that are only `marked`."""
+    """A reduced range: `events` without partial updates, the indexes (`winners`) of those that become rows, the keys whose rows are
+    replaced, the sequence of each key's last delete, and the table's rows that are only `marked`."""
 
     events: pa.Table
     winners: list[int]
@@ -305,7 +305,7 @@ def _reduced(
     folds: bool,
     shows_deleted: bool,
 ) -> _ReducedEvents | None:
-    """The events reduced, partial updates among them; None where this process cannot."""
+    """The events reduced, with partial updates folded or marked; None if this process cannot."""
     size_bytes = _many_bytes(collection)
     whole = (
         in_process_fold.folded(given, live, size_bytes=size_bytes)
@@ -316,7 +316,7 @@ def _reduced(
         return None
     winners, changed, last_deletes = _winners(whole.events)
     keys = list(dict.fromkeys((*changed, *whole.marks)))  # a delete that marks a row is among the events, too
-    # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
+    # Before the documents are typed, which is most of the work and would be done again by the steps.
     if live.is_many(upsert.KEY, keys):
         return None
     added = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
@@ -325,7 +325,7 @@ def _reduced(
 
 
 def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
-    """Of events in their order: the last one of each key that has a row, all keys, and each key's last delete."""
+    """For events in order: the indexes of each key's last event if it has a row, all keys, and the sequence of each key's last delete."""
     last = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
     is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
     deletes = events.select(["key", "sequence"]).filter(is_delete)
@@ -337,13 +337,13 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
 def _begun(
     collection: SilverCollection, given: pa.Table, counts: survey.EventCounts, number: int, *, folds: bool
 ) -> schemas.Evolution | None:
-    """The schema to type the events' documents by; None where their first ones cannot give one."""
+    """The schema by which the events' documents are typed; None if the first documents do not give one."""
     current = collection.schema.schema
-    if folds:  # what became of the updates is looked at when the other documents were
+    if folds:  # folded documents are read for the schema after the others
         return schemas.unchanged(current, collection.options.pins)
     texts, places = map(table_schema.as_array, (given["after"], given["sequence"]))
     begun = collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
-    # Which records it, too: a schema must not depend on who looked.
+    # `at_once` would record it as a version of its own: the schema history must not depend on the way.
     if begun is None or current.fields or not reduction.is_at_once(collection, counts):
         return begun
     evolve.record(collection, begun, number)
@@ -357,11 +357,11 @@ def _columns(
     typed: pa.StructArray,
     number: int,
 ) -> pa.Table:
-    """The rows with the columns that `write.table_rows` gives them, in its order."""
+    """The rows with the columns of `write.table_rows`, in its order."""
     count, document = events.num_rows, typed.field("document")
     columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
     columns |= {added.name: collection_events.value(events, added.path or ()) for added in collection.added(schema)}
-    # Of a setting that was taken back the column stays, and says that no document is deleted.
+    # If the mode was changed, the column stays, and is false.
     live = collection.writer.live
     has_marks = collection.mode.adds_deleted or (live is not None and "__deleted" in live.schema.names)
     columns |= {"__deleted": events["__deleted"]} if has_marks else {}
@@ -376,7 +376,7 @@ def _columns(
 
 
 def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:
-    """The table's columns with those that it lacks; None where one has to change."""
+    """The table's columns with those that it lacks; None if one must change its type."""
     live = collection.writer.live
     assert live is not None
     return table_columns.grown(live.spark_schema(), from_arrow_schema(rows.schema))

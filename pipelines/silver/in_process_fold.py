@@ -1,7 +1,7 @@
-"""Partial updates of a batch that this process applies itself: folded onto the documents that it finds in the table's files.
+"""Folds partial updates, in this process, onto documents from the table's files.
 
-The same as `partial_updates`, which does it in SQL for any events; here only for events that are newer than all that the table has seen.
-Where whole documents are not kept, an update only marks the document of the same batch, or the table's row, as incomplete.
+The counterpart of `partial_updates`, which uses SQL and handles any events; this is for events newer than all that the table has seen.
+If whole documents are not kept, an update only marks the document of the same batch, or the table's row, as incomplete.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pipelines.bronze import collection_events
 from pipelines.delta import live_files, table_schema, upsert
 
 PART_ROWS = 4096
-"""So many documents are folded at a time."""
+"""How many documents are folded at a time."""
 
 READ_BYTES = 4 * 2**30
-"""Documents are looked for in files with so many bytes of them, two seconds' work, for a few updates."""
+"""For a few updates, the most bytes of files that are searched for their documents: two seconds' work."""
 
 UPDATE_READ_BYTES = 32 * 2**10
-"""And for so many bytes more with each update, which costs as much as folding it. Executors share more."""
+"""How many bytes more for each update: reading them costs as much as folding it. For more, Spark is faster."""
 
 _DOCUMENT = "__document"
 _STORED = (upsert.KEY, "__sequence", "__known", "__deleted", "__incomplete", _DOCUMENT)
 
 
 class _History(NamedTuple):
-    """A key's updates, as places among the events, the document or delete that they come after, and the last document."""
+    """A key's updates, the document or delete before them (`decisive`), and its last document, each as an index into the events."""
 
     decisive: int | None
     document: int | None
@@ -43,9 +43,10 @@ class _History(NamedTuple):
 
 
 class _Base(NamedTuple):
-    """What a key's updates change: the place of a document among the stored ones and then the events', None for no document.
+    """The base of a key's updates. `place` is the index of its document, first among the stored ones, then among the events'; None for
+    none.
 
-    Only updates after `since` are not in it yet; `known` is how far it is known, `is_doubtful` whether it was incomplete.
+    The base contains all updates up to `since`; `known` is the sequence up to which it is whole, `is_doubtful` whether it was incomplete.
     """
 
     place: int | None
@@ -55,16 +56,17 @@ class _Base(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The last event of a key of whose document these events know nothing: an update, or the delete at a place among the events."""
+    """The last event of a key whose document is not among the events: an update, or the delete at the index `delete` of
+    `WholeEvents.events`."""
 
     sequence: str
     delete: int | None = None
 
 
 class WholeEvents(NamedTuple):
-    """Events without partial updates, and by key what only marks a row of the table.
+    """Events without partial updates, with their rows' `__incomplete`, `__known`, `__sequence` and `__deleted`, and the marks by key.
 
-    With what their rows will say in `__incomplete`, `__known`, `__sequence` and `__deleted`. A delete that is not `__deleted` leaves no row.
+    A delete that is not `__deleted` leaves no row.
     """
 
     events: pa.Table
@@ -72,10 +74,10 @@ class WholeEvents(NamedTuple):
 
 
 def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> WholeEvents | None:
-    """The events with one document, at the last of them, in the place of each key's partial updates.
+    """The events, in order, with each key's partial updates replaced by one document at the last of them.
 
-    The events are in their order. None where some cannot be folded here: an update or a stored document that cannot be read or is not
-    known, or documents of more than `size_bytes`, or in too large files.
+    None if some cannot be folded here: an update or a stored document cannot be read or is unknown, the documents have more than
+    `size_bytes`, or their files are too large.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
@@ -89,8 +91,8 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         if stored is None or pending is None:
             return None
         results = _folded(events, pending, table_schema.as_array(stored[_DOCUMENT]))
-        # One that cannot be read leaves its document incomplete, and those before a document or a delete were not folded: otherwise
-        # no text is parsed for this alone.
+        # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
+        # delete follows. No text is parsed for this alone otherwise.
         is_read = is_partial.true_count == sum(len(each.updates) for each in pending)
         if not is_read or pc.any(results["incomplete"]).as_py():
             descriptions = table_schema.as_array(events["updateDescription"])
@@ -100,11 +102,11 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
 
 
 def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | None:
-    """The events without partial updates, each of which marks the document that it came after; where that is none of these events, the
-    table's row (`marked`). None where one came after a delete.
+    """The events without partial updates: each of those marks the document before it, or, if that is not among the events, the table's row
+    (`marked`). None if one follows a delete.
 
-    With `shows_deleted` a delete's row shows its pre-image, else the last document of these events; where there is neither it marks the
-    table's row, too.
+    With `shows_deleted`, the row of a delete shows its pre-image, or else the key's last document of these events; with neither it marks
+    the table's row.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
     if not (is_partial.true_count or shows_deleted):
@@ -147,9 +149,8 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
 def marked(
     live: live_files.LiveFiles, whole: WholeEvents, number: int, *, added: Mapping[str, Sequence[str]], size_bytes: int
 ) -> pa.Table | None:
-    """The table's rows of the marks, as events without documents leave them: incomplete or deleted, at the last event's sequence, with
-    `__batch` `number`, and of a delete the columns `added`, by name and path. None where one has no row, or they are too large for this
-    process, or cannot be read here."""
+    """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
+    the columns `added` (name to path in the event). None if a key has no row, or the rows are too large for this process or unreadable."""
     marks = whole.marks
     if not marks:
         return live.schema.empty_table()
@@ -175,7 +176,7 @@ def marked(
         except table_schema.NotReadable:
             return None
         values |= {name: pc.if_else(is_delete, said_rows[name], rows[name]) for name in said}
-    # An event that came again changes nothing.
+    # A repeated event changes nothing.
     is_newer = pc.greater(values["__sequence"], rows["__sequence"])
     for name, column in values.items():
         column = pc.if_else(is_newer, column, rows[name])
@@ -184,7 +185,7 @@ def marked(
 
 
 def _stored(live: live_files.LiveFiles, keys: Sequence[str], size_bytes: int) -> pa.Table | None:
-    """What the table holds of the keys; None where that is too much for this process, or cannot be read here."""
+    """The table's rows of the keys; None if they are too large for this process, or unreadable."""
     return _rows(live, keys, [name for name in _STORED if name in live.schema.names], size_bytes)
 
 
@@ -198,7 +199,7 @@ def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str
 
 
 def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:
-    """Of each key the updates after its last document or delete."""
+    """Each key's updates after its last document or delete."""
     keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
     found: dict[str, _History] = {}
     for number, (key, op, is_update) in enumerate(zip(keys, ops, is_partial.to_pylist())):
@@ -215,14 +216,14 @@ _NO_HISTORY = _History(None, None, [])
 
 
 class _Pending(NamedTuple):
-    """A document to be made: its updates, as places among the events, and what they change."""
+    """A document to be folded: its updates, as indexes into the events, and their base."""
 
     updates: list[int]
     base: _Base
 
 
 def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Table) -> list[_Pending] | None:
-    """The documents to be made, in the order of their last updates; None where a stored one that is needed is not known."""
+    """The documents to be folded, in the order of their last updates; None if a needed stored document was not kept."""
     held = _stored_bases(stored)
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     found = []
@@ -249,7 +250,7 @@ _NOTHING = _Base(None)
 
 
 def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
-    """What the table holds by key; None where its document was not kept."""
+    """The bases in the table, by key; None for a row whose document was not kept."""
     no = itertools.repeat(None)
     names = (upsert.KEY, "__sequence", "__known", "__incomplete", "__deleted")
     columns = (stored[name].to_pylist() if name in stored.column_names else no for name in names)
@@ -257,7 +258,7 @@ def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
     found: dict[str, _Base | None] = {}
     for place, (key, since, seen, is_incomplete, is_deleted, is_kept) in enumerate(zip(*columns, has_text)):
         known = since if seen is None else seen
-        # An update after a delete is about another document of the key.
+        # An update after a delete belongs to another document of the key.
         base = _Base(None, "", since, bool(is_incomplete)) if is_deleted else _Base(place, known, since, bool(is_incomplete))
         found[key] = base if is_deleted or is_kept or known == "" else None
     return found
@@ -266,7 +267,7 @@ def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
 def _with_documents(
     events: pa.Table, is_partial: pa.BooleanArray, pending: Sequence[_Pending], results: pa.Table
 ) -> WholeEvents:
-    """The events, with the documents that were made where the last update of each was."""
+    """The events, with each folded document in place of its last update."""
     is_doubtful = pa.array([each.base.is_doubtful for each in pending], pa.bool_())
     incomplete = pc.or_(results["incomplete"].combine_chunks(), is_doubtful)
     known = pc.if_else(incomplete, pa.array([each.base.known for each in pending], pa.string()), None)
@@ -287,15 +288,15 @@ def _with_documents(
 
 
 def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> pa.Table:
-    """The results of `fold.fold_batches`, one for each pending document; of many also by helpers."""
+    """The results of `fold.fold_batches`, one for each pending document; helper processes share a large number."""
     keys, after = table_schema.as_array(events["key"]), table_schema.as_array(events["after"])
     columns = ("sequence", "updateDescription")
     updates = pa.StructArray.from_arrays([table_schema.as_array(events[name]) for name in columns], names=columns)
-    # All that is copied here is memory that was not touched before, which costs as much as parsing it.
+    # Without a copy where possible: touching new memory costs as much as parsing it.
     texts = stored if after.null_count == len(after) else pa.concat_arrays([stored, after])
 
     def part_of(some: Sequence[_Pending]) -> pa.RecordBatch:
-        """Keys with their bases and updates."""
+        """These documents' keys, bases and updates."""
         lists = pa.ListArray.from_arrays(
             _offsets([len(each.updates) for each in some]),
             updates.take(_places(number for each in some for number in each.updates)),
@@ -329,7 +330,7 @@ def _by_helper(helper: helper_processes.HelperProcess, part: pa.RecordBatch) -> 
 
 
 def _answer(_: None, part: pa.RecordBatch | None) -> tuple[None, pa.RecordBatch | None]:
-    """Runs in a helper; no columns where the documents have become too large for a batch."""
+    """Runs in a helper process; None if the documents have become too large for one batch."""
     assert part is not None
     with without_collector():
         made = _folded_part(part)

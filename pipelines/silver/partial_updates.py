@@ -1,12 +1,10 @@
-"""Partial updates: updates whose documents were not read, folded onto the documents that the table holds.
+"""Folds partial updates (update events without a document) onto the documents in the table.
 
-The base is the later of the stored document and the range's own; the updates behind it change it one after the other, each as
-`cdc_core.silver.fold` says. The step of a batch that calls this is `reduction.reduced`; a batch that goes through no step is folded by
-`in_process_fold`. Without `keep.document` nothing is folded: an update only marks its row as incomplete.
+With `keep.document` the stored documents of a batch's keys are read, changed by each update as `cdc_core.silver.fold` defines it, and
+written whole. The base is the later of the stored document and the range's own. A document that is unknown stays incomplete; when it comes,
+the updates since then are read from bronze again. Without `keep.document` an update only marks its row as incomplete.
 
-A collection that keeps whole documents (`keep.document`) reads those of a batch's keys back, lets each update change them,
-and writes them whole. A document that is not known stays incomplete, and the updates that it waits for are read from bronze
-once more when it comes.
+`reduction.reduced` calls this; batches that skip the steps are folded by `in_process_fold`.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> Iterator[DataFrame]:
-    """Reduced rows whose partial updates are folded onto the stored documents; held in memory for the time of a block.
+    """Reduced rows with partial updates folded onto the stored documents; held in memory until the block ends.
 
-    They are computed and not cached: Spark plans anew whatever is cached of a table that changes.
+    Computed instead of cached: Spark would plan a cached query again when the table changes.
     """
     keeps_last = batches.keeps_last(collection, batch)
     histories = reduce.histories(events, columns=collection.bronze_columns, keeps_last=keeps_last)
@@ -46,9 +44,9 @@ def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> 
 
 
 def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
-    """The batch's events and, for late documents of incomplete rows, the updates that such rows have seen since.
+    """The batch's events and, for late documents of incomplete rows, the later updates of these rows from bronze.
 
-    The very events where no row waits for any of them.
+    `batch.rows` itself if no row waits for one of them.
     """
     events = batch.rows
     table = collection.rows().where("`__incomplete`")
@@ -56,12 +54,12 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
     late = (
         events.where("after IS NOT NULL")
         .join(waiting, "key")
-        # A document after the row's last event decides by itself, and one from before what is known changes nothing.
+        # A document after the row's last event replaces the row, and one from before `__known` changes nothing.
         .where("sequence < `__sequence` AND sequence > coalesce(`__known`, '')")
         .groupBy("key")
         .agg(F.min("sequence").alias("__since"))
     )
-    # One value bounds the search, so that bronze skips the files from before it; each key's own follows in the join.
+    # One value bounds the search, so that older files of bronze are skipped; the join then compares by key.
     first = late.agg(F.min("__since")).first()[0]
     if first is None:
         return events
@@ -71,14 +69,14 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
 
 
 def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> DataFrame:
-    """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
+    """The table's rows of the events' keys: the document, its sequences and state, and the row's location."""
     table = collection.rows().select("*", *collection.writer.row_locations())
     if batch.keys is not None:
         table = table.where(F.col("__key").between(*batch.keys))
     if batch.counts.events <= survey.MAX_BROADCAST_EVENTS:
         keys = events.select(F.col("key").alias("__key"))
-        table = table.join(F.broadcast(keys), "__key", "left_semi")  # only these documents are shuffled
-    # The setting may be younger than the table: it then gets the column with this very batch.
+        table = table.join(F.broadcast(keys), "__key", "left_semi")  # so that only these documents are shuffled
+    # If the setting is newer than the table, this batch adds the column.
     if "__document" not in table.columns:
         table = table.withColumn("__document", F.lit(None).cast("string"))
     deleted = F.coalesce("__deleted", F.lit(False)) if "__deleted" in table.columns else F.lit(False)
@@ -86,7 +84,7 @@ def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) ->
         F.col("__key").alias("key"),
         F.col("__sequence").alias("stored_sequence"),
         F.coalesce("__known", "__sequence").alias("stored_known"),
-        # A deleted document is only shown: an update that comes after a delete is about another document of this key.
+        # A deleted document is no base: an update after a delete belongs to another document of this key.
         F.when(~deleted, F.col("__document")).alias("stored_document"),
         deleted.alias("stored_is_deleted"),
         F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
@@ -95,11 +93,10 @@ def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) ->
 
 
 def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
-    """Histories with what each one's updates build on, and only the updates that are not in it yet.
+    """Histories with the base of their updates, and only the updates that the base does not contain.
 
-    `base` is the later of the stored document and the range's own, `base_known` its sequence, `is_doubtful` whether
-    the stored one was incomplete. A row whose document was not kept (the setting is younger than the row) is not
-    `is_foldable`: it can only be marked.
+    `base` is the later of the stored document and the range's own, `base_known` its sequence, `is_doubtful` whether the stored one was
+    incomplete. `is_foldable` is false for a row whose document was not kept (it is older than the setting): it can only be marked.
     """
     known = F.coalesce("sequence", F.lit(""))
     is_whole = F.col("sequence").isNotNull() & ~F.coalesce("is_delete", F.lit(False))
@@ -126,7 +123,7 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
 
 
 def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
-    """Rows of `_with_stored` as reduced rows, with the updates folded onto their base where that is known."""
+    """Rows of `_with_stored` as reduced rows, with the updates folded onto their base if that is known."""
     has_updates = F.coalesce(F.size("updates"), F.lit(0)) > 0
     is_folded = has_updates & F.col("is_foldable")
     prepared = placed.where(has_updates | F.col("sequence").isNotNull()).withColumns(
@@ -145,7 +142,7 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
     folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
     has_document = F.col("document").isNotNull()
     is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
-    # A row with a document takes it like any other, at the last update's sequence; one without is only marked.
+    # A folded document is written like any other, at the last update's sequence; a row without one is only marked.
     values = {
         "__action": F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value),
         "__sequence": F.col("partial_sequence"),

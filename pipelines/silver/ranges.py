@@ -1,7 +1,7 @@
-"""The way of a collection's work into its table: range by range, each with the sweeps that it calls for.
+"""Applies a collection's work to its table, range by range, each with the sweeps that fall into it.
 
-A range is some of bronze's batches; its rows go together through `STEPS`, of which the last is the commit that moves the position. Where it is small and plain
-(`pipelines.silver.in_process`), this process does all of that itself.
+A range is a run of bronze batches. Its rows go through `STEPS` together; the last step is the commit that moves the position. Small plain
+ranges are applied by this process itself (`pipelines.silver.in_process`).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from pipelines.spark import session as sparks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Log lines show this name: what is searched for there must not depend on how the code is cut into modules.
+# Log lines show this name: searches in logs must not depend on how the code is split into modules.
 log = logging.getLogger("pipelines.silver.collection")
 
 STEPS: tuple[Step, ...] = (evolve.evolved, deletes.not_resurrected, reduction.reduced, *write.STEPS)
-"""The way of a range's rows: from bronze's events to their commit."""
+"""The steps of a range's rows, from bronze's events to their commit."""
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 NOT_ADAPTIVE = {ADAPTIVE: "false"}
-"""Planned once. On one machine there is little to adapt, and each look at the plan asks Delta for the table's files again."""
+"""Without adaptive planning. On one machine it gains little, and each new plan lists the table's files again."""
 
 _HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
 
 
 class Progress(NamedTuple):
-    """How far a work came: its position, and the events of the ranges that were applied."""
+    """How far the work came: the position, and the number of events in the applied ranges."""
 
     position: registry.SilverPosition
     events: int
@@ -61,9 +61,9 @@ def apply(
     seconds: float = math.inf,
     is_alone: bool = False,
 ) -> Progress:
-    """Apply the work range by range, each with its sweeps. Between ranges it ends where `stop` is set, or `seconds` are over.
+    """Apply the work range by range, each with its sweeps; ends between two ranges when `stop` is set or `seconds` have passed.
 
-    Where the collection `is_alone` the next range is read meanwhile: where others are applied beside it no core is idle.
+    If the collection `is_alone`, the next range is read meanwhile; with others beside it no core is idle.
     """
     collection.keep_documents(work.position, work.span)
     reached = _under_these_settings(collection, work.position)
@@ -72,19 +72,19 @@ def apply(
     ranges = portions or _ranges(collection, work, work.span)
     needless, due = sweeps.split(collection, work)
     for sweep in needless:
-        # There is nothing to delete, and the position still has to hold the sweep: events from before it are refused by its floor.
+        # Nothing to delete, but the position must name the sweep: its floor refuses events from before it.
         reached = sweeps.position_after(collection, sweep, reached)
     events, end = 0, time.monotonic() + seconds
-    # The first range in any case: whatever its start takes, each turn comes further.
+    # The first range in any case, so that each turn makes progress.
     while ranges and not stop.is_set() and not (events and time.monotonic() > end):
         range_, *ranges = ranges
         collection.ahead.expect(ranges[0] if is_alone and portions and ranges else None)
-        # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
+        # The survey counted the whole span; whether a part of it is late depends on the part's own events.
         counts = work.counts if range_ == work.span else _counts(collection, range_)
         reached = _with_sweeps(collection, range_, counts, reached, collection_ends.within(due, range_))
         events += counts.events
         if ranges and portions and collection.needs_steps:
-            # What this process does not apply goes through Spark in as few ranges as the settings allow.
+            # The rest goes through Spark, in as few ranges as the settings allow.
             ranges, portions = _ranges(collection, work, BatchRange(range_.to, work.to)), None
     collection.ahead.forget()
     return Progress(reached, events)
@@ -97,7 +97,7 @@ def _with_sweeps(
     reached: registry.SilverPosition,
     due: Sequence[Sweep],
 ) -> registry.SilverPosition:
-    """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
+    """Apply one range and its sweeps. The position moves with the last of them, so that a crash in between repeats the range."""
     reached = _range(collection, range_, counts, reached, to=reached.to if due else range_.to)
     for sweep in due:
         to = range_.to if sweep is due[-1] else reached.to
@@ -116,17 +116,17 @@ def _range(
 ) -> registry.SilverPosition:
     next_position = replace(reached, to=to, high=max(reached.high or "", counts.high))
     if not counts.events:
-        # A batch without events of this collection: a commit that moves the position and holds no row.
+        # No events of this collection: a commit without rows moves the position.
         collection.move(next_position)
         return next_position
     is_late = _is_late(collection, counts, reached)
     if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, next_position):
         return next_position
     collection.needs_steps = True
-    collection.ahead.forget()  # what was read for this process, up to some hundred megabytes, is of no use to Spark
+    collection.ahead.forget()  # up to some hundred megabytes that Spark does not use
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:
-        # One without a place in the order goes on: it belongs to quarantine.
+        # An event without a sequence is kept: it belongs to quarantine.
         events = events.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
     with ExitStack() as resources:
         confs, merge_confs = _confs(collection, counts)
@@ -144,35 +144,34 @@ def _range(
             merge_confs=merge_confs,
             resources=resources,
         )
-        # A late row has to be compared with the table's, which only the longer way does.
+        # A late row must be compared with the table's row, which only the full steps do.
         if batch.is_late or not _written_at_once(collection, batch):
             batches.through(STEPS, collection, batch)
     return next_position
 
 
 def _confs(collection: SilverCollection, counts: survey.EventCounts) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """How the session runs a batch's queries, and a MERGE among them."""
+    """Spark settings for a batch's queries, and those for a MERGE among them."""
     if counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(collection.writer.table):
         return query_execution.INTERPRETED, {}
     if not sparks.is_local(collection.spark):
         return {}, {}
-    # A MERGE is planned as the session says: it may broadcast more then.
+    # A MERGE keeps the session's own setting: adaptive planning lets it broadcast more.
     return NOT_ADAPTIVE, {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"}
 
 
 def _is_late(collection: SilverCollection, counts: survey.EventCounts, reached: registry.SilverPosition) -> bool:
-    """Whether an event of a range may be older than what the table has seen, so that it has to be compared with the table's rows: a
-    delete that comes late removes no newer row.
+    """Whether a range may have events older than what the table has seen, so that they must be compared with its rows.
 
-    After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
-    sweep is late, too: the row that it would be compared with may be gone. An event whose `sequence` equals the newest is
-    not: all rows of a chunk share one, and of two equal ones the later in bronze wins, as within a range.
+    After a repair the position is 0 but the rows exist: events that are applied again are late. Events older than a sweep are late, too:
+    the row to compare with may be gone. An event whose `sequence` equals the newest is not late: all rows of a chunk share one, and of two
+    equal ones the later in bronze wins, as within a range.
     """
     return not collection.is_empty() and (reached.high is None or counts.low < max(reached.high, reached.swept))
 
 
 def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:
-    """Whether the batch could be committed without a look at its documents before; where not, nothing was committed."""
+    """Whether the batch was committed without reading its documents first; if not, nothing was committed."""
     rows = reduction.at_once(collection, batch)
     if rows is None:
         return False
@@ -187,10 +186,10 @@ def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:
 def _finding_keys(
     collection: SilverCollection, events: DataFrame, counts: survey.EventCounts, *, is_late: bool
 ) -> Iterator[upsert.PendingDelete | None]:
-    """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
+    """Searches the table for the events' keys while their documents are read: the driver mostly waits in both."""
     is_large = reduction.is_large(counts) and not collection.is_empty()
     if is_large and collection.keeps_document:
-        with collection.writer.listing_files():  # the places come with the stored documents
+        with collection.writer.listing_files():  # row locations come with the stored documents
             yield None
         return
     if is_late or not is_large or collection.shows_deleted(counts):
@@ -201,14 +200,14 @@ def _finding_keys(
 
 
 def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
-    """The events without deletes, where they do nothing."""
+    """The events, without deletes if the mode keeps rows."""
     if collection.mode.keeps_row and counts.deletes:
-        return events.where(f"NOT (op <=> '{bronze.Op.DELETE.value}')")  # one without any op goes to quarantine
+        return events.where(f"NOT (op <=> '{bronze.Op.DELETE.value}')")  # an event without an op goes to quarantine
     return events
 
 
 def _ranges(collection: SilverCollection, work: CollectionWork, span: BatchRange) -> Sequence[BatchRange]:
-    """The work's span, or what is left of it, in ranges of as many events as the settings allow."""
+    """The span, all or the rest of the work's, cut into ranges of at most `max_batch_events`."""
     limit = collection.options.max_batch_events
     if work.counts.events <= limit:
         return (span,)
@@ -220,7 +219,7 @@ def _counts(collection: SilverCollection, range_: BatchRange) -> survey.EventCou
 
 
 def _under_these_settings(collection: SilverCollection, position: registry.SilverPosition) -> registry.SilverPosition:
-    """The position with what the settings say of rows; a warning where rows from before cannot do what they ask for now."""
+    """The position with the row layout of the current settings; logs a warning if existing rows lack documents they now need."""
     if collection.keeps_document and position.documents is not True and _lacks_documents(collection):
         log.warning(
             "%s: rows of silver were written without their whole documents. A row that gets a partial update stays "
@@ -228,7 +227,7 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
             collection.namespace,
             signals.snapshot_command(str(collection.namespace)),
         )
-    # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
+    # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
     collection.reserved = frozenset(position.added)
     collection.reserved |= {each.name for each in collection.added(collection.schema.schema)}
     return replace(

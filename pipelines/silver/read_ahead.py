@@ -1,5 +1,5 @@
-"""The events of the next range, read while this process applies one: typing and folding leave a core idle now and then. And those of
-the first one, while the table is claimed: that waits for the JVM."""
+"""Reads the events of the next range while this process applies one, which leaves a core idle now and then; and those of the first range
+while the table is being claimed, which waits for the JVM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pipelines.bronze import survey
 
 Read: TypeAlias = "Callable[..., pa.Table | None]"
-"""Reads a range's events, with these columns and of at most `size_bytes`; None where it cannot."""
+"""Called with a range, columns and `size_bytes`: the range's events, or None if they cannot be read or are larger."""
 
 
 class _NextRange(NamedTuple):
-    """A range that is being read, with these columns."""
+    """A range whose events are being read, with these columns."""
 
     range_: BatchRange
     columns: Sequence[str]
@@ -27,24 +27,24 @@ class _NextRange(NamedTuple):
 
 
 class ReadAhead:
-    """Reads one collection's ranges, each before it is asked for where it is expected."""
+    """Reads one collection's ranges; a range that is expected is read in advance."""
 
     def __init__(self, counts: survey.EventsByBatch | None = None) -> None:
         self._next: BatchRange | None = None
         self._pending: _NextRange | None = None
         self.counts = counts
-        """How the events lie in the batches of the work at hand, where that is known before the table is claimed."""
+        """The number of events per batch of the current work, if known before the table is claimed."""
 
     def expect(self, range_: BatchRange | None) -> None:
-        """The range that comes after the one that is read next; None where none does."""
+        """Set the range that follows the next one to be read; None for none."""
         self._next = range_
 
     def forget(self) -> None:
-        """Nothing comes, and nothing is held for it."""
+        """Expect nothing, and release what was read in advance."""
         self._next = self._pending = self.counts = None
 
     def begin(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
-        """Read this range from now on, before it is asked for."""
+        """Start to read this range in a thread."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
         self._pending = _NextRange(range_, columns, pool.submit(read, range_, columns, size_bytes=size_bytes))
         pool.shutdown(wait=False)
@@ -52,7 +52,7 @@ class ReadAhead:
     def events(
         self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int, ahead_bytes: int
     ) -> pa.Table | None:
-        """The range's events, by `read`; those of the expected range are read from now on, where they take at most `ahead_bytes`."""
+        """The range's events, by `read`; then starts to read those of the expected range, if they take at most `ahead_bytes`."""
         pending, self._pending = self._pending, None
         events = None
         if pending is not None and (pending.range_, pending.columns) == (range_, columns):

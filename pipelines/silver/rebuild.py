@@ -1,15 +1,14 @@
-"""A silver table, rebuilt: all that bronze holds of a collection, applied once more beside the table, compared, and swapped.
+"""Rebuilds a silver table: applies all of bronze's events of a collection to a shadow table, compares the two, and swaps the rows.
 
-    shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, or trimmed and then holds a
-               snapshot of the whole, applied to an empty table;
-               again from the start with wider types as long as values are rescued that another type of their column
-               would hold
-    compared   rows, keys and documents, with the columns in which they differ and why
-    swapped    the deletes, the events in quarantine and the schema are noted, then one commit replaces the table's rows and columns
+    shadowed   bronze batches from 0 to the table's position, or all of a bronze that was created again, are applied to an empty table
+               (a bronze that maintenance has trimmed must contain a snapshot of the whole collection);
+               again from the start with wider types, as long as there are rescued values that a wider column would hold
+    compared   rows, keys and documents, with the columns in which they differ
+    swapped    the deletes, the events in quarantine and the schema are stored, then one commit replaces the table's rows and columns
 
-The swap gives the table a new *generation*. The schema counts from that commit on, because it is noted under the
-generation; gold rewrites itself when it sees another one. Killed before the swap, the table is as it was; killed after it,
-only the shadow is left, which the next rebuild removes. Running it again is right at any time.
+The swap gives the table a new *generation*. The new schema is stored under that generation and takes effect with the commit; gold rewrites
+its table when it sees a new one. A crash before the swap leaves the table unchanged; a crash after it leaves only the shadow, which the
+next rebuild removes. A rebuild may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 30.0
-"""How long a rebuild goes without renewing its claim on the live table."""
+"""How often a rebuild renews its claim on the live table, at most."""
 
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """What a rebuild saw and did; `version` is the table's with the rebuilt rows, None where nothing was swapped."""
+    """The result of a rebuild; `version` is the table's version with the rebuilt rows, None if nothing was swapped."""
 
     collection: str
     layer: Layer
@@ -81,11 +80,10 @@ def rebuilt_for_rescued(
     after: int,
     stop: threading.Event,
 ) -> registry.SilverPosition:
-    """The collection's position after its table was rebuilt for what its rows of batches after `after` rescued, where a
-    wider column would hold that; otherwise `reached`. What `schema.on.conflict: retype` asks for, by the table's own writer.
+    """Rebuild the table if a wider column would hold values that its rows of batches after `after` rescued (`schema.on.conflict: retype`).
 
-    Where the table cannot be rebuilt from bronze, or `stop` is set, what was rescued stays so, and it is not tried again
-    before the next start: one document never stops a collection.
+    Returns the position after the rebuild, or `reached` without one. If the table cannot be rebuilt from bronze, or `stop` is set, the
+    values stay rescued, and it is not tried again before the next start: one document never stops a collection.
     """
     rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
     seed = _wider(collection, rows)
@@ -107,7 +105,7 @@ def rebuilt_for_rescued(
 
 
 def refuse(result: RebuildResult) -> None:
-    """Raise `DecisionNeeded` where a rebuild swapped nothing because rows would be lost."""
+    """Raise `DecisionNeeded` if a rebuild swapped nothing because rows would be lost."""
     lost = result.comparison.lost
     if result.layer is Layer.SILVER and result.version is None and lost:
         raise errors.DecisionNeeded(
@@ -119,7 +117,7 @@ def refuse(result: RebuildResult) -> None:
 
 @dataclass
 class SilverRebuild:
-    """One rebuild of one table, which `writer` holds."""
+    """One rebuild of one table, which `writer` has claimed."""
 
     spark: SparkSession
     settings: Settings
@@ -131,21 +129,21 @@ class SilverRebuild:
     stop: threading.Event
 
     def run(self, seed: DocumentSchema = document_schema.EMPTY) -> RebuildResult:
-        """The table, from bronze; `seed` is a schema that its columns have from the start."""
+        """Rebuild the table; `seed` is the schema with which the shadow starts."""
         if not delta.exists(self.spark, self._bronze):
             raise errors.DecisionNeeded(f"{self._bronze.label}: there is no bronze to rebuild from; restore it first")
         position = registry.silver_position(self.spark, self.writer.table)
         newest = bronze_log.newest(self.spark, self._bronze)
         is_of_other = position.is_of_other(newest.log)
         if is_of_other or not position.to:
-            # Its numbers are another bronze's, or a repair took them back: everything that this one holds is applied.
+            # It counts another bronze's batches, or a repair has reset it: all of this bronze is applied.
             position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
         generation = uuid.uuid4().hex[:12]
         kept = self.kept(position)
         with self._shadows(generation) as shadows:
             shadow, reached = self._retyped(shadows, seed, position.to)
-            # Once more: maintenance, which waits for no rebuild, may have taken events before they were read, and says so before.
+            # Again: maintenance may have removed events before they were read. It says so before it removes any.
             self._check_bronze(position.to)
             live, rebuilt = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
             deletes = self._deletes(shadow.layout)
@@ -153,11 +151,11 @@ class SilverRebuild:
             changes = evolution.differences(kept.schema, shadow.schema.schema)
             version = None
             if not self.is_trial and (self.drops_lost or not found.lost):
-                # Schema and deletes before the swap: killed in between, the table has neither a generation without a schema
-                # nor rows that a late event could bring back. Schemas of a generation that no table names have no effect.
+                # Schema and deletes before the swap: a crash in between must leave neither a generation without a schema nor rows that a
+                # late event could bring back. A schema whose generation no table names has no effect.
                 self._note(kept, shadow.schema.schema, changes, position, generation)
                 self._remember(deletes)
-                # Before the swap, too: the rebuilt rows lack the events that are held, and nobody reads these batches again.
+                # Before the swap, too: the rebuilt rows lack the quarantined events, and these batches are not read again.
                 quarantine_table.adopt(
                     self.spark,
                     self.layout.quarantine(*self.namespace),
@@ -199,10 +197,10 @@ class SilverRebuild:
 
     @contextmanager
     def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:
-        """Places for shadows, each to be used once; whatever lies there, of this attempt or of a killed one, is removed."""
-        delta.remove(self.spark, self.layout.shadow(*self.namespace))  # what a killed rebuild left
+        """Layouts for shadows, each to be used once; all their tables are removed, at the end and from earlier rebuilds."""
+        delta.remove(self.spark, self.layout.shadow(*self.namespace))  # left by a killed rebuild
         try:
-            # Each attempt in a place of its own: Delta caches the log of a path, also after its table is gone.
+            # Each attempt at its own path: Delta caches the log of a path, also after its table is removed.
             yield (self.layout.shadow(*self.namespace, f"{generation}-{number}") for number in itertools.count())
         finally:
             delta.remove(self.spark, self.layout.shadow(*self.namespace))
@@ -210,9 +208,9 @@ class SilverRebuild:
     def _retyped(
         self, shadows: Iterator[tables.Layout], schema: DocumentSchema, to: int
     ) -> tuple[SilverCollection, registry.SilverPosition]:
-        """A shadow in which nothing is rescued that another type of its column would hold.
+        """A shadow without rescued values that a wider type of their column would hold.
 
-        Types only get wider, so this ends: BIGINT, DOUBLE, STRING of anything.
+        This ends because types only get wider: BIGINT, DOUBLE, STRING.
         """
         seed: DocumentSchema | None = schema
         while seed is not None:
@@ -225,7 +223,7 @@ class SilverRebuild:
     def _built(
         self, layout: tables.Layout, seed: DocumentSchema, to: int
     ) -> tuple[SilverCollection, registry.SilverPosition]:
-        """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
+        """A shadow in `layout` with bronze's batches up to `to`, applied range by range, and its position."""
         table, whole = layout.silver(*self.namespace), BatchRange(0, to)
         silver_tables.create(self.spark, table)
         shadow = SilverCollection(
@@ -234,7 +232,7 @@ class SilverRebuild:
             options=self._options(),
             keeps_document=self.settings.keeps_document(
                 str(self.namespace),
-                # Updates that another capture mode made.
+                # Partial updates of an earlier capture mode.
                 has_waiting=lambda: collection_events.has_partial(
                     self.spark, self._bronze, self.namespace, whole, is_last=True
                 ),
@@ -255,7 +253,7 @@ class SilverRebuild:
             counts = survey.counts_of(self.spark, self._bronze, self.namespace, range_)
             due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
             work = CollectionWork(self.namespace, reached, range_.to, counts, due)
-            # Its own event, never set: a range ends whole, and the stop is seen to between two of them.
+            # An event that is never set: a range is applied whole, and `stop` is checked between two ranges.
             reached = ranges.apply(shadow, work, stop=threading.Event()).position
             renew()
         return shadow, reached
@@ -267,10 +265,10 @@ class SilverRebuild:
         _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 
-    # --- what is noted before the swap
+    # --- stored before the swap
 
     def kept(self, position: registry.SilverPosition) -> schemas.SchemaVersion:
-        """The table's schema at a position."""
+        """The recorded schema of the table's generation."""
         name = str(self.namespace)
         generations = {name: position.generation}
         return schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations).get(
@@ -285,7 +283,7 @@ class SilverRebuild:
         position: registry.SilverPosition,
         generation: str,
     ) -> None:
-        """Append the schema under its generation; it takes effect when a commit of the table names this generation."""
+        """Append the schema under its generation; it takes effect when a commit of the table names that."""
         rebuilt = evolution.Change("", evolution.ChangeKind.REBUILT, position.generation or None, generation)
         plan = typed.Plan(schema)
         schemas.append(
@@ -303,10 +301,10 @@ class SilverRebuild:
         return self.spark.table(str(table)) if delta.exists(self.spark, table) else None
 
     def _remember(self, deletes: DataFrame | None) -> None:
-        """Append the shadow's deletes that are not remembered yet; what is remembered stays, it may be older than bronze."""
+        """Append the shadow's deletes that are not remembered yet; the others stay, they may be older than bronze."""
         if deletes is None:
             return
-        # Only those that are new: a rebuild that is run again must not make the table longer each time.
+        # Only new ones: a repeated rebuild must not make the table longer each time.
         known = self._deletes(self.layout)
         fresh = deletes if known is None else deletes.join(known, ["__key", "__sequence"], "left_anti")
         table = self.layout.deletes(*self.namespace)
@@ -317,7 +315,7 @@ class SilverRebuild:
 
 
 class _Renewal:
-    """Renews a claim when it was not renewed for a while: a shadow takes longer to build than a lease lasts."""
+    """Renews a claim now and then: building a shadow takes longer than a lease lasts."""
 
     def __init__(self, writer: Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
@@ -331,7 +329,7 @@ class _Renewal:
 
 
 def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
-    """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
+    """The collection's schema, widened for the values that these rows of its table rescued; None if nothing gets wider."""
     schema = collection.schema.schema
     found = read_conflicts(rows, schema)
     wider, changes = retype.with_wider_types(schema, found, pins=collection.options.pins)
@@ -339,8 +337,8 @@ def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | No
 
 
 def read_conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Conflict, ...]:
-    """What the rescued values of a silver table say against its schema, each once."""
-    # Distinct on the workers: a table may have rescued as many values as it has rows, and few kinds of them.
+    """The conflicts of a silver table's rescued values with its schema, each once."""
+    # Distinct on the executors: a table may have as many rescued values as rows, but few kinds of conflicts.
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
     found = entries.mapInArrow(exact.conflict_batches(schema.to_json()), "conflict STRING").distinct().collect()
     return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(found))

@@ -1,8 +1,8 @@
-"""The step `reduced`: one row a key out of a batch's events, in one of three ways.
+"""The step `reduced`: one row per key from a batch's events, in one of three ways.
 
 _latest     the last document or delete of each key; partial updates mark its row as incomplete
-_folded     where whole documents are kept: partial updates are folded onto what the table holds
-at_once     very many whole documents, which are typed before they were looked at
+_folded     if whole documents are kept: partial updates are folded onto the table's documents
+at_once     many whole documents, typed by the current schema without reading them first
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: one row a key, with what the commit has to know of the rows."""
+    """Step: one row per key, with what the commit needs to know about the rows."""
     whole = batch.rows
     if batch.is_late and collection.keeps_document:
         whole = partial_updates.with_awaited(collection, batch)
-    # What is awaited are partial updates: they are in `whole` and were not counted with the batch.
+    # Awaited events are partial updates that are not counted in `batch.partial`.
     has_partial = batch.partial > 0 or whole is not batch.rows
     described = replace(
         batch,
@@ -57,35 +57,35 @@ def _latest(collection: SilverCollection, batch: RowBatch, *, has_partial: bool)
 
 
 def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> RowBatch:
-    """The rows with partial updates folded onto the stored documents, and the schema that holds what came out of that."""
+    """The rows with partial updates folded onto the stored documents, after the schema was grown for the resulting documents."""
     rows = batch.resources.enter_context(partial_updates.folded(collection, whole, batch))
     pending_deletes = batch.resources.enter_context(_finding_places(collection, rows, batch))
     texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
     has_lost = batch.partial < batch.counts.events
-    if has_lost:  # documents that lost count, too
+    if has_lost:  # the schema also covers documents that a later event of their key replaced
         events = evolve.looked_at(collection, batch.rows, batch.counts)
         lost = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
         texts = lost.unionByName(texts)
-    # Once more: a field that an update set is in no document that the step `evolved` saw.
+    # Again: a field that an update set is in no document that the step `evolved` has read.
     also = {"incomplete": "`__incomplete`"}
     evolution = evolve.evolve(collection, texts, also=also, events=batch.counts.events)
-    # A row says where its last event was.
+    # Reduced rows have the sequences of their last events, so the first one comes from the counts.
     seen_at = evolution.seen_at if has_lost else batch.counts.low
     evolve.record(collection, replace(evolution, seen_at=seen_at), batch.number)
     return replace(
         batch,
         rows=rows,
         plan=evolution.plan,
-        has_incomplete=evolution.also["incomplete"] > 0,  # a MERGE without any reads and writes much less
-        touched=lambda: batches.located(collection, F.broadcast(rows.select("__key"))),  # they lie in memory
+        has_incomplete=evolution.also["incomplete"] > 0,  # without any a MERGE reads and writes much less
+        touched=lambda: batches.located(collection, F.broadcast(rows.select("__key"))),  # these rows are in memory
         pending_deletes=pending_deletes,
     )
 
 
 @contextmanager
 def _finding_places(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> Iterator[upsert.PendingDelete | None]:
-    """Where the table holds the rows, which was seen when their documents were read."""
-    if batch.is_late:  # a MERGE finds them itself
+    """The pending search for the rows in the table, whose locations were read with their documents; None for a MERGE."""
+    if batch.is_late:  # a MERGE finds the rows itself
         yield None
         return
     places = rows.select(*upsert.ROW_LOCATION).where(F.col(upsert.ROW_LOCATION[0]).isNotNull())
@@ -94,15 +94,14 @@ def _finding_places(collection: SilverCollection, rows: DataFrame, batch: RowBat
 
 
 def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
-    """Reduced rows of many events, without a look at them before: they are typed by the schema as it is, and looked at
-    on the way.
+    """Reduced rows of many events, typed by the current schema without reading them first; None if that is not possible.
 
-    None where that cannot be. `unless` is true where one of them would change the schema, cannot be read or is no whole
-    document; then nothing may be committed.
+    They are checked while they are written: `unless` is true if one of them would change the schema, cannot be read or is not a whole
+    document, and then nothing may be committed.
     """
     if not is_at_once(collection, batch.counts) or not evolve.ensured_schema(collection, batch):
         return None
-    # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
+    # Events of a document that has an older event in quarantine must wait, which the check while writing does not see.
     keys = batches.keys(batch.rows, batch.counts)
     parted = quarantine_table.applicable(
         collection.spark, collection.quarantine, events=batch.rows, keys=keys, span=batch.range_, has_suspects=False
@@ -110,7 +109,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     if parted is not None:
         return None
     plan = typed.Plan(collection.schema.schema, collection.options.pins)
-    # An observation counts while the rows are written: the documents are read and parsed once.
+    # An observation counts while the rows are written, so that the documents are parsed only once.
     doubts = Observation()
     is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in evolve.COUNTED.values())])
     documents = typed.documents(batch.rows, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
@@ -127,19 +126,22 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
 
 
 def is_at_once(collection: SilverCollection, counts: survey.EventCounts) -> bool:
-    """Whether `at_once` would type these events. It records the schema of a new collection's first documents as a version of its own, before
-    it looks at the others; any other way must record it, too, so that the schema does not depend on the way."""
+    """Whether `at_once` would type these events.
+
+    It records the schema of a new collection's first documents as a version of its own. Other ways must do so too for such events, so that
+    the schema history does not depend on the way.
+    """
     is_plain = is_large(counts) and not collection.keeps_document and not collection.shows_deleted(counts)
     return is_plain and (collection.writer.is_direct or _is_held_first(collection))
 
 
 def _is_held_first(collection: SilverCollection) -> bool:
-    """Whether the rows are computed before the statement that commits them, and what was observed is known by then."""
+    """Whether the rows are computed before the statement that commits them, with their observation."""
     spark = collection.spark
-    # Over Spark Connect nobody is told what was observed while rows were held.
+    # Spark Connect does not report the observation of held rows.
     return not collection.is_empty() and sparks.is_classic(spark) and query_execution.holds_rows(spark)
 
 
 def is_large(counts: survey.EventCounts) -> bool:
-    """Whether Spark's jobs are worth their start, and the offsets can still be sent to every executor."""
+    """Whether there are enough events for Spark jobs to pay off, and few enough to broadcast their offsets."""
     return survey.MAX_DRIVER_ROWS < counts.events <= survey.MAX_BROADCAST_EVENTS

@@ -1,37 +1,34 @@
-"""Silver: the events of bronze, applied to one table of documents a collection.
+"""Silver: applies the events of bronze to one table of documents per collection.
 
 For each collection, over its events in bronze batches (a, b]:
 
-    known            which collections there are, and where each table stands
-    surveyed         what bronze holds of each after its position
-    evolved          the document schema that holds the range's documents, appended to the schemas before it is used;
-                     events that cannot be read are in quarantine
-    not_resurrected  events that come late and are older than their key's delete are left out
-    reduced          one row a key: the last event wins, deletes by their mode, partial updates noted or folded
-    remembered       deletes that take rows away, so that nothing that comes late brings them back
-    table_rows       the rows with the table's columns, which are added or widened where they are missing
+    known            the collections, and the position of each table
+    surveyed         the events that bronze holds of each after its position
+    evolved          the document schema grows to hold the range's documents, and is appended to the schemas before it is used;
+                     events that cannot be read go to quarantine
+    not_resurrected  late events that are older than their key's delete are dropped
+    reduced          one row per key: the last event wins, deletes follow their mode, partial updates are folded or marked
+    remembered       deletes that remove rows are stored, so that no late event brings the row back
+    table_rows       the rows get the table's columns; missing columns are added, narrow ones widened
     committed        one commit, guarded by `sequence`, which carries b, the table's new position
-    swept            rows that a finished snapshot of the whole collection did not hold, or that a drop took away
-    compacted        now and then: small files, and those of which much is marked as deleted
-    retyped          where the settings say so: the table rebuilt for what it rescued
+    swept            rows that a finished snapshot of the whole collection did not contain, or that a drop removed, are deleted
+    compacted        now and then: small files, and files in which many rows are deleted
+    retyped          if the settings ask for it: the table is rebuilt with wider types for its rescued values
 
-The steps from `evolved` to `committed` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
+The steps from `evolved` to `committed` are `pipelines.silver.ranges.STEPS`: each takes a batch and returns the next one.
 
-Plain events take none of them, a few at a time or, on few cores, many range by range.
-`pipelines.silver.in_process.applied` does the same in this process, without a query; where it finds anything to decide, it
-commits nothing, and the batch goes through the steps:
+Small batches of plain events, and on few cores large ones too, skip these steps. `pipelines.silver.in_process.applied` applies them
+in this process, without a Spark query. If it finds an event that needs more, it commits nothing, and the batch goes through the steps:
 
-    _events          the range's events, read from bronze's files
-    _reduced         partial updates become the documents that they leave; where those are not kept, marks of rows. The last event
-                     of each key
-    _begun           the schema that its first documents lead to, by which all are typed
-    _columns         the documents, typed, become rows; what they do to the schema is recorded
-    _committed       the keys' rows marked as deleted and the new ones written, in one commit with the position
+    _events          reads the range's events from bronze's files
+    _reduced         folds partial updates into documents, or marks their rows where documents are not kept; finds each key's last event
+    _begun           the schema that the first documents lead to, by which all are typed
+    _columns         turns the typed documents into rows; changes of the schema are recorded
+    _committed       marks the keys' old rows as deleted and writes the new ones, in one commit with the position
 
-Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
-range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
-again, a new column is only added where it is missing, a delete remembered twice is remembered, and the guard refuses an
-event that the row holds already.
+Exactly once: a range is a function of (a, b] alone, and the position moves in the commit that holds the range's rows. Everything before
+that commit may be repeated after a crash: a recorded schema is not appended again, a column is only added where it is missing, a delete
+may be remembered twice, and the guard refuses an event that the row already contains.
 """
 
 from __future__ import annotations
@@ -77,7 +74,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SilverCollectionResult:
-    """What one run did to one collection: `events` of bronze batches (`after`, `to`] are in silver's `version`."""
+    """The result of one run for one collection: `events` of bronze batches (`after`, `to`] are in silver's `version`."""
 
     namespace: str
     after: int
@@ -89,7 +86,7 @@ class SilverCollectionResult:
 
 @dataclass(frozen=True)
 class SilverResult:
-    """What one run did; `batch` is how far bronze went, and silver now goes."""
+    """The result of one run; `batch` is the bronze batch that silver has reached."""
 
     batch: int
     events: int
@@ -110,14 +107,13 @@ def run(
     bronze_news: NewCommits | None = None,
     news: NewCommits | None = None,
 ) -> SilverResult:
-    """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
-    `stop` is set.
+    """Apply every event that bronze holds at the start, up to the batch `to` if it is given; without `once`, continue until `stop` is set.
 
-    Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` wakes whoever waits for what silver did.
-    `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
-    run leaves every table at a position of its own, and the next one goes on from there. A collection that fails is named
-    and the others go on; at the end, or when all have failed, its error is raised (`errors.together` where there are several):
-    `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
+    If bronze has no new events, it waits for `bronze_news`, at most `pause_seconds`; `news` wakes those that wait for silver's commits.
+    `sessions` makes a session with its own settings for each thread; without it collections are applied one by one. A killed run leaves
+    each table at its own position, and the next run continues from there. A collection that fails is logged and the others continue. Its
+    error is raised at the end, or when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and
+    `CommitConflict` among them. A refused run has committed nothing.
     """
     ended = stop or threading.Event()
     silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, once)
@@ -140,7 +136,7 @@ def run(
 
 
 def together(total: SilverResult, last: SilverResult) -> SilverResult:
-    """Two results, one after the other, as one."""
+    """The sum of two consecutive results."""
     by_name = {each.namespace: each for each in total.collections}
     for each in last.collections:
         before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
@@ -152,7 +148,7 @@ def together(total: SilverResult, last: SilverResult) -> SilverResult:
 
 @dataclass
 class _SilverRun:
-    """One run over the tables of a pipeline's silver, with the claims that are held while it goes on."""
+    """One run over the silver tables of a pipeline, with its claims on them."""
 
     spark: SparkSession
     settings: Settings
@@ -161,19 +157,19 @@ class _SilverRun:
     stop: threading.Event
     bound: int | None = None
     once: bool = False
-    """Whether it ends when all is applied, and does not go on as a service."""
+    """Whether it ends when everything is applied, instead of running as a service."""
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     told_layout: set[registry.Namespace] = field(default_factory=set)
     began_ms: int = field(default_factory=clock.now_ms)
-    """A table may be claimed for the first time weeks later: `take_over` is of the owners of then."""
+    """`take_over` covers owners at this time only: a service may claim a table for the first time weeks later."""
     idle: set[str] = field(default_factory=set)
-    """Collections whose tables the last round moved on, and that had no events."""
+    """Collections that had no events in the last round, whose positions it moved."""
     is_alone: bool = False
-    """Whether the round at hand has one collection with anything to do."""
+    """Whether only one collection has work in the current round."""
     survey_seconds: float = 0.0
-    """What it took to find out what there is to do, in the last round."""
+    """How long the survey of the last round took."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -181,17 +177,17 @@ class _SilverRun:
         self.positions = Positions(self.spark, self.settings, self.failures, self.take_over, self.began_ms)
 
     def close(self) -> None:
-        """Give the claims back. One that another run took over meanwhile is not given back: it is no longer this run's."""
-        # Every release says it: the next start reads it from whichever table has the newest.
+        """Release the claims, except those that another run has taken over."""
+        # In every release: the next start reads it from whichever table has the newest.
         settled = self.positions.settled_metadata()
         for collection in self.collections.values():
-            # Where Spark is gone no commit says it, and this process holds the others no longer either.
+            # Without Spark nothing can be committed, and the other claims end with this process.
             with suppress(Exception):
                 collection.writer.release(settled)
         self.collections.clear()
 
     def run_round(self) -> SilverResult:
-        """Apply what bronze holds now."""
+        """Apply what bronze holds now to all collections."""
         started = time.monotonic()
         with stored_files.one_look():
             if not delta.exists(self.spark, self.bronze):
@@ -208,7 +204,7 @@ class _SilverRun:
         surveying = time.monotonic()
         works = due.works(self.spark, self.bronze, positions, to)
         self.survey_seconds = time.monotonic() - surveying
-        if not self.once:  # a run that ends moves all positions: a start reads on from the oldest
+        if not self.once:  # a run that ends moves all positions: the next start reads from the oldest
             works = due.with_few_idle(works)
         for namespace in reread - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
@@ -216,38 +212,38 @@ class _SilverRun:
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
         results = [result for result in self.pool.each(works, apply, stop=self.stop) if result is not None]
         self.failures.end_where_all_failed(map(str, positions.known))
-        # After the results: a collection that failed is not at `to`, and holds all of them back.
+        # After the results: a collection that failed is not at `to`, so that nothing is settled.
         positions.settle(to)
         events = sum(result.events for result in results)
         self.idle = {result.namespace for result in results if not result.events}
         return SilverResult(to, events, time.monotonic() - started, tuple(results))
 
     def _retry_failed(self) -> set[registry.Namespace]:
-        """Forget what was held of collections whose error was temporary: they are read and claimed anew.
+        """Release and read again the collections that failed and may be retried now; returns those that could be read.
 
-        Those that could be read; their errors are noted still, so that one that comes again is not told again.
+        Their errors stay noted, so that the same error is not logged twice.
         """
         reread = set()
-        # Also those that could not be read when they were to become known: an outage of a store passes.
+        # Also those whose position could not be read at first, as in an outage of a store.
         failed = (*self.positions.known, *self.positions.unread)
         for namespace in [each for each in failed if str(each) in self.failures.found]:
             if self.failures.is_set_aside(str(namespace)):
                 continue
             self._let_go(namespace)
-            # Another run may have moved or rebuilt the table while this one did not hold it.
+            # Another run may have moved or rebuilt the table while it was not claimed here.
             if self.positions.reread(namespace):
                 reread.add(namespace)
         return reread
 
     def _let_go(self, namespace: registry.Namespace) -> None:
-        """Release a collection's table, where it is claimed; its next events claim it anew."""
+        """Release a collection's table, if it is claimed; its next events claim it again."""
         collection = self.collections.pop(namespace, None)
         if collection is not None:
-            with suppress(Exception):  # whatever it is: the claim ends by itself
+            with suppress(Exception):  # of any kind: the claim expires by itself
                 collection.writer.release()
 
     def _let_idle_go(self) -> None:
-        """Let go of collections to which nothing came: of those that come and go a service would hold all that there ever were."""
+        """Release the collections without events: a service would otherwise hold every collection that ever existed."""
         for namespace in [each for each in self.collections if str(each) in self.idle]:
             self.positions.schemas[str(namespace)] = self.collections[namespace].schema
             self._let_go(namespace)
@@ -258,17 +254,17 @@ class _SilverRun:
         collection = self._collection(spark, work)
         if not self.once:
             if collection.mode.removes_row:
-                # Before the turn, whose deletes gold then finds in files of their own.
+                # Before the events are applied: gold then finds their deletes in files of their own.
                 collection.delete_files = maintenance.compact_facts(spark, collection.deletes, collection.delete_files)
-            # Each range with an event that cannot be read looks at all of them, and adds some.
+            # Each range with an unreadable event reads all of these files, and adds some.
             collection.held_files = maintenance.compact_facts(spark, collection.quarantine, collection.held_files)
         seconds = self._turn_seconds(collection)
         progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone)
         known[namespace] = reached = progress.position
-        # After the commit, and outside it: what is compacted, or not, changes no row.
+        # After the commit, in commits of its own: compaction changes no row.
         maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
-            # The first time all rows are looked at: what they rescued may be older than the setting.
+            # All rows the first time: their rescued values may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
             reached = silver_rebuild.rebuilt_for_rescued(collection, self.settings, reached, after=after, stop=self.stop)
             known[namespace] = reached
@@ -283,23 +279,23 @@ class _SilverRun:
         )
 
     def _turn_seconds(self, collection: SilverCollection) -> float:
-        """For how long a service begins ranges of one collection, while the others wait for its round to end.
+        """How long a service begins ranges of one collection, while others wait for the round to end.
 
-        Not where each turn may rebuild the table for what it rescued.
+        Without limit if each turn may rebuild the table for its rescued values.
         """
         is_alone = self.once or len(self.positions.known) == 1
         seconds = max(parallel.TURN_SECONDS, parallel.TURN_SHARE * self.survey_seconds)
         return math.inf if is_alone or collection.options.on_conflict is OnConflict.RETYPE else seconds
 
     def _collection(self, spark: SparkSession, work: CollectionWork) -> SilverCollection:
-        """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
+        """The collection, with its table claimed, and created if it does not exist; it uses the session `spark` from now on."""
         collection = self.collections.get(work.namespace)
         if collection is None:
             ahead = self._reading(spark, work) if self.once and self.is_alone else read_ahead.ReadAhead()
             writer = self._claimed(spark, work.namespace)
             with writer.released_on_error():
                 collection = self.collections[work.namespace] = self._collection_of(spark, work, writer, ahead)
-        # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
+        # The session may be another one in each round, and a commit is fenced by the settings of its session.
         collection.spark = collection.writer.spark = spark
         return collection
 
@@ -311,7 +307,7 @@ class _SilverRun:
     def _collection_of(
         self, spark: SparkSession, work: CollectionWork, writer: Writer, ahead: read_ahead.ReadAhead
     ) -> SilverCollection:
-        # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
+        # Position and schema were read before the claim: another run may have moved or rebuilt the table in between.
         self._check_claimed(work.namespace, writer)
         options = self.settings.silver.for_collection(str(work.namespace))
         is_new = self.positions.known[work.namespace].to == 0
@@ -326,7 +322,7 @@ class _SilverRun:
             schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
             is_new=is_new,
             max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
-            # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
+            # Batches that are applied again have the same numbers, but maybe other rows under other settings.
             origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             remembered=writer.metadata.get("deletes"),
             ahead=ahead,
@@ -339,7 +335,7 @@ class _SilverRun:
         table: tables.TableRef,
         options: unwrap_options.UnwrapOptions,
     ) -> schemas.SchemaVersion:
-        """The schema of a table's columns, which stay laid out as they were; before there is any the settings may change."""
+        """The schema of the table's columns. Their layout is fixed by the first of them; until then settings may change it."""
         kept = self.positions.schemas.get(str(namespace), schemas.SchemaVersion())
         is_laid_out = not kept.schema.fields or kept.schema.naming.lays_out_as(column_names.ColumnNaming.of(options))
         if not is_laid_out and delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
@@ -352,7 +348,7 @@ class _SilverRun:
     def _tell_what_waits(
         self, namespace: registry.Namespace, schema: document_schema.DocumentSchema, *, is_laid_out: bool
     ) -> None:
-        """Say which settings make no difference to the columns that are there, before a rebuild."""
+        """Log which settings do not apply to the existing columns before a rebuild."""
         waiting = []
         if not is_laid_out:
             waiting.append(f"one of {', '.join(column_names.LAYOUT_OPTIONS)} was changed")
@@ -376,7 +372,7 @@ class _SilverRun:
         return Writer.claim(spark, table, take_over=self.take_over, since_ms=self.began_ms)
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
-        """Raise where a table that was claimed just now is not what this run knows of it."""
+        """Raise if a table that was just claimed is not as this run has read it."""
         known, said, label = self.positions.known[namespace], writer.metadata, writer.table.label
         if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
             raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table; start again")

@@ -1,8 +1,8 @@
-"""Silver's position moved back, where an older copy of the files of bronze, or of the remembered deletes, was restored.
+"""Moves silver's position back after an older copy of bronze, or of the remembered deletes, was restored.
 
-Silver may have applied batches that this bronze no longer has. The capture reads their events again, into batches that reuse their
-numbers. So the position becomes that of silver's last commit that names a commit of bronze which bronze's log still has. Deletes that are
-no longer remembered leave no trace in silver, and gold would never hear of them: the position becomes the last batch of which some are.
+Silver may have applied batches that the restored bronze lacks. The capture reads their events again, into batches with the same numbers. So
+the position goes back to silver's last commit that names a commit in bronze's log. Deletes that are missing in the restored copy have no
+trace in silver, and gold would never see them: the position goes back to the last batch with remembered deletes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def to_common_batch(
     take_over: bool,
     since_ms: int | None = None,
 ) -> None:
-    """Put the table's position back, by a commit of its own; to the beginning where its history no longer reaches back so far.
+    """Move the table's position back by a commit of its own; to batch 0 if its history does not reach back far enough.
 
-    The rows stay: what comes again is compared with them by `sequence`. Their new `origin` makes gold write its table anew, for
-    some of them may get the numbers of batches that gold has published. Raises as `Writer.claim`.
+    The rows stay: events that come again are compared with them by `sequence`. A new `origin` makes gold rewrite its table, because rows
+    may get the numbers of batches that gold has published already. Raises what `Writer.claim` raises.
     """
 
     def shared_batch() -> int:
@@ -57,7 +57,7 @@ def to_remembered_batch(
     take_over: bool,
     since_ms: int | None = None,
 ) -> None:
-    """Put the table's position back to the last batch of which `deletes` are remembered, which are then remembered again; as
+    """Move the table's position back to the last batch with remembered `deletes`, so that later ones are remembered again; otherwise as
     `to_common_batch`."""
     with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
         position = registry.silver_position(spark, table)
@@ -74,6 +74,6 @@ def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosit
 
 
 def _is_shared(spark: SparkSession, bronze: tables.TableRef, said: Mapping[str, object]) -> bool:
-    """Whether a commit names one of this bronze; one that is older than bronze's log is from before both were copied."""
+    """Whether a commit names a commit of this bronze. One that is older than bronze's log counts as one: it precedes the copy."""
     named = registry.bronze_commit(said)
     return named is not None and bronze_log.is_held(spark, bronze, named) is not False

@@ -1,6 +1,6 @@
-"""A sweep takes the rows away that are older than a finished snapshot of the whole collection, a drop or a rename of it.
+"""A sweep deletes the rows that are older than a finished snapshot of the whole collection, or than its drop or rename.
 
-Why a drop is one, and what the floor is for: docs/decisions/a-drop-is-a-sweep.md.
+Why a drop is a sweep, and what the floor is for: docs/decisions/a-drop-is-a-sweep.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[Sweep], list[Sweep]]:
-    """The sweeps that delete nothing (the table is empty, and this work is newer than they are), and those that must run."""
+    """The sweeps that delete nothing (the table is empty, and all of this work is newer), and those that must run."""
     due = survey.sweeps_to_apply(work.sweeps, collection.options)
     oldest = work.counts.low if collection.is_empty() else ""
     needless = [sweep for sweep in due if oldest >= sweep.first]
@@ -34,7 +34,7 @@ def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[Swee
 
 
 def position_after(collection: SilverCollection, sweep: Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
-    """The position when the sweep is done."""
+    """The position after the sweep."""
     floor = sweep.floor(reached.floor, keeps_row=collection.mode.keeps_row)
     return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
 
@@ -42,18 +42,18 @@ def position_after(collection: SilverCollection, sweep: Sweep, reached: registry
 def apply(
     collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, range_: BatchRange
 ) -> registry.SilverPosition:
-    """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; gives `next_position`."""
-    # What is in quarantine from before can never be applied any more, or is of a document that a snapshot read since, or did not find.
+    """Delete the rows that are older than the sweep, at its sequence; returns `next_position`, which the commit carries."""
+    # Older events in quarantine can never be applied, or belong to documents that the snapshot has read, or did not find.
     if next_position.floor >= sweep.first or not collection.mode.keeps_row:
         quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
     if in_process.swept(collection, sweep, next_position, number=range_.to):
         return next_position
     older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
     gone = _without_waiting(collection, older, since=sweep.first)
-    if collection.mode.marks_deleted and "__deleted" in gone.columns:  # the mode may be younger than all rows
+    if collection.mode.marks_deleted and "__deleted" in gone.columns:  # the mode may be newer than all rows
         gone = gone.where("NOT coalesce(`__deleted`, false)")
     edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
-    # A sweep is nothing but deletes: under a mode that keeps rows it takes none.
+    # A sweep consists of deletes: a mode that keeps rows ignores them.
     if collection.mode.keeps_row or edge.low is None:
         collection.move(next_position)
         return next_position
@@ -62,7 +62,7 @@ def apply(
         rows=reduce.decided(latest, mode=collection.mode, columns=collection.bronze_columns),
         range_=range_,
         next_position=next_position,
-        # Deletes bring no documents: the schema stays as it is, and rows are typed by it.
+        # Deletes bring no documents, so the schema stays as it is.
         plan=typed.Plan(collection.schema.schema),
         keys=(edge.low, edge.high),
         deletes=Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
@@ -72,6 +72,6 @@ def apply(
 
 
 def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:
-    """The rows without those whose documents were there since: events of theirs are in quarantine, and will come again."""
+    """The rows, without those of documents that have events in quarantine from `since` or later: these documents exist."""
     waiting = quarantine_table.waiting_keys(collection.spark, collection.quarantine, since=since)
     return rows if waiting is None else rows.join(waiting, "__key", "left_anti")

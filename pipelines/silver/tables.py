@@ -1,4 +1,4 @@
-"""The tables that silver keeps of a collection: its documents, and the deletes that it has seen."""
+"""The tables that silver keeps for a collection: its documents, and its remembered deletes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
     "delta.enableTypeWidening": "true",
-    # No document's column: they are written with each commit, and nothing in silver looks rows up by them.
+    # No columns of documents: statistics are written with each commit, and nothing in silver looks rows up by these columns.
     "delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__batch`",
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 30 days",
-    # Gold reads what changed between two versions of this table: it may come back after days and still find them.
+    # Gold reads this table at older versions, and may come back only after days.
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 ENGINE_DDL = (
     "`__incomplete` BOOLEAN, `__known` STRING, `__rescued` MAP<STRING, STRING>, "
     "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
 )
-"""The columns that a new table has; the documents' come with the documents."""
+"""The columns of a new table; those of documents are added with the documents."""
 
 ALWAYS = ("__incomplete", "__known", "__rescued", "__key", "__sequence", "__batch")
 """The columns of `ENGINE_DDL`."""
@@ -37,15 +37,15 @@ DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
 
 
 def create(spark: SparkSession, table: tables.TableRef) -> None:
-    """Make a collection's table where there is none, without any column of documents."""
+    """Create a collection's table if it does not exist, without columns of documents."""
     delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
 
 
 def has_documents(spark: SparkSession, table: tables.TableRef, *, added: Collection[str]) -> bool:
-    """Whether a table has columns of documents; those that settings `added` are none."""
+    """Whether a table has columns of documents, beside the engine's and those in `added`."""
     return not {*column_names.ENGINE, *added}.issuperset(delta.columns(spark, table))
 
 
 def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
-    """Make the table of a collection's remembered deletes where there is none."""
+    """Create the table of a collection's remembered deletes if it does not exist."""
     delta.create(spark, table, columns=DELETES_DDL, properties=ops_tables.PROPERTIES)

@@ -1,7 +1,7 @@
-"""The last steps of a batch: rows of the table's columns, and the one commit that holds them with the position.
+"""The last steps of a batch: rows with the table's columns, and the one commit that contains them and the position.
 
-The commit is the cheapest that is right: an append to a table without rows, an upsert by deletion vectors where every row is
-newer than what the table holds, and otherwise a MERGE guarded by `__sequence`.
+The commit is the cheapest that is correct: an append to an empty table, an upsert by deletion vectors if every row is newer than the
+table's, otherwise a MERGE guarded by `__sequence`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ MERGE_CONFS = {
     "spark.databricks.delta.merge.materializeSource": "none",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "64m",
 }
-"""A MERGE reads its source up to three times, twice for the keys alone: it is computed before, here and not by Delta."""
+"""A MERGE reads its source up to three times. The source is computed before it, so that Delta need not materialize it."""
 
 _ENGINE = ("__guard", "__action")
-"""What a row says to the commit, and the table does not hold."""
+"""Columns that control the commit and are not in the table."""
 
 
 def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the rows with the table's columns, which are added or widened where they are missing, `__guard` and
-    `__action`."""
+    """Step: the rows with the table's columns, `__guard` and `__action`; the table gets columns that it lacks, and wider types."""
     held = collection.rows().schema
     source = _typed(collection, batch, held)
     _make_room(collection, source, held, before=batch.range_.after)
@@ -49,13 +48,12 @@ def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 
 
 def committed(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the rows are in the table, in one commit with `next_position`.
+    """Step: commits the rows, together with `next_position`.
 
-    Raises `upsert.NotCommitted` where `unless` is true, or could only be known after the commit; then nothing was committed.
+    Raises `upsert.NotCommitted`, with nothing committed, if `unless` is true or would only be known after the commit.
     """
     if collection.is_empty():
-        # Of documents that are deleted again within the first range the table gets no row; `remembered` has noted their
-        # deletes.
+        # Documents deleted within the first range get no row; `remembered` has stored their deletes.
         first = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
         _append(collection, first, batch)
         return batch
@@ -66,17 +64,17 @@ def committed(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 
 
 STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, committed)
-"""From reduced rows to the commit."""
+"""The steps from reduced rows to the commit."""
 
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
-    # Computed before the statement: a MERGE that is tried again, or reads its source twice, must find the same rows.
+    # Computed before the statement: a MERGE that is retried, or reads its source twice, must see the same rows.
     with query_execution.held(batch.rows) as rows:
-        # What was observed is known where the rows are computed by now.
+        # `unless` has its observation only if the rows are computed by now.
         if batch.unless is not None and (not query_execution.holds_rows(collection.spark) or batch.unless()):
             raise upsert.NotCommitted
         if batch.has_incomplete and not collection.keeps_document and rows.where("`__incomplete`").isEmpty():
-            batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
+            batch = replace(batch, has_incomplete=False)  # such a MERGE reads and writes much less
         statement = _statement(collection, batch).merge()
         confs = MERGE_CONFS | dict(batch.merge_confs)
         collection.writer.merge(
@@ -90,12 +88,12 @@ def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> N
     if batch.unless is None:
         writer.append(rows, to=to, extra=said)
     elif writer.upsert(rows, touched=None, to=to, extra=said, unless=batch.unless) is None:
-        raise upsert.NotCommitted  # an append by Spark commits whatever it has written
+        raise upsert.NotCommitted  # Spark's own append would commit regardless of `unless`
 
 
 def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
-    """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
-    # In each of these cases what the table holds decides what a row becomes, and only a MERGE looks at it.
+    """Whether each row is newer than the table's row of its key, and replaces or removes it whole."""
+    # In these cases the result depends on the table's row, which only a MERGE reads.
     has_to_look = batch.is_late or batch.has_incomplete or batch.touched is None or batches.keeps_last(collection, batch)
     if has_to_look or not collection.writer.is_direct:
         return False
@@ -107,7 +105,7 @@ def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
 def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     documents = batch.rows
     if batch.deletes is not None:
-        # A removed key is in `touched` and not in `rows`: it is taken out, and nothing is put in.
+        # A removed key is in `touched` and not in `rows`: its row is deleted and none is written.
         documents = documents.where(F.col("__action") == reduce.Action.DOCUMENT.value)
     rows = documents.drop(*_ENGINE)
     assert batch.touched is not None
@@ -127,7 +125,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
 def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> DataFrame:
     """Rows of the table's columns, with `__guard` and `__action`.
 
-    A column that the settings no longer ask for is null in new rows (`__deleted` is false).
+    Columns of removed settings are null in new rows (`__deleted` is false).
     """
     documents = batch.rows
     if "document" not in documents.columns:
@@ -154,10 +152,7 @@ def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> D
 
 
 def _make_room(collection: SilverCollection, source: DataFrame, held: StructType, *, before: int) -> None:
-    """Add or widen the table's columns where the source needs it.
-
-    Killed after any of them, the batch comes again and finds them there.
-    """
+    """Add columns that the table lacks, and widen types, for the source. A batch that is repeated after a crash finds them."""
     table = collection.writer.table
     changes = table_columns.alterations(held, source.drop(*_ENGINE).schema)
     if changes.impossible:
@@ -185,13 +180,15 @@ def _statement(collection: SilverCollection, batch: RowBatch) -> merge.SilverMer
 
 
 def _left(column: StructField) -> Column:
-    """The value of a column that no setting asks for any more."""
+    """The value of a column whose setting was removed."""
     value = F.lit(False) if column.name == "__deleted" else F.lit(None)
     return value.cast(column.dataType).alias(column.name)
 
 
 def _uncompiled(number: int) -> Column:
-    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an
-    index that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
+    """A number as a column that is not a constant in Spark's generated code: an array's element, at an index that is 0 for every row.
+
+    With a constant that changes for each batch, the JVM would compile the whole stage again for each.
+    """
     is_never = F.col("__key") == ""
     return F.get(F.array(F.lit(number).cast("bigint")), is_never.cast("int"))
