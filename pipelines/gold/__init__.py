@@ -1,1 +1,1 @@
-"""Gold: `run` is the way in, `current` one collection's documents, `history` their versions, `models` the user's SQL."""
+"""Gold: start with `publish` and `run`; `current` publishes a collection's documents, `history` their versions, `models` the user's SQL."""

@@ -1,4 +1,4 @@
-"""A version of a gold table before it is published, as the audit sees it."""
+"""The interface between publishing and the audit: a version of a gold table that is not published yet."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The rows that a table is about to have; readers see none of them yet.
+    """The rows that a table would have; readers do not see them yet.
 
-    `name` is the collection or the model, `whole` makes the table as it would be, `changed` those of its rows that the
-    last good version does not have (None where that is not known), `keys` the columns that name a row. `live` is what
-    the metadata of the last good version's commit says. Both frames give the rows that are then published: they are
-    computed already, or are functions of versions of tables.
+    `name` is the collection or the model, `whole` returns all rows, `changed` are those that the last good version lacks (None if unknown),
+    `keys` the columns that identify a row, and `live` the metadata of the last good version's commit. Both frames give exactly the rows
+    that are then published: they are computed already, or functions of versions of tables.
     """
 
     name: str
@@ -31,7 +30,7 @@ class Candidate:
 
 
 class Audit(Protocol):
-    """Judges a candidate before it is published, and returns what the commit is to hold of the result.
+    """Checks a candidate before it is published, and returns metadata for the commit.
 
     Raises `GateFailed` to keep the last good version.
     """
@@ -39,7 +38,7 @@ class Audit(Protocol):
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]: ...
 
     def judges(self, name: str) -> bool:
-        """Whether anything is expected of the candidates of this name."""
+        """Whether candidates of this name are checked at all."""
 
 
 class NoAudit:

@@ -1,8 +1,8 @@
-"""One collection's current documents as a gold table: what silver changed since the table's position, and the commit of it.
+"""Publishes one collection's current documents as a gold table: the rows that silver has changed since the table's position.
 
-Silver is read at one version: the newest whose rows are those of silver's position, so that OPTIMIZE and VACUUM of silver take
-nothing away. The whole table is rewritten from it at its first load, when a column's type changed (gold has plain types), and when silver
-went back behind gold or was rebuilt. A new column is added before the MERGE, and only where it is missing.
+Silver is read at its newest version, whose rows are those of its position, so that OPTIMIZE and VACUUM of silver do no harm. The whole
+table is rewritten at its first load, when a column's type changes (gold has plain types), and when silver's position went back behind
+gold's or silver was rebuilt. New columns are added before the MERGE.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ PROPERTIES = {
 }
 
 HIDDEN = frozenset(column_names.ENGINE)
-"""Silver's columns that are not the document's. Gold has two of them, as its last columns: `__rescued` and `__key`."""
+"""Silver's columns beside the document's. Gold has two of them, as its last columns: `__rescued` and `__key`."""
 
 MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
-"""The source reads silver at a fixed version, or is held: Delta need not write it down."""
+"""Delta need not materialize the source: it reads silver at a fixed version, or is computed already."""
 
 REBUILT = "rebuilt"
-"""What the commit of a rebuild says. The position has not moved, and models have to be made again: they may be made of rows that other
-hands had changed."""
+"""In the metadata of a rebuild's commit. The position has not moved, but models must be made again: they may contain rows that somebody had
+changed by hand."""
 
 ROWS = "rows"
-"""What a commit says that moved the position and no row: what identifies the rows (`rows_of`)."""
+"""In the metadata of a commit that moves the position and no rows: the identity of the rows (`rows_of`)."""
 
 FEW_KEYS = 1_000
-"""Up to so many keys the ranges in which the table is read are made from the keys; for more it is one, from the first key to the last."""
+"""Up to this many keys, the ranges in which the table is read are made from the keys; for more there is one, from the first to the last."""
 
 
 @dataclass(frozen=True)
 class GoldPosition:
-    """Where a gold table stands; None for `to` where nothing says so.
+    """The position of a gold table; `to` is None if it is unknown.
 
-    `high` is the greatest sequence that silver had seen by then, None where it was not said or tells nothing of deletes; `generation` and `origin` are those of
-    silver's rows.
+    `high` is the greatest sequence that silver had seen by then, None if that is unknown or says nothing about deletes; `generation` and
+    `origin` are those of silver's rows.
     """
 
     to: int | None = None
@@ -79,7 +79,7 @@ class GoldPosition:
 
 @dataclass(frozen=True)
 class GoldWork:
-    """A gold table that is behind its silver table, or of another generation of it."""
+    """A gold table with the positions of its silver table and of its own."""
 
     namespace: registry.Namespace
     silver: registry.SilverPosition
@@ -87,18 +87,17 @@ class GoldWork:
 
     @property
     def is_rewrite(self) -> bool:
-        """Whether silver cannot tell what changed since gold's position: it went back, was rebuilt, or gold has none."""
-        # Rows of silver carry the batch that wrote them: after a step back, or in another generation, that says nothing of
-        # what gold has.
+        """Whether the table must be rewritten: silver went back or was rebuilt, or gold has no position."""
+        # Changed rows are found by the batch that wrote them, which says nothing after a step back or in another generation.
         is_other = (self.gold.generation, self.gold.origin) != (self.silver.generation, self.silver.origin)
         return self.gold.to is None or self.gold.to > self.silver.to or is_other
 
 
 def forgotten_to(spark: SparkSession, deletes: tables.TableRef) -> int:
-    """The newest batch of which remembered deletes were thrown away: a gold table below it may have missed one, and is written anew.
+    """The newest batch from which maintenance has removed remembered deletes: a gold table before it may have missed one, and is rewritten.
 
-    Only where silver has come that far. Where it has not, the batch is one of another bronze, and gold would be written anew at each
-    look until silver came there.
+    That holds only if silver has reached the batch. Otherwise it is one of another bronze, and gold would be rewritten in each round until
+    silver reaches it.
     """
     return int((delta.found(spark, deletes) or {}).get(registry.FORGOTTEN_TO) or 0)
 
@@ -106,7 +105,7 @@ def forgotten_to(spark: SparkSession, deletes: tables.TableRef) -> int:
 def at_silver(
     spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = no_audit
 ) -> GoldTable:
-    """One collection's gold table as it would be made whole from silver now, whatever the table holds."""
+    """One collection's gold table as it would be rewritten from silver now."""
     position = registry.silver_position(spark, layout.silver(*namespace))
     work = GoldWork(namespace, position, GoldPosition())
     return GoldTable(spark, work, layout.silver(*namespace), layout.deletes(*namespace), audit=audit)
@@ -114,7 +113,7 @@ def at_silver(
 
 @dataclass(frozen=True)
 class _KeyChanges:
-    """Which keys changed: how many, in which ranges, and whether any of their rows has rescued values."""
+    """The changed keys: how many, their ranges, and whether a row of them has rescued values."""
 
     count: int
     spans: tuple[key_ranges.KeyRange, ...]
@@ -132,12 +131,12 @@ class GoldTable:
     is_few: bool = False
     audit: Audit = no_audit
     said: list[Mapping[str, object]] = field(default_factory=list)
-    """What the audit adds to the metadata of the publishing commit; empty until the table was judged."""
+    """What the audit adds to the metadata of the publishing commit; empty before the audit."""
 
     def judge(
         self, table: tables.TableRef, changed: DataFrame | None = None, live: Mapping[str, object] | None = None
     ) -> None:
-        """Run the audit over the rows that the table would have; `changed` are the new ones among them. Raises what the audit raises."""
+        """Run the audit over the rows that the table would have, of which `changed` are new. Raises what the audit raises."""
         has_rescued = changed is None or "__rescued" in changed.columns
 
         def whole() -> DataFrame:
@@ -148,7 +147,7 @@ class GoldTable:
 
     @functools.cached_property
     def _counts(self) -> Row:
-        """How many current documents there are, `n`, and how many with `rescued` values: of one version of silver, counted once."""
+        """The number of current documents, `n`, and of those with rescued values, `rescued`, at this version of silver."""
         return self.current().agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
 
     @property
@@ -157,10 +156,10 @@ class GoldTable:
         return not self._counts.n
 
     def rewritten(self, writer: Writer, *, extra: Mapping[str, object] | None = None) -> int:
-        """Replace the table by the current documents; their number. The commit says `extra`, too."""
+        """Replace all rows by the current documents, and return their number; `extra` is added to the commit's metadata."""
         current, seen = self.current(), self._counts
         present = self.spark.table(str(writer.table)).schema
-        # The column comes with the first rescued value, and stays when there is none any more: readers may name it.
+        # The column comes with the first rescued value, and stays when there are none left: queries may name it.
         has_rescued = seen.rescued > 0 or "__rescued" in present.names
         columns = self._columns(has_rescued=has_rescued)
         if not self.said:
@@ -171,7 +170,7 @@ class GoldTable:
         return seen.n
 
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
-        """Stop statistics of columns that go, or change to a type without an order: Delta would refuse the rows."""
+        """Stop statistics of columns that are dropped, or get a type without an order: Delta would refuse the rows."""
         listed = delta.properties(self.spark, writer.table).get(STATISTICS)
         held = table_columns.fields_by_name(present)
         common = statistics_columns(each for each in wanted if each.name in held and _has_order(held[each.name]))
@@ -179,14 +178,14 @@ class GoldTable:
             writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
 
     def documents(self) -> DataFrame:
-        """All rows that the table is to have, with `__rescued`."""
+        """All rows that the table should have, with `__rescued`."""
         return self.current().select(*self._columns(has_rescued=True))
 
     def merged(self, writer: Writer) -> int:
-        """Publish the rows of the changed keys; how many keys."""
+        """Publish the rows of the changed keys, and return the number of keys."""
         if writer.is_direct and not self.is_few:
             return self._merged(writer, self._changed())
-        # A MERGE plans its source three times, and reads it twice.
+        # A MERGE plans its source three times and reads it twice.
         with query_execution.held(self._changed()) as changed:
             return self._merged(writer, changed)
 
@@ -195,15 +194,15 @@ class GoldTable:
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
         alteration = table_columns.alterations(present, wanted)
-        # Readers of gold are to need no table feature for wider types: the rows are written anew with the new type.
-        # And a column that somebody dropped, or gave another name, would be null in every row that is there.
+        # The type widening feature would exclude readers of gold: the rows are rewritten with the new type. So they are if a column that
+        # somebody dropped or renamed has to be added: it would be null in all existing rows.
         if (
             alteration.widened
             or alteration.impossible
             or (alteration.added and delta.has_mapped_columns(self.spark, writer.table))
         ):
             return self.rewritten(writer)
-        # Without a changed key the rows are those that were judged already, and the commit repeats their judgement.
+        # Without a changed key the rows have been audited already, and the commit repeats the result.
         if changes.count:
             columns = self._columns(has_rescued="__rescued" in wanted.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
@@ -212,14 +211,14 @@ class GoldTable:
         for statement in alteration.added:
             writer.alter(statement)
         if not changes.count:
-            # The position moves all the same: the next run would look through the same batches once more.
+            # The position moves too: the next run would read the same batches again.
             writer.mark(to=self.work.silver.to, extra=self.extra())
         elif not self._upserted(writer, changed, changes, wanted):
             self._merge(writer, changed, changes, wanted)
         return changes.count
 
     def _upserted(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
-        """Replace the changed keys' rows without a MERGE; False where that is not possible, and nothing was written."""
+        """Replace the changed keys' rows without a MERGE; False if that is not possible, with nothing committed."""
         if not writer.can_upsert() or not table_columns.is_same(self.spark.table(str(writer.table)).schema, wanted):
             return False
         rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
@@ -234,7 +233,7 @@ class GoldTable:
         return made is not None
 
     def _held(self, writer: Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
-        """The places (file and row) of the rows that the table holds of the changed keys."""
+        """The locations (file and row index) of the changed keys' rows in the table."""
         keys = changed.select("__key")
         rows = self.spark.table(str(writer.table)).select("__key", *writer.row_locations())
         few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
@@ -251,12 +250,12 @@ class GoldTable:
         return rows.where(~self._is_gone(rows))
 
     def wanted(self, has_rescued: bool) -> StructType:
-        """The columns that the table is to have, with gold's plain types."""
+        """The columns that the table should have, with gold's plain types."""
         rows = self._rows.select(*self._columns(has_rescued=has_rescued))
         return StructType([StructField(each.name, each.dataType) for each in rows.schema])
 
     def extra(self) -> dict[str, object]:
-        """What the publishing commit says beside its position."""
+        """The metadata of the publishing commit beside `to`."""
         return {
             **(self.said[-1] if self.said else {}),
             "silver": self.work.silver.version,
@@ -268,25 +267,25 @@ class GoldTable:
 
     @functools.cached_property
     def _rows(self) -> DataFrame:
-        """Silver's rows at the version that is published; by version, because silver goes on meanwhile."""
+        """Silver's rows at the version that is published; silver may change meanwhile."""
         return self.spark.sql(f"SELECT * FROM {self.silver} VERSION AS OF {self.work.silver.version}")
 
     def _columns(self, *, has_rescued: bool) -> list[Column]:
-        """Silver's columns as gold has them: the document's, then `__rescued` where it is wanted, and `__key`."""
+        """Silver's columns as gold has them: the document's, then `__rescued` if `has_rescued`, and `__key`."""
         documents = [name for name in self._rows.columns if name not in HIDDEN]
         engine = ["__rescued", "__key"] if has_rescued else ["__key"]
-        # Without metadata: Delta notes there which type a widened column had, and a plain table must not say that.
+        # Without metadata, in which Delta records earlier types of widened columns: gold has plain types.
         return [F.col(identifier(name)).alias(name, metadata={}) for name in (*documents, *engine)]
 
     def _is_gone(self, rows: DataFrame) -> Column:
-        """Whether a row of silver is no current document: it is deleted, or silver has updates of it and never had the document."""
+        """Whether a row of silver is not a current document: it is deleted, or silver has only partial updates of it."""
         unknown = F.expr(merge.HAS_NO_BASE)
         if "__deleted" not in rows.columns:
             return unknown
         return unknown | F.coalesce(F.col("__deleted"), F.lit(False))
 
     def _changed(self) -> DataFrame:
-        """Each key that changed since gold's position, with its row in silver; `__gone` where it has no current document."""
+        """Each key that changed since gold's position, with its row in silver; `__gone` if it has no current document."""
         present = self._rows
         rows = present.where(f"`__batch` > {self.work.gold.to}")
         written = rows.withColumn("__gone", self._is_gone(rows))
@@ -295,21 +294,21 @@ class GoldTable:
         span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
         deleted = self.spark.table(str(self.deletes)).where(span)
         removed = deleted.groupBy("__key").agg(F.max("__sequence").alias("__sequence"))
-        if self.is_few:  # this frame is used more than once below, and mostly it is empty: on the driver both cost least
+        if self.is_few:  # used more than once below, and mostly empty: cheapest on the driver
             found = removed.toArrow()
             if not found.num_rows:
                 return written
             removed = self.spark.createDataFrame(found)
         alive = present if self._has_late(removed) else rows
-        # A key that was deleted and written again has a row: its delete is not the last that is known of it.
+        # A key that was deleted and written again has a row, and is not gone.
         gone = removed.join(alive.select("__key"), "__key", "left_anti").select("__key", F.lit(True).alias("__gone"))
         return written.unionByName(gone, allowMissingColumns=True)
 
     def _has_late(self, removed: DataFrame) -> bool:
-        """Whether one of these deletes may be older than the document of its key that silver held already at gold's position.
+        """Whether one of these deletes may be older than the document that silver held of its key at gold's position.
 
-        Such a delete came late: silver remembers it, and it removed no row. Any other delete removed the row of its key, or a
-        later batch has written the key again. So only then do the deleted keys have to be compared with all of silver's rows.
+        Such a late delete is remembered, but removed no row, so that deleted keys must be compared with all of silver's rows. After any
+        other delete, a key with a row in silver was written again by a later batch.
         """
         high = self.work.gold.high
         return high is None or not removed.where(F.col("__sequence") <= high).isEmpty()
@@ -325,14 +324,14 @@ class GoldTable:
             F.max("__key").alias("high"),
             F.count_if(rescued).alias("rescued"),
         ).first()
-        # One key is its own first and last; of very many the list would be longer than what it lets Delta skip.
+        # A single key is a range already, and very many keys cost more to list than Delta can skip with them.
         if 1 < row.n <= FEW_KEYS:
             return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
         return _KeyChanges(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
 
 
 def interpreted(table: GoldTable, place: tables.TableRef, stack: ExitStack) -> GoldTable:
-    """The table, which lies at `place`: where it is small its queries run without compiled code until the stack ends."""
+    """The table, published at `place`; if it is small, its queries run without generated code until the stack is closed."""
     if table.is_few or not query_execution.are_small(table.silver, place):
         return table
     stack.enter_context(query_execution.session_confs(table.spark, query_execution.INTERPRETED))
@@ -340,18 +339,18 @@ def interpreted(table: GoldTable, place: tables.TableRef, stack: ExitStack) -> G
 
 
 def rows_of(metadata: Mapping[str, object]) -> str:
-    """What identifies the rows of a table, or of a model's, whose newest commit says this: it changes with them, and with them alone."""
+    """The identity of the rows of a gold table, or of a model's, with this metadata in its last commit; it changes with the rows only."""
     if isinstance(handed_on := metadata.get(ROWS), str):
         return handed_on
-    # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same. A silver that was made again
-    # counts versions from the start, a bronze that was, or of which an older copy was brought back, batches.
+    # Not the whole metadata: lease, owner and commit identifier differ for equal rows. Batches and versions alone do not identify rows:
+    # they start again after silver or bronze was created again, or an older copy of bronze was restored.
     names = ("to", "silver", "generation", "origin", "log", "bronze", "model", REBUILT)
     said = {each: metadata.get(each) for each in names}
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def unmoved(writer: Writer) -> dict[str, object]:
-    """What the table's last commit says of its rows, for a commit that changes none: the audit's result, and what identifies them."""
+    """Metadata for a commit that changes no rows: the audit's result, and the identity of the rows, as the table's last commit has them."""
     held: dict[str, object] = {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
     return {**held, ROWS: rows_of(writer.metadata)}
 
@@ -367,9 +366,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
 def statistics_columns(columns: Iterable[StructField]) -> str:
-    """The columns of which Delta keeps the least and greatest values of each file, so that readers skip files.
+    """The value of `STATISTICS`: the columns for which Delta keeps minima and maxima of each file.
 
-    They are the first ones with an order, and the key: statistics of every column, nested ones too, would slow each write down.
+    They are the first columns with an order, and the key: statistics of all columns, also nested ones, would slow down each write.
     """
     names = [each.name for each in columns if _has_order(each) and _PLAIN_NAME.fullmatch(each.name)]
     return ",".join(map(identifier, dict.fromkeys([*names[: MEASURED - 1], "__key"])))
@@ -380,6 +379,6 @@ def _has_order(column: StructField) -> bool:
 
 
 def _statement(columns: Sequence[str], changes: _KeyChanges) -> sql_merge.Merge:
-    """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
+    """The MERGE of the changed keys, with literal bounds on the key, so that Delta skips files."""
     among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
     return sql_merge.Merge("t.`__key` = s.`__key`", sql_merge.replacing(columns), pruning=among)

@@ -1,13 +1,12 @@
-"""The gate: a version of a gold table is judged before readers can see it.
+"""The gate: checks the expectations of a gold table's new version before readers can see it.
 
-    judged      expectations about rows on the rows that change, those about the table on the table as it would be
-    noted       a row an expectation and run in `ops/expectations`, with the library's own result
-    refused     where a critical one fails: nothing is published, and the last good version stays
+    judged      expectations about rows on the changed rows, those about the table on the table as it would be
+    noted       one row per expectation and run in `ops/expectations`, with the library's own result
+    refused     if a critical one fails: nothing is published, and the last good version stays
 
-Nothing of a candidate lies where readers look: what is judged is computed, or a function of versions of tables, and becomes
-visible by the one commit that follows. A run that is killed between the two has published nothing. That only changed
-rows are judged is sound because the rows that stay met the same expectation when they came: the commit says which suite
-that was and what was not met. Where it was another suite, or none, and for what was not met, the whole table is judged.
+Readers cannot see a candidate: its rows become visible by the one commit that follows, so that a run that is killed in between publishes
+nothing. It is enough to check changed rows because the other rows met the same expectation when they came: the commit names the suite, and
+what was not met. For another suite, and for expectations that were not met, the whole table is checked.
 """
 
 from __future__ import annotations
@@ -59,15 +58,15 @@ SCHEMA = pa.schema(
     ]
 )
 """`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations' JSON.
-`name` is the pipeline's, which may share its lakehouse; null in rows of earlier versions."""
+`name` is the pipeline's, as several may share a lakehouse; null in rows of earlier versions."""
 
 ENDINGS = (".json", ".yml", ".yaml")
 
 
 def read(settings: Settings) -> tuple[suites.Suite, ...]:
-    """The suites in the folder that the settings name; none where they name none.
+    """The suites in the folder of the settings; none without such a setting.
 
-    Raises `SettingsError` with the mistakes of all files, of types and arguments that the library does not know too.
+    Raises `SettingsError` with the mistakes of all files, also types and arguments that the library does not know.
     """
     if settings.gold.expectations is None:
         return ()
@@ -95,8 +94,7 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
 def check_tables(
     found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool], histories: Collection[str]
 ) -> None:
-    """Raise `SettingsError` for suites of tables that do not exist and never can, and for suites of histories, which
-    are not judged."""
+    """Raise `SettingsError` for suites of tables that cannot exist, and of histories, which are not checked."""
     problems = [
         errors.Problem(each.where, f"{each.table} is a history, which expectations do not check", "use a model over it")
         for each in found
@@ -116,8 +114,7 @@ def check_tables(
 
 
 def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> None:
-    """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before anything
-    judges them."""
+    """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before any check."""
     problems = [
         errors.Problem(
             one.where,
@@ -135,7 +132,7 @@ def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> Non
 
 @dataclass
 class Gate:
-    """The audit by expectations: it judges each candidate by the suite of its table."""
+    """The audit by expectations: it checks each candidate by the suite of its table."""
 
     settings: Settings
     suites: Mapping[str, Suite]
@@ -143,18 +140,18 @@ class Gate:
 
     @staticmethod
     def of(settings: Settings) -> Gate:
-        """The gate that the settings' folder makes."""
+        """The gate with the suites of the settings' folder."""
         return Gate(settings, {each.table: each for each in read(settings)})
 
     def judges(self, name: str) -> bool:
-        """Whether a suite is about the table of this name."""
+        """Whether there is a suite for the table of this name."""
         return name in self.suites
 
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
-        """Judge a candidate and note the results; what its commit is to say.
+        """Check a candidate, note the results, and return metadata for its commit.
 
-        Raises `GateFailed` where a critical expectation is not met, `Temporary` where none could be judged for now alone, `SettingsError`
-        where one is about a column that the table has not; a warning about such a column is not met.
+        Raises `GateFailed` if a critical expectation is not met, `Unjudged` if critical ones could not be checked this time and no other
+        failed, and `SettingsError` if one is about a column that the table lacks; a warning about such a column is not met.
         """
         suite = self.suites.get(candidate.name)
         if suite is None:
@@ -170,7 +167,7 @@ class Gate:
         }
         judged = [each for each in suite.expectations if id(each) not in outcomes]
         about_rows = [each for each in judged if changed is not None and self._was_met(suite, each, candidate.live)]
-        # What is about the whole table (a count, a unique column) changes with every row, also with those that go.
+        # Expectations about the whole table (a count, a unique column) depend on all rows, also on removed ones.
         about_table = [each for each in judged if each not in about_rows]
         outcomes |= {
             id(each): (result, kind)
@@ -180,7 +177,7 @@ class Gate:
         }
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
         failed = [each for each in results if each.is_critical_failure]
-        # Noted before a refusal is raised, because its message sends the reader to these rows.
+        # Noted before a refusal is raised: its message refers to these rows.
         self._note(spark, candidate.name, suite, results, is_published=not failed)
         if failed:
             raise _refusal(candidate.name, failed)
@@ -195,10 +192,9 @@ class Gate:
 
     @staticmethod
     def _was_met(suite: Suite, expectation: Expectation, live: Mapping[str, object]) -> bool:
-        """Whether each row of the last good version has met an expectation, so that only those that change are to be judged.
+        """Whether each row of the last good version has met an expectation, so that only changed rows need a check.
 
-        After any change of the suite all rows are judged. So they are for a warning that was not met: the rows that did
-        not meet it may still be there, and the next version is no better for them.
+        False after any change of the suite, and for a warning that was not met: the rows that did not meet it may still exist.
         """
         said = live.get("expectations")
         not_met = said.get("not_met") if isinstance(said, Mapping) else None
@@ -236,8 +232,7 @@ class Gate:
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:
-    """The rows with `__rescued` where an expectation names it: a table has the column from its first rescued value on,
-    and before that it counts as null."""
+    """The rows with `__rescued` if an expectation names it: a table gets the column with its first rescued value; before, it is null."""
     if "__rescued" in rows.columns or not any("__rescued" in each.columns for each in suite.expectations):
         return rows
     return rows.withColumn("__rescued", F.lit(None).cast("string"))
@@ -245,7 +240,7 @@ def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """One expectation with its result, and whether it was judged on the changed rows or the whole table."""
+    """One expectation with its result, and whether the `changed` rows or the `whole` table were checked."""
 
     expectation: suites.Expectation
     judged: library.ExpectationResult
@@ -257,7 +252,7 @@ class _Outcome:
 
 
 def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
-    """What was not met, with counts and keys, and never a value. It is no verdict where Spark failed alone: the same rows may pass."""
+    """The error for expectations that were not met, with counts and keys but no values; `Unjudged` if only Spark failed."""
     kind = errors.Unjudged if all(each.judged.passes for each in failed) else errors.GateFailed
     lines = [f"{table}: the new version is not published, the last good one stays; ops/expectations has the results"]
     for each in failed:
@@ -275,7 +270,7 @@ def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
 
 
 def _is_number(text: str | None) -> bool:
-    """Whether something observed is a plain number, which no document's text can be."""
+    """Whether an observed value is a number, and so not text of a document."""
     try:
         float(text or "")
     except ValueError:

@@ -1,7 +1,7 @@
-"""Great Expectations over Spark: the one module that imports it.
+"""Great Expectations over Spark: the only module that imports it.
 
-It gives results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
-come to this process. One suite is judged at a time, because the library keeps its project in a global.
+Without a project folder, telemetry or progress bars; of the rows only a few examples come to this process. One suite is checked at a time,
+because the library keeps its context in a global.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 10
 _READ = frozenset(".`*")
-"""What of a column's name Spark reads as its own where it is not quoted."""
+"""Characters of column names that Spark interprets in unquoted names."""
 _CLASS = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))(?=:|$)", re.MULTILINE)
 _CONDITION = re.compile(r"(?:Error|Exception): \[([A-Z_]+(?:\.[A-Z_]+)*)\]")
 _OF_SPARK = re.compile(
@@ -43,10 +43,10 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class ExpectationResult:
-    """How one expectation fared: of `rows` looked at, `unexpected` did not meet it; `examples` are keys of some of them.
+    """The result of one expectation: of `rows` rows, `unexpected` did not meet it; `examples` are keys of some of these.
 
-    `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result`
-    what the library says, as JSON. `passes`: what was raised lies in the machine, and the same rows may be judged the next time.
+    `observed` is the observed value of a whole table, as JSON; `failure` the class of an exception raised instead of a result; `result` the
+    library's result, as JSON. `passes`: the exception is Spark's and not due to the rows, so that a check may succeed the next time.
     """
 
     is_met: bool
@@ -60,7 +60,7 @@ class ExpectationResult:
 
 
 def is_about_rows(expectation: suites.Expectation) -> bool:
-    """Whether each row meets the expectation, or fails it, by itself."""
+    """Whether each row meets or fails the expectation independently of other rows."""
     with _library():
         from great_expectations.expectations import expectation as kinds
         from great_expectations.expectations.registry import get_expectation_impl
@@ -72,7 +72,7 @@ def is_about_rows(expectation: suites.Expectation) -> bool:
 
 
 def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
-    """What the library does not know, or does not take, in a suite."""
+    """The types and arguments in a suite that the library does not know or accept."""
     with _library():
         import great_expectations.exceptions as raised
         from great_expectations.expectations.registry import list_registered_expectation_implementations
@@ -83,7 +83,7 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
             except raised.ExpectationNotFoundError:
                 hint = values.did_you_mean(each.type, list_registered_expectation_implementations())
                 yield errors.Problem(each.where, f"there is no expectation {each.type}", hint)
-            except Exception as error:  # of the validation library that it is built with
+            except Exception as error:  # pydantic's, of either major version
                 details = getattr(error, "errors", None)
                 for found in details() if callable(details) else [{"loc": (), "msg": type(error).__name__}]:
                     name = ".".join(str(part) for part in found["loc"] if part != "__root__")
@@ -91,9 +91,11 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
 
 
 def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[ExpectationResult]:
-    """The result of each expectation over the rows of `df`, in their order. Aggregates of all are computed in one pass, but for those of
-    columns whose name Spark would read as more than one, as the library gives it: a field of a struct, or all columns. They are judged by
-    copies."""
+    """The results of the expectations over the rows of `df`, in order, with all aggregates computed in one pass.
+
+    The library does not quote names, so that Spark would take `a.b` for a field and `*` for all columns: such columns are checked as copies
+    with plain names, in a pass of their own.
+    """
     copies = {name: f"__copy_{number}" for number, name in enumerate(df.columns) if not _READ.isdisjoint(name)}
     is_copied = [not copies.keys().isdisjoint(each.columns) for each in expectations]
     copied = df.withColumns({copy: F.col(identifier(name)) for name, copy in copies.items()}) if any(is_copied) else df
@@ -106,7 +108,7 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
 
 
 def _judged(df: DataFrame, expectations: Sequence[suites.Expectation], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """What the library says of each expectation."""
+    """The library's result of each expectation, as a dict."""
     if not expectations:
         return []
     with _library():
@@ -121,7 +123,7 @@ def _judged(df: DataFrame, expectations: Sequence[suites.Expectation], keys: Seq
         batch = asset.add_batch_definition_whole_dataframe("candidate").get_batch(batch_parameters={"dataframe": df})
         wanted = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
         if keys:
-            # Examples are named by their keys, and never by their values: a message must hold nothing of a document.
+            # Examples are identified by keys and never by values: messages must not contain document data.
             wanted["unexpected_index_column_names"] = list(keys)
         found = batch.validate(
             gx.ExpectationSuite(
@@ -135,13 +137,13 @@ def _judged(df: DataFrame, expectations: Sequence[suites.Expectation], keys: Seq
 
 
 def unjudged(expectation: suites.Expectation, why: str) -> ExpectationResult:
-    """The result of an expectation that there is nothing to judge by: it is not met."""
+    """The result of an expectation that cannot be checked at all: not met."""
     reply = {"success": False, "expectation_config": {"type": expectation.type, "kwargs": dict(expectation.kwargs)}}
     return ExpectationResult(False, None, None, (), None, why, json.dumps({**reply, "exception_info": why}, default=str))
 
 
 def _configured(each: suites.Expectation, place: int = 0) -> Any:
-    """The library's expectation; `place` finds its result again, which come in another order."""
+    """The library's object for an expectation; `place` identifies its result, as results come in another order."""
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.expectations.metadata_types import FailureSeverity
 
@@ -175,33 +177,32 @@ def _result(reply: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
 
 
 def _tracebacks(info: dict[str, Any]) -> list[str]:
-    """Of what was raised instead of a result."""
+    """The tracebacks of exceptions raised instead of a result."""
     each = info.values() if "raised_exception" not in info else [info]
     raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
     return [str(one.get("exception_traceback") or "") for one in raised]
 
 
 def _passes(traceback: str) -> bool:
-    """Whether Spark failed, and over no rows: an executor was lost, a disk full. The library raises none of it itself."""
+    """Whether Spark failed for a reason other than the rows, such as a lost executor or a full disk."""
     return _OF_SPARK.search(traceback) is not None and queries.OF_ROWS.isdisjoint(_SQL_STATE.findall(traceback))
 
 
 def _exception(info: dict[str, Any]) -> str | None:
-    """What was raised instead of a result, without its text: that may hold values."""
+    """The class of the exception raised instead of a result, with Spark's condition, and without its text, which may contain values."""
     tracebacks = _tracebacks(info)
     if not tracebacks:
         return None
     traceback = tracebacks[0]
-    # The last one is what ended it. Spark's conditions say more than its classes, and like these hold no values.
+    # The last exception of the traceback. Spark's conditions say more than its classes, and contain no values either.
     return " ".join([*_CLASS.findall(traceback)[-1:], *_CONDITION.findall(traceback)[-1:]]) or "Exception"
 
 
 @contextmanager
 def _without_connect() -> Iterator[None]:
-    """Hides `pyspark.sql.connect` from the import where gRPC is missing.
+    """Hides `pyspark.sql.connect` from the library's import if gRPC is missing.
 
-    PySpark takes a main module without a file (that of a worker process) for its own doctests, and ends the process
-    there where the library only asks whether Connect's frames are to be had.
+    In a main module without a file (that of a worker process), PySpark takes the import for its own doctests and exits.
     """
     connect = "pyspark.sql.connect"
     if connect in sys.modules or importlib.util.find_spec("grpc") is not None:
@@ -216,7 +217,7 @@ def _without_connect() -> Iterator[None]:
 
 @contextmanager
 def _library() -> Iterator[None]:
-    """The library, with its warnings about itself silenced; a `SettingsError` where it is not installed."""
+    """A block that may import the library, one thread at a time and without its warnings; `SettingsError` if it is not installed."""
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,19 +1,19 @@
-"""History: one row a version of a document, with the time of the source in which it held.
+"""History: one row per version of a document, with the source time during which it was valid.
 
-For each collection with `history: true`, from the bronze batch that its table is at to the one that silver is at:
+For each collection with `history: true`, from the bronze batch of its table to that of silver:
 
-    touched     the collection's events of a range, and the stored versions of their keys that end at the first of them or later
-    laid out    each key's versions anew (`cdc_core.gold.versions`); updates that say only what changed are folded, each by itself
+    touched     the collection's events of a range, and the stored versions of their keys that end at the first event or later
+    laid out    each key's versions are computed again (`cdc_core.gold.versions`); each partial update is folded to a version of its own
     typed       by a schema of its own, because versions in between have fields that silver never saw
-    written     new versions, and the ends of those before them: in place of the rows that they were read from, or by a MERGE
-                where only Delta can do that; the one commit carries the position
-    swept       a drop, a rename or a snapshot's end closes what it found no longer there
+    written     new versions, and the ends of those before them, replace the rows that were read, or go into a MERGE; the one commit
+                carries the position
+    swept       a drop, a rename or the end of a snapshot ends the versions of documents that are gone
 
-`valid_from` and `valid_to` are cluster times in whole seconds, so that one second is a consistent cut over all collections:
-no transaction lies on both sides of it. Run again, or killed at any point, it comes to the same: the table is a function of
-the events, whatever order and ranges they come in.
+`valid_from` and `valid_to` are cluster times in whole seconds, so that one second is a consistent cut over all collections: no transaction
+lies on both sides of it. The table is a function of the events, in whatever order and ranges they come, so that runs may be repeated, or
+killed at any point.
 
-A range that is not large takes a shorter way to the same, without a query: `in_process_history`.
+Smaller ranges need no query: `in_process_history`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GENERATION = "history"
-"""What `ops/schemas` calls the schemas of these tables."""
+"""The generation of the schemas of these tables in `ops/schemas`."""
 
 ENGINE_DDL = (
     "`__rescued` MAP<STRING, STRING>, `__incomplete` BOOLEAN, `__as_captured` BOOLEAN, "
@@ -77,12 +77,12 @@ SAME_VERSION = "t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`"
 RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
 
 _MARKS = T.StructType().add("__until", "string").add("__deleted", "boolean")
-"""The mark of deletes, and the column that it stands behind."""
+"""The column that marks deletes, and the one before it."""
 
 
 def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace, at: HistoryPosition) -> None:
-    """Raise `DecisionNeeded` where a history would go on behind events that bronze does not hold any more: documents that were
-    deleted meanwhile would be open in it for ever. A snapshot of the whole ends them."""
+    """Raise `DecisionNeeded` if bronze lacks events after the history's position: documents that were deleted there would stay open for
+    ever. A snapshot of the whole collection ends them."""
     layout = delta.layout(settings.lakehouse)
     table, bronze_table = layout.history(*namespace), layout.bronze(settings.name)
     if not at.to and not at.has_gap:
@@ -100,21 +100,21 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
 
 
 def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[str, str]) -> None:
-    """Make a collection's table where there is none, without any column of documents."""
+    """Create a collection's table if it does not exist, without columns of documents."""
     delta.create(spark, table, columns=ENGINE_DDL, properties=properties)
 
 
 class LocalHistory(Protocol):
-    """What of a history needs no query, because this process can do it: `in_process_history`."""
+    """The part of a history's work that this process does without queries: `in_process_history`."""
 
     def ranges(self, kept: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
-        """A span of so many events in ranges that `is_applied` may take; None where it is for queries to cut it."""
+        """A span with this number of events, cut into ranges for `is_applied`; None if a query has to cut it."""
 
     def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
-        """Whether a range's events are in the table, which then is at `reached`; where not, nothing was committed."""
+        """Apply a range's events, with the position `reached`; False if queries have to, with nothing committed."""
 
     def is_swept(self, kept: History, sweep: Sweep, reached: HistoryPosition) -> bool:
-        """The same of a sweep's ends."""
+        """The same for a sweep."""
 
 
 @dataclass
@@ -139,26 +139,27 @@ class History:
         added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self.added())}
         own = {*column_names.ENGINE, *RESERVED, *added}
         columns = _columns_of(self.writer, self._stored)
-        # A column that is there goes on when its mode goes: it would not be true of a version that a late event ends otherwise.
+        # An existing column is kept up when the mode changes: it would be wrong for versions that a late event ends.
         self.marks_deleted = self.mode.adds_deleted or "__deleted" in columns
         if not kept and not own.issuperset(columns):
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: ops/schemas no longer describes its columns. Remove this table, and gold "
                 "rebuilds it from bronze, which may lack old versions: keep a copy"
             )
-        # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
+        # After the table was removed, the columns are laid out by the present settings.
         if {name for name, _ in self.schema.schema.table()}.isdisjoint(columns):
             self.schema = replace(self.schema, schema=document_schema.EMPTY)
 
     def brought_up(
         self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event, seconds: float = math.inf
     ) -> int:
-        """Apply what lies between a position and silver's; how many events. Between ranges it ends where `stop` is set, or `seconds` are over."""
-        # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
+        """Apply the events between a position and silver's, and return their number; 0 if it ended early, between two ranges, because
+        `stop` was set or `seconds` have passed."""
+        # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
         added = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
         span = BatchRange(start, silver.to)
-        # Also those that another capture mode has left, where the history has what to fold them onto.
+        # Also partial updates of an earlier capture mode, if the history has documents to fold them onto.
         self.folds = self.settings.keeps_document(
             str(self.namespace),
             has_waiting=lambda: (
@@ -193,8 +194,8 @@ class History:
     def _with_sweeps(
         self, range_: BatchRange, reached: HistoryPosition, sweeps: Sequence[Sweep], events: int
     ) -> HistoryPosition:
-        """One range, of a span of so many events, and the sweeps that it calls for. While any is to come, the position stays: a crash in
-        between repeats the range."""
+        """Apply one range and its sweeps; `events` is the number in the whole span. The position moves with the last of them, so that a
+        crash in between repeats the range."""
         reached = replace(reached, to=reached.to if sweeps else range_.to)
         if not self.local.is_applied(self, range_, reached):
             touched = (self.writer.table, self.layout.silver(*self.namespace))
@@ -213,10 +214,10 @@ class History:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def _range(self, range_: BatchRange, reached: HistoryPosition) -> None:
-        # What cannot be read leaves the versions from there on incomplete until it comes again, or a whole document.
+        # An unreadable event leaves the versions after it incomplete, until it comes again or a whole document does.
         found = quarantine_rules.readable(self._events(range_), with_holes=True)
         if reached.floor:
-            # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
+            # After a drop the key belongs to another document: an older event would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
             found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
@@ -229,9 +230,9 @@ class History:
             if self.folds:
                 found = self._with_awaited(found, range_, seen, stack)
             stored = self._versions_of(found, seen)
-            if self.writer.can_upsert():  # by their places: a MERGE would look for them twice more
+            if self.writer.can_upsert():  # replaced by location: a MERGE would search for them twice more
                 stored = stack.enter_context(query_execution.held(stored))
-            # Computed once: two queries of `_write` read it, and each would lay the versions out again.
+            # Computed once: two queries of `_write` read it.
             laid_out = stack.enter_context(query_execution.held(self._laid_out(found, stored)))
             self._write(found, stored, laid_out, range_, reached, few=seen.events <= survey.MAX_DRIVER_ROWS)
 
@@ -239,16 +240,16 @@ class History:
         return self.spark.table(str(self.writer.table))
 
     def reserved(self, reached: HistoryPosition) -> frozenset[str]:
-        """The names that no field's column may take, beside the engine's."""
+        """The column names, beside the engine's, that no field may get."""
         return RESERVED | {*reached.added, *(each.name for each in self.added())}
 
     def record(self, evolution: schemas.Evolution, number: int) -> None:
-        """Append what a batch changed to the schemas, before the table holds it."""
+        """Append changes to the schemas; to be called before the table has the columns."""
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.record(self.writer, ops, self.schema, evolution, collection=name, batch=number)
 
     def _with_awaited(self, found: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
-        """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
+        """The events and, for late documents, the updates after them from bronze, to be folded again."""
         unknown = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
         unknown = unknown.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
@@ -256,12 +257,12 @@ class History:
         first = since.agg(F.min("since")).first()[0]
         if first is None:
             return found
-        # By a literal, too: bronze skips the files from before it.
+        # Also by a literal, so that older files of bronze are skipped.
         earlier = self._events(BatchRange(0, range_.after)).where(reduce.is_partial() & (F.col("sequence") > first))
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
     def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
-        """The stored versions of the events' keys that end at the first event or later, whole, with their places."""
+        """The stored versions of the events' keys that end at the first event or later: all columns, and the row location."""
         keys = found.select(F.col("key").alias("__key"))
         few = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
         ends_later = f"`__until` IS NULL OR `__until` >= {literal(seen.low)}"
@@ -269,9 +270,9 @@ class History:
         return rows.where(ends_later).join(few, "__key", "left_semi")
 
     def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:
-        """Each key's versions that are new, or that end otherwise."""
+        """Each key's versions that are new or have another end."""
         is_whole = F.col("after").isNotNull().alias("is_whole")
-        # Of what is large only what a fold looks at.
+        # Large columns only where a fold reads them.
         needed = {"after": F.lit(self.folds), "before": reduce.is_partial(), "updateDescription": reduce.is_partial()}
         given = [F.when(is_needed, F.col(name)).alias(name) for name, is_needed in needed.items()]
         events = found.select("key", "sequence", "offset", "op", is_whole, *given)
@@ -323,21 +324,18 @@ class History:
             self.record(evolution, range_.to)
             source = self._typed(made, evolution.plan)
             names = self._made_room(source.schema)
-            # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
+            # A version without an event of this range exists already and only gets another end: its document stays.
             ended = laid_out.where("offset IS NULL").select(*self._ends())
             if not self._upserted(source, ended, stored, reached, few=few):
                 self._merge(source, ended, names, reached)
 
     def _upserted(self, new: DataFrame, ended: DataFrame, stored: DataFrame, reached: HistoryPosition, *, few: bool) -> bool:
-        """Take the versions that come anew out of the table by their places, and put the new and the ended ones in.
-
-        False where only a MERGE can do it; then nothing was committed.
-        """
+        """Replace the changed versions by location, and add the new ones; False if a MERGE has to, with nothing committed."""
         schema = self._stored().schema
         if not self.writer.can_upsert() or not table_columns.are_alike(schema, new.schema):
             return False
         is_altered = not table_columns.are_alike(schema, stored.drop(*upsert.ROW_LOCATION).schema)
-        if is_altered and not stored.isEmpty():  # they have other columns now than were read, or lie elsewhere
+        if is_altered and not stored.isEmpty():  # the table has other columns than were read, or was rewritten
             return False
         version, names = ["__key", "__sequence"], [F.col(identifier(name)) for name in schema.names]
         ends = [name for name in ended.columns if name not in version]
@@ -356,7 +354,7 @@ class History:
                 few=few,
             )
         except Exception:
-            # Others committed since the rows were read, and may have moved or changed them: a MERGE reads them as they are now.
+            # Another commit may have moved or changed the rows since they were read: a MERGE reads them again.
             if self.writer.version == base:
                 raise
             return False
@@ -368,7 +366,7 @@ class History:
             self.writer.merge(both, _statement(names, marks_deleted=self.marks_deleted), to=reached.to, extra=reached.extra)
 
     def _ends(self) -> list[Column | str]:
-        """The columns that say which version a row is and when it ended."""
+        """The columns with a version's identity and validity."""
         deleted = [F.col("is_deleted").alias("__deleted")] if self.marks_deleted else []
         return [
             "__key",
@@ -400,7 +398,8 @@ class History:
         return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED), earlier=earlier)
 
     def _made_room(self, wanted: T.StructType) -> list[str]:
-        """The table's columns for these, added where they are missing; rewritten where a type is wider now: gold has plain types."""
+        """Add missing columns to the table, and rewrite it if a type is wider now, as gold has plain types; returns the names of
+        `wanted`."""
         changes = table_columns.alterations(self._stored().schema, wanted)
         if changes.impossible:
             raise errors.DecisionNeeded(
@@ -409,7 +408,7 @@ class History:
             )
         for statement in changes.added:
             self.writer.alter(statement)
-        # A table of gold has plain types only: readers need not know type widening, for the price of writing the rows anew.
+        # Rewritten, so that readers need not support type widening.
         if changes.widened:
             held = self._stored()
             types = table_columns.widened(held.schema, wanted)
@@ -422,16 +421,16 @@ class History:
     # --- sweeps
 
     def _sweep(self, sweep: Sweep, reached: HistoryPosition) -> None:
-        """End what a drop or a rename took away, or, at its first chunk's sequence, what a snapshot of the whole did not find."""
+        """End the versions of documents that a drop or rename removed, or that a snapshot of the whole collection did not find."""
         if self.mode.keeps_row:
             self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
             return
         if self.local.is_swept(self, sweep, reached):
             return
-        if self.marks_deleted:  # the mode may be younger than all versions
+        if self.marks_deleted:  # the mode may be newer than all versions
             self._made_room(_MARKS)
         at, stored = literal(sweep.first), self._stored()
-        is_snapshot = sweep.cause is SweepCause.SNAPSHOT  # what changed after that was there
+        is_snapshot = sweep.cause is SweepCause.SNAPSHOT  # a document that changed after its start existed
         is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
         ended = stored.where(f"{is_open} AND `__sequence` < {at}").select("__key", "__sequence")
         if is_snapshot:
@@ -443,14 +442,14 @@ class History:
         self.writer.merge(ended, statement, to=reached.to, extra=reached.extra)
 
     def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
-        """The rows without documents that were there since: events of theirs are in quarantine, and will come again."""
+        """The rows, without those of documents that have events in quarantine from `since` or later: these documents exist."""
         table = self.layout.quarantine(*self.namespace)
         waiting = quarantine_table.waiting_keys(self.spark, table, since=since)
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 
 
 def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
-    """A new version has all columns; one that is there gets its end."""
+    """The MERGE that writes all columns of a new version, and only the end of an existing one."""
     ends = ["__until", *(["__deleted"] if marks_deleted else []), "valid_to"]
     whole, new = sql_merge.from_source(names), "s.`__is_new`"
     clauses = (
@@ -462,11 +461,11 @@ def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
 
 
 def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str]:
-    """The table's columns, as this process sees them or as a query does."""
+    """The names of the table's columns, without a query if possible."""
     live = writer.live
     return live.schema.names if live is not None and live.at(writer.version) else stored().columns
 
 
 def _time(sequence: str) -> Column:
-    """The cluster time of a sequence, which begins with its seconds in hexadecimal digits."""
+    """The cluster time of the column `sequence`, whose first 8 hexadecimal digits are seconds, as TIMESTAMP."""
     return F.expr(f"timestamp_seconds(CAST(conv(substr({sequence}, 1, 8), 16, 10) AS BIGINT))")

@@ -1,6 +1,6 @@
-"""Where a history stands: what its commits say of it, and what that makes due.
+"""The position of a history, as its commits have it, and whether it is due.
 
-What a rebuild of silver makes due in a table of documents is said in `pipelines.gold.current.GoldWork`.
+For tables of documents, and rebuilds of silver: `pipelines.gold.current.GoldWork`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from cdc_core.tables import layout as tables
 
 GAP = "gap"
-"""What a commit says of `HistoryPosition.has_gap`."""
+"""`HistoryPosition.has_gap` in the metadata of commits."""
 
 
 @dataclass(frozen=True)
 class HistoryPosition:
-    """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more.
+    """The position of a history: applied up to the batch `to` of the bronze `log`; events before the sequence `floor` are refused.
 
-    `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: what came after `to` is not all in bronze any more,
-    because maintenance took from it while no history was kept; or that may be so, because the table was repaired. `folds`: whether updates
-    that say only what changed were folded, and whole documents kept for them; None where nothing says so. `bronze` is as in silver's position.
+    `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: bronze may lack events after `to`, because maintenance
+    removed some while no history was kept, or because the table was repaired. `folds`: whether partial updates were folded, and documents
+    kept for that; None if unknown. `bronze` is as in silver's position.
     """
 
     to: int = 0
@@ -41,23 +41,23 @@ class HistoryPosition:
     bronze: registry.BronzeCommit | None = None
 
     def start(self, silver: registry.SilverPosition, *, folds: bool) -> int:
-        """The batch behind which events are laid out: all of them once more where they have other numbers, or where updates were left
-        incomplete that are to be folded now."""
+        """The batch after which events are applied: 0 if batches have other numbers now, or if updates that were left incomplete are to be
+        folded."""
         return 0 if silver.is_of_other(self.log) or (folds and self.folds is False) else self.to
 
     @property
     def extra(self) -> dict[str, object]:
-        """What a commit says beside `to`."""
+        """The metadata of a commit with this position, beside `to`."""
         own = {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
         return {**own, "bronze": self.bronze}
 
     def of_the_same_rows(self, held: Mapping[str, object]) -> dict[str, object]:
-        """The same for a commit without rows, behind one that says what is `held`: what is made of the versions stays."""
+        """The same for a commit without rows after one with the metadata `held`: models need not be made again."""
         return {**self.extra, current.ROWS: current.rows_of(held)}
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
-    """Where a history's table stands; at the beginning where there is none."""
+    """The position of a history's table; the initial one if there is no such table."""
     said = table_history.standing(spark, table).said
     found = said if is_history(said) else {}
     return HistoryPosition(
@@ -72,12 +72,12 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
 
 
 def is_history(metadata: Mapping[str, object]) -> bool:
-    """Whether this is what a history's commits say: a collection may be called as the history of another one."""
-    return GAP in metadata or "floor" in metadata  # as those of before there were gaps
+    """Whether a commit's metadata is a history's: a collection may have the name of another one's history."""
+    return GAP in metadata or "floor" in metadata  # earlier versions wrote only `floor`
 
 
 def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: registry.Namespace) -> None:
-    """Raise `DecisionNeeded` where a collection's table would take the place of a history, or of a model."""
+    """Raise `DecisionNeeded` if a collection's table would replace a history or a model."""
     if is_history(metadata) or "model" in metadata:
         what = "a history is kept" if is_history(metadata) else "a model is made"
         raise errors.DecisionNeeded(
@@ -87,6 +87,5 @@ def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: reg
 
 
 def is_due(at: HistoryPosition, silver: registry.SilverPosition) -> bool:
-    """Whether silver has applied events that the history has not. A rebuild of silver makes nothing due: versions come
-    from bronze's events."""
+    """Whether silver has applied batches that the history lacks. A rebuild of silver does not count: versions come from bronze."""
     return at.to < silver.to or silver.is_of_other(at.log)

@@ -1,7 +1,7 @@
-"""A few changed documents, published by this process: what `current.GoldTable.merged` does, without a query.
+"""Publishes changed documents in this process: what `current.GoldTable.merged` does, without a query.
 
-For a collection without expectations whose silver and gold tables this process sees, where silver's changes are
-documents with the columns that gold has. Everything else goes through `GoldTable`.
+For a collection without expectations, if this process can read the files of its silver and gold tables. Everything else goes through
+`GoldTable`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,15 @@ _STATE = ("__deleted", "__incomplete", "__known")
 """Silver's columns that say whether a row is a current document."""
 
 ONE_RUN_ROWS = 1_000_000
-"""So many rows one run publishes by itself. Executors of a large machine are faster then; on two cores they never are."""
+"""The most rows that a single run publishes here. Beyond that, Spark on many cores is faster; on two cores it never is."""
 
 SERVICE_ROWS = survey.MAX_DRIVER_ROWS
-"""In a service Spark has compiled its plans, and the capture beside it needs this process."""
+"""The most rows that a service publishes here: its Spark has compiled the plans, and the capture beside it needs this process."""
 
 
 @dataclass
 class SourceFiles:
-    """A collection's silver table and its remembered deletes, as this process follows them from version to version.
-
-    It publishes at most `limit` rows at a time.
-    """
+    """The files of a collection's silver table and of its remembered deletes; at most `limit` rows are published at a time."""
 
     silver: LiveFiles
     deletes: LiveFiles
@@ -53,23 +50,25 @@ class SourceFiles:
     def of(
         spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = SERVICE_ROWS
     ) -> SourceFiles | None:
-        """None where this process does not see the tables."""
+        """The files of these tables; None if this process cannot read them."""
         live = live_files.of(spark, silver), live_files.of(spark, deletes)
         return None if live[0] is None or live[1] is None else SourceFiles(live[0], live[1], limit)
 
     def states(self, above: int) -> pa.Table | None:
-        """`__key` and what tells whether a row of silver is a current document, of the rows of later batches; None where they
-        may be more than `limit`. Raises `NotReadable`."""
+        """`__key`, the state columns and `is_rescued` of silver's rows of batches after `above`; None if they may be more than `limit`.
+
+        Raises `NotReadable`.
+        """
         if self.silver.count_above("__batch", above) > self.limit:
             return None
         names = [name for name in ("__key", "__rescued", *_STATE) if name in self.silver.schema.names]
         empty = pa.schema([self.silver.schema.field(name) for name in names]).empty_table()
-        # Part by part: what was rescued may be large, and only whether there is something counts.
+        # Part by part: rescued values may be large, and are reduced to `is_rescued`.
         parts = [_state(part) for part in self.silver.parts_above("__batch", above, columns=names)]
         return pa.concat_tables([_state(empty), *parts])
 
     def documents(self, above: int, schema: pa.Schema) -> Iterator[pa.Table]:
-        """The current documents among the rows of later batches, part by part, with the columns of gold."""
+        """The current documents among the rows of batches after `above`, part by part, with gold's columns (`schema`)."""
         wanted = {*schema.names, *_STATE}
         names = [name for name in self.silver.schema.names if name in wanted]
         for part in self.silver.parts_above("__batch", above, columns=names):
@@ -81,8 +80,7 @@ def _state(rows: pa.Table) -> pa.Table:
 
 
 def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
-    """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was
-    committed."""
+    """Publish the rows of the changed keys, and return the number of keys; None if `GoldTable.merged` has to, with nothing committed."""
     live = writer.replaceable()
     if live is None:
         return None
@@ -106,7 +104,7 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
 
 
 def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, above: int, keys: Sequence[str]) -> bool:
-    """Whether the current documents of batches after `above` are in the table, in place of what it held of the keys."""
+    """Replace the rows of the keys by the current documents of batches after `above`; False if nothing was committed."""
     live = writer.live
     assert live is not None
     done = writer.replace_arrow(
@@ -122,14 +120,14 @@ def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, ab
 
 @dataclass(frozen=True)
 class FirstLoad:
-    """How many current documents a table that is to be made will hold, and its columns."""
+    """The number of current documents for a new table, and its columns."""
 
     count: int
     columns: StructType
 
 
 def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | None:
-    """What a new table is made of; None where this process cannot tell, or where it is much."""
+    """What a new table will contain; None if this process cannot read it, or it is more than the limit."""
     silver = sources.silver
     try:
         states = sources.states(-1) if silver.at(table.work.silver.version) else None
@@ -143,7 +141,7 @@ def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | No
 
 
 def loaded(first: FirstLoad, table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
-    """Put the first documents into a table that was made for them; their number. None as in `merged`."""
+    """Write the first documents into the new table, and return their number; None as in `merged`."""
     live = writer.live
     if live is None or not live.at(writer.version) or live.files():
         return None
@@ -152,14 +150,14 @@ def loaded(first: FirstLoad, table: current.GoldTable, sources: SourceFiles, wri
 
 @dataclass(frozen=True)
 class _GoldChanges:
-    """The keys that changed, and whether a current document among their rows has rescued values."""
+    """The changed keys, and whether a current document of them has rescued values."""
 
     keys: list[str]
     has_rescued: bool
 
 
 def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | None:
-    """What `GoldTable` finds out by queries; None where that needs all of silver's rows."""
+    """The changes since gold's position; None if they are too many, or finding them needs all of silver's rows."""
     work, silver = table.work, sources.silver
     assert work.gold.to is not None
     states = sources.states(work.gold.to) if silver.at(work.silver.version) else None
@@ -167,7 +165,7 @@ def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | N
         return None
     keys = states["__key"].to_pylist()
     removed = _removed(table, sources)
-    # A delete that may be older than what silver held already has to be compared with all of it.
+    # A delete that may be older than silver's row of its key must be compared with all of silver.
     if removed and (work.gold.high is None or min(removed.values()) <= work.gold.high):
         return None
     gone = sorted(removed.keys() - set(keys))
@@ -176,8 +174,7 @@ def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | N
 
 
 def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
-    """The keys whose deletes were remembered since gold's position, with the greatest sequence of each. Raises
-    `NotReadable`."""
+    """The keys with deletes remembered since gold's position, each with the last sequence. Raises `NotReadable`."""
     deletes = sources.deletes
     if not delta.exists(table.spark, table.deletes):
         return {}
@@ -193,7 +190,7 @@ def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
 
 
 def _is_gone(rows: pa.Table) -> pa.Array:
-    """Which rows are no current documents, as `GoldTable` says it in SQL."""
+    """Which rows are not current documents, as `GoldTable._is_gone` in SQL."""
     state = {name: rows[name] if name in rows.column_names else pa.nulls(len(rows), pa.bool_()) for name in _STATE[:2]}
     is_incomplete = pc.fill_null(state["__incomplete"], False)
     has_no_base = pc.and_(is_incomplete, pc.equal(pc.fill_null(rows["__known"], ""), ""))
@@ -201,7 +198,7 @@ def _is_gone(rows: pa.Table) -> pa.Array:
 
 
 def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> StructType | None:
-    """Gold's columns with those that it lacks; None where one has to change its type."""
+    """Gold's columns with those that it lacks; None if one must change its type."""
     held = gold.spark_schema()
     wanted = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in held.names)
     columns = table_columns.grown(held, wanted)
@@ -209,7 +206,7 @@ def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> Struct
 
 
 def _wanted(silver: StructType, *, has_rescued: bool) -> StructType:
-    """The columns that gold is to have, as `GoldTable.wanted` says it."""
+    """The columns that gold should have, as `GoldTable.wanted`."""
     names = [name for name in silver.names if name not in current.HIDDEN]
     names += ["__rescued", "__key"] if has_rescued else ["__key"]
     held = table_columns.fields_by_name(silver)

@@ -1,6 +1,6 @@
-"""A few events of a document's history, laid out by this process: what the queries of `history.History` do, without one.
+"""Applies events to a history in this process, without the queries of `history.History`.
 
-For events that can be read, of a collection whose history this process sees. Everything else goes through the queries.
+For readable events, if this process can read the table's files. Everything else goes through the queries.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from pipelines.delta.live_files import LiveFiles
 
 READ_BYTES = 4 * 2**30
-"""Versions that end are looked for, and copied, from files with so many bytes, two seconds' work, for a few of them."""
+"""For a few versions, the most bytes of files that are searched for them and copied from: two seconds' work."""
 
 VERSION_READ_BYTES = 32 * 2**10
-"""And with so many more for each of them. Executors share more."""
+"""How many bytes more for each version. For more, Spark is faster."""
 
 _STORED = ("__key", "__sequence", "__until", "__incomplete")
 
 
 class _VersionId(NamedTuple):
-    """What a history knows a version by."""
+    """The identity of a version: its document's key, and its own sequence."""
 
     key: str
     sequence: str
 
 
 class _RowPlace(NamedTuple):
-    """Where a version lies: a file of the table, by its number among those that were looked into, and its row there; and its number among
-    the rows that were read."""
+    """The location of a version: the index of its file in `_StoredVersions.files`, its row in that file, and its index in
+    `_StoredVersions.rows`."""
 
     file: int
     row: int
@@ -60,7 +60,7 @@ class _RowPlace(NamedTuple):
 
 @dataclass
 class _StoredVersions:
-    """What the table holds of some keys: versions of theirs, as whole `rows`, and where they lie in `files`."""
+    """Stored versions of some keys: as whole `rows`, with their locations in `files`, and by key."""
 
     rows: pa.Table
     files: list[dict[str, Any]]
@@ -68,7 +68,7 @@ class _StoredVersions:
     versions: dict[str, list[DocumentVersion]]
 
     def rows_of(self, wanted: Iterable[_VersionId]) -> list[tuple[dict[str, Any], list[int]]]:
-        """The rows of these versions by their files, of those that are there."""
+        """The rows, by file, of those of these versions that are stored."""
         rows: dict[int, list[int]] = defaultdict(list)
         for each in wanted:
             if each in self.places:
@@ -78,7 +78,8 @@ class _StoredVersions:
 
 @dataclass
 class _VersionChanges:
-    """What events make of their keys' versions: new ones, by the rows of their events, and the ends of stored ones."""
+    """The changes of versions by some events: the `new` ones with their `keys` and the `rows` of their events, and stored ones that
+    ended."""
 
     keys: list[str]
     new: list[DocumentVersion]
@@ -88,12 +89,12 @@ class _VersionChanges:
 
 @dataclass
 class InProcess:
-    """How much of a history this process does itself: at most `limit` events at a time, those of a portion."""
+    """Implements `history.LocalHistory`, for at most `limit` events at a time."""
 
     limit: int
 
     def ranges(self, kept: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
-        """The span in ranges that are applied one after the other; None where they are for Spark to find, or it is one."""
+        """The span, cut into ranges that are applied one after the other; None if it is one range, or for Spark."""
         if self.limit <= survey.MAX_DRIVER_ROWS or not self.limit < events <= collection_events.SPAN_EVENTS:
             return None
         live = _live(kept)
@@ -104,7 +105,7 @@ class InProcess:
         return collection_events.portions(counts, span, most=most, looked_through=live.row_count())
 
     def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
-        """Whether the range's events are in the table, with the position `reached`; where not, nothing was committed."""
+        """Apply the range's events, with the position `reached`; False if queries have to, with nothing committed."""
         live = _live(kept)
         events = None if live is None else _events(kept, range_, reached, limit=self.limit)
         if live is None or events is None:
@@ -118,7 +119,7 @@ class InProcess:
             return False
 
     def is_swept(self, kept: History, sweep: Sweep, reached: HistoryPosition) -> bool:
-        """Whether a sweep ends no version, as after a first snapshot, and the table is at `reached`; any other one is for queries."""
+        """Move the position to `reached` if the sweep ends no version, as after a first snapshot; False if queries have to apply it."""
         live = _live(kept)
         if live is None:
             return False
@@ -136,16 +137,16 @@ class InProcess:
 
 
 def _live(kept: History) -> LiveFiles | None:
-    """The table as it is now, where this process can apply anything to it."""
+    """The table's files as they are now; None if this process cannot write the table."""
     return None if any(each.path is None for each in kept.added()) else kept.writer.replaceable()
 
 
 def _events(kept: History, range_: BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
-    """The events of the range that make versions; None where one of them, or all together, is for Spark."""
+    """The events of the range that make versions, in order; None if they are too many or too large, or one cannot be read."""
     added = [each.path[0] for each in kept.added() if each.path]
     columns = ("updateDescription", "before", *added)
     size_bytes = collection_events.MANY_BYTES if limit > survey.MAX_DRIVER_ROWS else batch_rows.MANY_BYTES
-    # Other collections' events stand in the same files.
+    # Other collections' events are in the same files.
     most = max(survey.MAX_DRIVER_ROWS, 2 * limit)
     events = collection_events.in_order(
         kept.spark, kept.bronze, kept.namespace, range_, columns, limit=most, size_bytes=size_bytes
@@ -157,7 +158,7 @@ def _events(kept: History, range_: BatchRange, reached: HistoryPosition, *, limi
         return None
     if not collection_events.are_readable(events):
         return None
-    if reached.floor:  # behind a drop the key is another document
+    if reached.floor:  # after a drop the key belongs to another document
         events = events.filter(pc.greater_equal(events["sequence"], reached.floor))
     if kept.mode.keeps_row:
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
@@ -165,7 +166,7 @@ def _events(kept: History, range_: BatchRange, reached: HistoryPosition, *, limi
 
 
 def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
-    """Whether the versions that the events make are in the table. Raises `NotReadable` where they are for Spark."""
+    """Write the versions that the events make; False, or `NotReadable` raised, if queries have to, with nothing committed."""
     stored = _stored(live, events, folds=kept.folds)
     if kept.folds and _waits(events, stored):
         return False
@@ -178,7 +179,7 @@ def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, r
     kept.record(evolution, number)  # before the table holds it
     columns = table_columns.grown(live.spark_schema(), from_arrow_schema(new.schema))
     replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
-    # What such a version has in a column of a setting that was taken back stays: a MERGE leaves it as it is.
+    # A replaced version keeps its values in columns of removed settings, which only a MERGE preserves.
     if not stored.places.keys().isdisjoint(replaced) and not {*live.schema.names} <= {*new.column_names}:
         return False
     if columns is None or (columns != live.spark_schema() and not kept.writer.define(columns)):
@@ -197,15 +198,14 @@ def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, r
     return version is not None
 
 
-# --- what is there
+# --- stored versions
 
 
 def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersions:
-    """The versions of the events' keys that end at the first event or later. Raises `NotReadable` where they are too much for this
-    process."""
+    """The versions of the events' keys that end at the first event or later. Raises `NotReadable` if they are too large."""
     found = live_files.present(live, live.places(upsert.KEY, events["key"].to_pylist()))
     found = _ending_later(live, found, pc.min(events["sequence"]).as_py())
-    # Whole: nearly all of them end now, and are written anew.
+    # All columns: nearly all of these versions end now and are written again.
     rows = _rows(live, found, live.schema.names)
     columns = [*_STORED, "__deleted", *(("__document",) if folds else ())]
     places = ((file, row) for file, (_, numbers) in enumerate(found) for row in numbers)
@@ -227,7 +227,7 @@ def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersion
 
 
 def _ending_later(live: LiveFiles, places: Places, low: str) -> Places:
-    """Those of some versions that end at `low` or later: of a document that changes all the time nearly all ended long ago."""
+    """The versions that end at the sequence `low` or later: of a document that changes often, nearly all ended long before."""
     ends = _rows(live, places, ["__until"])["__until"]
     is_later = iter(pc.fill_null(pc.greater_equal(ends, low), True).to_pylist())
     later = [(file, [row for row in rows if next(is_later)]) for file, rows in places]
@@ -241,7 +241,7 @@ def _rows(live: LiveFiles, places: Places, columns: Sequence[str]) -> pa.Table:
 
 
 def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
-    """Whether a document comes later than updates of it, which are to be folded once more: those are events of other batches."""
+    """Whether a document is older than updates of it that were applied already, which must then be read again from other batches."""
     given = events.filter(pc.is_valid(events["after"]))
     last = {
         key: max((each.sequence for each in of if each.is_incomplete), default="") for key, of in stored.versions.items()
@@ -249,12 +249,12 @@ def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
     return any(at < last.get(key, "") for key, at in zip(given["key"].to_pylist(), given["sequence"].to_pylist()))
 
 
-# --- what comes of it
+# --- new and changed versions
 
 
 def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _VersionChanges:
-    """Each key's versions that are new, or that end otherwise. Raises `NotReadable` where their documents are too large."""
-    # What an update without its document changes is looked at, and nothing else of what is large.
+    """Each key's versions that are new or have another end. Raises `NotReadable` if their documents are too large."""
+    # Large columns only where a fold reads them.
     given = events.select(["sequence", "offset", "op", "before", "updateDescription"])
     is_whole, is_partial = pc.is_valid(events["after"]).to_pylist(), collection_events.are_partial(events).to_pylist()
     texts = events["after"].to_pylist() if folds else [None] * events.num_rows
@@ -262,7 +262,7 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
     row_of: dict[int, int] = {}
     for number, (key, row) in enumerate(zip(events["key"].to_pylist(), given.to_pylist())):
         row_of[row["offset"]] = number
-        # A pre-image that cannot be read is none: what was done to the document is known without it.
+        # An unreadable pre-image counts as none: a fold works without it.
         before = row["before"] if is_partial[number] and fold.is_document(row["before"]) else None
         by_key[key].append(versions.event({**row, "before": before, "is_whole": is_whole[number], "after": texts[number]}))
     found, size = _VersionChanges([], [], [], {}), 0
@@ -274,7 +274,7 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
             found.keys.append(key)
             found.new.append(version)
             found.rows.append(row_of[version.offset])
-            # A document that changes all the time has a version an event, each as large as the document.
+            # Each event makes a version as large as the document.
             size += len(version.document or "")
             if size > collection_events.MANY_BYTES:
                 raise table_schema.NotReadable
@@ -284,11 +284,11 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
 def _made(
     kept: History, events: pa.Table, laid_out: _VersionChanges, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.Table] | None:
-    """The new versions with the table's columns, and what their documents do to the schema; None where some cannot be read."""
+    """The schema changed by the new versions' documents, and these versions with the table's columns; None if one cannot be read."""
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
-    rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may ask for it, too
+    rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may read it, too
     found = _typed(kept, texts, table_schema.as_array(rows["sequence"]), reached)
     if found is None:
         return None
@@ -312,7 +312,7 @@ def _made(
 def _typed(
     kept: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
-    """The documents typed, and what they do to the schema; None where some cannot be read, or this process cannot tell."""
+    """The schema changed by the documents, and the typed documents; None if this process cannot type them all."""
     current, reserved = kept.schema.schema, kept.reserved(reached)
     begun = kept.typer.begun(texts, sequences, current=current, reserved=reserved)
     if begun is None:
@@ -323,7 +323,7 @@ def _typed(
 
 
 def _ended(kept: History, schema: pa.Schema, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:
-    """The stored versions that end otherwise, whole, with their ends and the columns that the table has by now."""
+    """The stored versions with another end: whole rows, with the table's present columns."""
     numbers = [stored.places[each].number for each in laid_out.ended]
     rows = table_schema.conformed(stored.rows.take(pa.array(numbers, pa.int64())), schema)
     for name, values in _ends(kept, [*laid_out.ended.values()]).items():
@@ -332,7 +332,7 @@ def _ended(kept: History, schema: pa.Schema, stored: _StoredVersions, laid_out: 
 
 
 def _ends(kept: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array]:
-    """The columns that say when versions ended, in the order in which a table gets them."""
+    """The columns with the end of each version, in the order in which they are added to a table."""
     until = [each.until for each in ended]
     deleted = pa.array([each.is_deleted for each in ended], pa.bool_())
     marks = {"__deleted": deleted} if kept.marks_deleted else {}
@@ -340,6 +340,6 @@ def _ends(kept: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array
 
 
 def _times(sequences: Sequence[str | None]) -> pa.Array:
-    """The cluster time of sequences, each of which begins with its seconds in hexadecimal digits."""
+    """The cluster times of sequences, whose first 8 hexadecimal digits are seconds."""
     micros = [None if each is None else int(each[:8], 16) * 1_000_000 for each in sequences]
     return pa.array(micros, pa.int64()).cast(pa.timestamp("us", tz="UTC"))

@@ -1,6 +1,6 @@
-"""What changed in a Delta table between two of its versions, without a change data feed: for models.
+"""Finds the changes between two versions of a Delta table without a change data feed, for incremental models.
 
-For a gold table of documents `current.GoldTable` finds them; what a rebuild of silver does to gold: `current.GoldWork.is_rewrite`.
+Changes of silver are found by `current.GoldTable`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MANY_FILES = 500
-"""More changed files than these are not named in a query: both versions are read whole."""
+"""The most changed files that are named in a query; with more, both versions are read whole."""
 
 FEW_ROWS = 250_000
-"""So many changed rows of a version this process reads by their places. Executors read the files that hold them whole, in both versions."""
+"""The most changed rows of a version that this process reads by location. With more, Spark reads whole files of both versions."""
 
 READ_BYTES = 2**30
-"""Of files with so many bytes beside them."""
+"""The most bytes of files that are read for them."""
 
-# Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual formats of timestamps end at
-# milliseconds: rows that differ in microseconds would be the same.
+# Rows are compared by a digest of their JSON, because Spark cannot compare maps. Its default formats of timestamps end at milliseconds, so
+# that rows that differ in microseconds would be equal.
 _FORMATS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 _OPTIONS = ", ".join(literal(text) for option in _FORMATS.items() for text in option)
 _DIGEST = f"sha2(to_json(struct(*), map({_OPTIONS})), 256)"
@@ -39,10 +39,10 @@ _FILE = "substring_index(_metadata.file_path, '/', -1)"
 
 
 def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]) -> DataFrame:
-    """The values of `columns` in the rows that one version of a table has and the other has not, as often as it has them.
+    """The values of `columns` (as `__key_0`, …) in the rows that only one of two versions of a table has, with repetitions.
 
-    Only rows of files that are not the same in both are compared: a file is the same where as many of its rows, at the same places,
-    are there. That holds for tables with deletion vectors and without, after OPTIMIZE and RESTORE, and needs no change feed.
+    Only rows of files that differ between the versions are compared: a file is the same if it has the same rows at the same places. This
+    works with and without deletion vectors, and after OPTIMIZE and RESTORE.
     """
     before, after = table_history.changed_between(spark, table, before, after)
     seen = _seen(spark, table, before, after)
@@ -53,12 +53,12 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     )
     both = next(signed).unionByName(next(signed))
     keys = [f"__key_{number}" for number in range(len(columns))]
-    # A row that both versions have counts once on each side and cancels out.
+    # A row of both versions counts once on each side and cancels out.
     return both.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
 
 
 _Seen: TypeAlias = "tuple[LiveFiles, LiveFiles] | None"
-"""The two versions as this process sees them; None where it does not."""
+"""The files of the two versions; None if this process cannot read them."""
 
 
 def _seen(spark: SparkSession, table: tables.TableRef, before: int, after: int) -> _Seen:
@@ -67,7 +67,7 @@ def _seen(spark: SparkSession, table: tables.TableRef, before: int, after: int) 
 
 
 def _few_rows(spark: SparkSession, seen: _Seen) -> tuple[DataFrame, DataFrame] | None:
-    """The rows that only the one version has, and those that only the other has; None where they are not to be read here."""
+    """The rows that only the old version has, and those that only the new one has; None if they are too many to read here."""
     if seen is None:
         return None
     old, new = seen
@@ -88,7 +88,7 @@ def _beyond(spark: SparkSession, live: LiveFiles, other: LiveFiles) -> DataFrame
 def _rows_of_files(
     spark: SparkSession, table: tables.TableRef, versions: tuple[int, int], seen: _Seen
 ) -> tuple[DataFrame, DataFrame]:
-    """The rows of each version in files that are not the same in the other one."""
+    """The rows of each version in files that differ in the other one."""
     if seen is not None:
         old, new = ({_name(each) for each in live.files() if not other.holds([each])} for live, other in (seen, seen[::-1]))
     else:
@@ -99,7 +99,7 @@ def _rows_of_files(
 
 
 def _name(file: dict[str, object]) -> str:
-    """A file as queries tell it, whatever folder it lies in: the names are made to be no other file's."""
+    """A file's name as `_FILE` has it, without its folder: the names are unique."""
     return str(file["path"]).rpartition("/")[2]
 
 
@@ -111,14 +111,13 @@ def _rows(spark: SparkSession, table: tables.TableRef, version: int, files: set[
 
 
 def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[str, tuple[int, int]]:
-    """The files of a version, each with the number of its rows and, in a table with deletion vectors, a sign of their
-    places."""
+    """The files of a version, each with the number of its rows and, with deletion vectors, a digest of their places."""
     for places in ("bit_xor(xxhash64(_metadata.row_index))", "0"):
         try:
             rows = spark.sql(
                 f"SELECT {_FILE} AS path, count(*) AS n, {places} AS places FROM {table} VERSION AS OF {version} GROUP BY {_FILE}"
             )
-        except AnalysisException:  # without deletion vectors rows have no places, and need none
+        except AnalysisException:  # without deletion vectors there is no row index, and none is needed
             continue
         return {row.path: (row.n, row.places) for row in rows.collect()}
     raise errors.CommitConflict(f"{table.label}: version {version} can no longer be read")

@@ -1,7 +1,4 @@
-"""The tables that models refer to, each at one version for the whole run.
-
-That a collection's own table is made anew after a rebuild of silver is said in `current` (`GoldWork.is_rewrite`).
-"""
+"""The tables that models refer to, each at one version for the whole run."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """A table that models refer to, as it is while they are made.
+    """A table that models refer to, pinned at one version.
 
-    `version` is the version that is read. `at` identifies the rows of that version: commits that bring no rows do not
-    change it. `id` is Delta's id of the table: it tells the table from another one that was created in its place.
+    `version` is the version that is read. `at` identifies its rows: commits without rows do not change it. `id` is Delta's id of the table,
+    which differs for another table that was created in its place.
     """
 
     name: str
@@ -42,47 +39,46 @@ class ModelInput:
 
     @property
     def position(self) -> dict[str, object]:
-        """What the commit of a model that reads it says of it."""
+        """This table's entry in the metadata of a model's commit."""
         return {"id": self.id, "version": self.version, "at": self.at}
 
 
 @dataclass
 class ModelInputs:
-    """What the models of a `pipeline` read in one run: tables at their versions, and views of the session for models that have no table."""
+    """What the models of a `pipeline` read in one run: tables at their versions, and temporary views for models without a table."""
 
     spark: SparkSession
     layout: tables.Layout
     pinned: Mapping[str, int]
     pipeline: str
     views: dict[str, str] = field(default_factory=dict)
-    """The session's view of each model that has no table, or does not have its next version yet."""
+    """The temporary view of each model that has no table, or, in a dry run, whose table would change."""
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     """Part of the names of temporary views, so that two runs in one session do not replace each other's."""
     _tables: dict[str, ModelInput | None] = field(default_factory=dict)
     _view_positions: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Drop the session's views of this run."""
+        """Drop the temporary views of this run."""
         for view in self.views.values():
             self.spark.catalog.dropTempView(view)
 
     def missing(self, model: sql_model.Model) -> Iterator[str]:
-        """The names that the model refers to and that gold does not hold yet."""
+        """The names that the model refers to and that do not exist in gold yet."""
         return (name for name in model.names if name not in self.views and self.table(name) is None)
 
     def table(self, name: str) -> ModelInput | None:
-        """A table at the version that this run reads; None for a view, and where there is no table yet."""
+        """A table at the version that this run reads; None for a view, and if there is no table yet."""
         if name in self.views:
             return None
         if name not in self._tables:
             table = collection_table(self.layout, name) if "." in name else self.layout.model(name)
-            # Kept for the run, None too: a table that appears meanwhile must not be read by one model and be missing for
-            # another.
+            # Cached for the run, None too: a table that appears meanwhile must not exist for one model and be missing for another.
             self._tables[name] = self._current(name, table)
         return self._tables[name]
 
     def forget(self, name: str) -> None:
-        """Read a model's table anew: the models that refer to it read the version that this run has published."""
+        """Read a model's table again, so that the models that refer to it get the version that this run has published."""
         self._tables.pop(name, None)
 
     @stored_files.one_look()
@@ -92,15 +88,15 @@ class ModelInputs:
         delta.check_ours(self.spark, table)
         id_, files = self._identified(table)
         at = table_history.standing(self.spark, table)
-        # A table is made, claimed and filled by a commit each: before the last one, and where it is to be written anew, as behind a
-        # repair, it does not hold what gold says. Where its history tells nothing, its rows do.
+        # A table is created, claimed and filled by a commit each: before the last one, and before it is rewritten after a repair, its rows
+        # do not count. If its history does not say, it counts if it has rows.
         if at.said.get("to") is None and (at.position is not None or not files):
             return None
         version, rows = self._version(name, table)
         return ModelInput(name, table, version, id_, rows)
 
     def _identified(self, table: tables.TableRef) -> tuple[str, int]:
-        """Delta's id of a table, and how many files it has; without a statement where this process sees its log: a service looks time and again."""
+        """Delta's id of a table, and its number of files; without a query if this process can read the log, as a service calls it often."""
         folder = local_log.folder(table)
         size, id_ = (None, None) if folder is None else (local_log.size(folder), local_log.table_id(folder))
         if size is not None and id_ is not None:
@@ -109,14 +105,10 @@ class ModelInputs:
         return detail.id, detail.numFiles
 
     def _version(self, name: str, table: tables.TableRef) -> tuple[int, str]:
-        """The version that is read, and what identifies its rows: a digest of the metadata of the last commit that
-        brought any.
-
-        Claims and maintenance change no rows, so their commits do not count. A RESTORE carries no metadata of ours:
-        after one the version itself identifies the rows.
-        """
+        """The version that is read, and the identity of its rows: `current.rows_of` its last commit with metadata, or, after a RESTORE, the
+        version itself."""
         pinned = self.pinned.get(name)
-        # The commit is nearly always among the newest; the whole history is read only where it is not.
+        # The commit is nearly always among the newest; otherwise the whole history is read.
         for limit in (30, None):
             found = table_history.commits(self.spark, table, limit=limit)
             version = found[0].version if pinned is None else pinned
@@ -130,7 +122,7 @@ class ModelInputs:
         return version, f"version {version}"
 
     def relation(self, ref: sql_model.Ref) -> str:
-        """What a reference reads, in a FROM clause."""
+        """SQL for a reference, in a FROM clause."""
         if ref.name in self.views:
             return identifier(self.views[ref.name])
         source = self.table(ref.name)
@@ -138,7 +130,7 @@ class ModelInputs:
         return source.relation
 
     def positions(self, model: sql_model.Model) -> dict[str, object]:
-        """The positions of all that the model refers to; of a view those of the tables that it reads."""
+        """The positions of all that the model refers to; for a view, those of the tables that it reads."""
         positions: dict[str, object] = {
             name: source.position for name in model.names if (source := self.table(name)) is not None
         }
@@ -146,15 +138,15 @@ class ModelInputs:
         return positions | views
 
     def add_view(self, model: sql_model.Model, frame: DataFrame) -> None:
-        """Let the models that refer to this one read its query in this run."""
+        """Make a temporary view of a model's query, for the models that refer to it in this run."""
         view = f"model_{model.name}_{self.nonce}"
         frame.createOrReplaceTempView(view)
         self.views[model.name] = view
-        # With a blank, which no model's name has.
+        # With a space, which no model's name contains.
         self._view_positions[model.name] = {"the query": model.digest, **self.positions(model)}
 
 
 def collection_table(layout: tables.Layout, name: str) -> tables.TableRef:
-    """The gold table of a collection, or the history beside it, which has the name of a collection with an ending."""
+    """The gold table of a collection, or its history (`<name>_history`)."""
     db, _, collection = name.partition(".")
     return layout.gold(db, collection)

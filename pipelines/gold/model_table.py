@@ -1,4 +1,4 @@
-"""One model's table: what has to be done to bring it to the versions that it is made from, and the commit that does it.
+"""Brings one model's table up to date with the versions of its input tables.
 
 work        compares the positions in the table's last commit with those of the tables that the model refers to
 whole       replaces all rows by those of the query
@@ -52,9 +52,9 @@ _NTZ = T.TimestampNTZType().simpleString()
 
 @dataclass(frozen=True)
 class ModelWork:
-    """How a model's table comes to the positions `to`: `nothing`, `whole`, or `changed` for the tables in `moved`.
+    """How a model's table gets to the positions `to`: by `nothing`, `whole`, or `changed` for the tables in `moved`.
 
-    `live` is the metadata of the table's last good version.
+    `live` is the metadata of the table's last good version, `why` the reason for a whole one.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class ModelTable:
 
     @property
     def table(self) -> tables.TableRef:
-        """Where it lies."""
+        """The model's table."""
         return self.inputs.layout.model(self.model.name)
 
     @property
@@ -85,14 +85,14 @@ class ModelTable:
         return {"model": self.model.digest, "pipeline": self.inputs.pipeline}
 
     def work(self) -> ModelWork:
-        """What a run has to do, by the positions that the table's last commit names."""
+        """What a run has to do, from the positions in the table's last commit."""
         model, table = self.model, self.table
         to: dict[str, Any] = self.inputs.positions(model)
         at = table_history.standing(self.spark, table)
         if at.version < 0:
             return ModelWork("whole", to, {}, "it is not there yet")
         live = dict(at.said)
-        # One of documents, or of their versions, says no model: of another pipeline, or of a history that is not kept for now.
+        # A table of documents or of their versions names no model: another pipeline's, or a history that is switched off.
         if live.get("to") is not None and "model" not in live:
             message = f"its table would be {table.label}, which contains a collection's documents or their versions"
             raise errors.SettingsError(errors.Problem(model.where, message, "rename the file"))
@@ -126,7 +126,7 @@ class ModelTable:
         return ModelWork("changed", to, live, moved=tuple(moved))
 
     def written(self, whole: DataFrame) -> tuple[str, int, int | None]:
-        """Publish the rows of the query `whole`, or those of changed keys: what was done, how many rows or keys, the
+        """Publish the rows of the query `whole`, or those of changed keys; returns what was done, the number of rows or keys, and the
         version."""
         work = self.work()
         if work.kind == "nothing":
@@ -139,7 +139,7 @@ class ModelTable:
                 writer = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
             stack.callback(self.inputs.forget, self.model.name)
             if writer is not None:
-                work = self.work()  # again: another run may have committed before this one had the claim
+                work = self.work()  # again: another run may have committed before the claim
                 if work.kind == "nothing":
                     return "nothing", 0, None
             with queries.errors_of_rows(self.model):
@@ -152,12 +152,12 @@ class ModelTable:
                     keys = self._affected(work)
                     if keys is not None:
                         merged = self._merged(work, writer, keys)
-                        maintenance.compact(writer)  # each of them adds a file, and reads all that there are
+                        maintenance.compact(writer)  # each MERGE adds a file, and reads all files
                         return "changed", *merged
                 return "whole", *self._replaced(work, writer, whole.select(*columns))
 
     def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
-        """Replace all rows by those of the query, after the audit; their number, and the version."""
+        """Replace all rows by those of the query, after the audit; returns their number, and the version."""
         table = self.table
         with ExitStack() as stack:
             rows = stack.enter_context(query_execution.held(frame))
@@ -167,7 +167,7 @@ class ModelTable:
                 self.spark, Candidate(self.model.name, table, lambda: rows, keys=self._named(rows), live=work.live)
             )
             owner = writer
-            if owner is None:  # only now: a first version that the audit refuses leaves no empty table behind
+            if owner is None:  # not before the audit: a refused first version must leave no empty table
                 if table.path is None and self.spark.catalog.tableExists(str(table)):
                     self.spark.sql(f"DROP VIEW IF EXISTS {table}")  # the model was one before
                 ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in frame.schema)
@@ -175,7 +175,7 @@ class ModelTable:
                 owner = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
             if self.model.description != self._description(table):
                 owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
-            # A table gets what its first columns need, and no more by itself.
+            # Delta enables the feature only for the first columns of a table.
             if _NTZ in frame.schema.simpleString() and _NTZ not in self.spark.table(str(table)).schema.simpleString():
                 owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
             version = owner.overwrite(
@@ -192,7 +192,7 @@ class ModelTable:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
 
     def _merged(self, work: ModelWork, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
-        """Replace the rows of the keys that may have changed; how many keys, and the version."""
+        """Replace the rows of the keys that may have changed; returns the number of keys, and the version."""
         affected = f"keys_{self.model.name}_{self.inputs.nonce}"
         with ExitStack() as stack:
             stack.callback(query_execution.unpersist, keys)
@@ -205,8 +205,7 @@ class ModelTable:
             self._check_apart(rows, [keys])
             live = self.spark.table(str(writer.table))
             same = self._is_same_key(rows, keys)
-            # What the table would be, without writing it: expectations about the whole table need all rows, also those that
-            # stay.
+            # All rows that the table would have, for expectations about the whole table.
             staying = live.alias("l").join(keys.alias("k"), same, "left_anti")
             whole = staying.unionByName(rows)
             said = self.audit(
@@ -214,7 +213,7 @@ class ModelTable:
                 Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self._named(rows), live=work.live),
             )
             extra = {**said, **self._made_by}
-            # A key of which the query gives no row any more: the MERGE needs a row to delete it by.
+            # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
             gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
             held = {each.name: each.dataType for each in rows.schema}
             gone = gone.withColumns({name: F.col(identifier(name)).try_cast(held[name]) for name in self.model.unique_key})
@@ -223,17 +222,15 @@ class ModelTable:
             return keys.count(), version
 
     def _restricted(self, ref: sql_model.Ref, affected: str) -> str:
-        """What a reference reads for the affected keys: their rows where it has a key, otherwise the whole table."""
+        """SQL for a reference: the rows of the affected keys if it has a key, otherwise the whole table."""
         if not ref.key:
             return self.inputs.relation(ref)
         on = " AND ".join(f"r.{identifier(of)} <=> k.{identifier(to)}" for of, to in zip(ref.key, self.model.unique_key))
         return f"(SELECT r.* FROM {self.inputs.relation(ref)} AS r LEFT SEMI JOIN {identifier(affected)} AS k ON {on})"
 
     def _affected(self, work: ModelWork) -> DataFrame | None:
-        """The keys of the rows that changed, before and after; None where an older version cannot be read any more.
-
-        Both: a row that moves from one key to another changes the model's rows of both.
-        """
+        """The keys of the changed rows, both before and after, as a row may move to another key; None if the older version cannot be
+        read."""
         held: dict[str, Any] = work.live["to"]
         found: DataFrame | None = None
         try:
@@ -255,14 +252,14 @@ class ModelTable:
             return None
 
     def _keys_of(self, ref: sql_model.Ref) -> DataFrame:
-        """The keys that a table can lead to."""
+        """All keys in the table of a reference."""
         names = ", ".join(map(identifier, ref.key))
         return self.spark.sql(f"SELECT DISTINCT {names} FROM {self.inputs.relation(ref)}").toDF(*self.model.unique_key)
 
     def _is_same_key(self, rows: DataFrame, keys: DataFrame) -> Column:
-        """Whether `rows`, as `l`, and `keys`, as `k`, have one key, in a join.
+        """The join condition that `rows`, as `l`, and `keys`, as `k`, have the same key.
 
-        Of two types both have to hold the very value of the other: Spark's comparison takes '007' and '7' for the number 7.
+        Values of two types must be equal in both: Spark's comparison takes '007' and '7' for the number 7.
         """
         types = [{each.name: each.dataType for each in frame.schema} for frame in (rows, keys)]
         return functools.reduce(
@@ -270,12 +267,11 @@ class ModelTable:
         )
 
     def _named(self, rows: DataFrame) -> tuple[str, ...]:
-        """The columns by which a message names a row: those that the model declares unique, or the key of the document
-        that the row passes on."""
+        """The columns by which messages identify a row: the model's `unique_key`, or the document's key if the row has it."""
         return self.model.unique_key or tuple(name for name in ("__key", "_id") if name in rows.columns)[:1]
 
     def _check_keys(self, rows: DataFrame) -> None:
-        """Raise as the two checks below, of all keys that the tables can lead to, which are read once for both."""
+        """Run both checks below for all keys of the tables, which are read once for both."""
         if not self.model.unique_key:
             return
         with ExitStack() as stack:
@@ -285,7 +281,7 @@ class ModelTable:
             self._check_apart(rows, keys)
 
     def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
-        """Raise where rows have keys that no changed row leads to: such rows would stay as they are when their inputs
+        """Raise `SettingsError` if rows have keys that are not in a table with a key: they would not be updated when their inputs
         change."""
         strays = rows
         for each in keys:
@@ -299,8 +295,8 @@ class ModelTable:
             raise errors.SettingsError(errors.Problem(self.model.where, message, hint))
 
     def _check_apart(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
-        """Raise where keys that have no row among all have one by themselves: the query makes one key of several, or chooses among them,
-        and the rows of one that changes cannot be made without the others."""
+        """Raise `SettingsError` if keys without a row get one when the query runs for them alone: then it combines keys or selects among
+        them, and the rows of one key cannot be computed without the others."""
         some = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
         name = f"without_{self.model.name}_{self.inputs.nonce}"
         with query_execution.held(some.join(rows.alias("l"), self._is_same_key(rows, some), "left_anti")) as without:
@@ -321,7 +317,7 @@ class ModelTable:
     def _check_unique(self, rows: DataFrame) -> None:
         if not self.model.unique_key:
             return
-        # As one value: a column of the key may be called `count`.
+        # As one struct: a column of the key may be called `count`.
         key = F.struct(*map(identifier, self.model.unique_key)).alias("key")
         repeated = rows.select(key).groupBy("key").count().where("`count` > 1").count()
         if repeated:
@@ -332,8 +328,8 @@ class ModelTable:
 
 
 def is_same(held: object, now: object) -> bool:
-    """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits
-    without rows raise it."""
+    """Whether two positions, of a table or of the tables that a view reads, have the same rows: `version` is ignored, as commits without
+    rows raise it."""
     if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
         return held == now
     # A table's position, and not positions by names: a model may be called `at`.
@@ -342,7 +338,7 @@ def is_same(held: object, now: object) -> bool:
 
 
 def _is_same_value(name: str, left: T.DataType, right: T.DataType) -> Column:
-    """Whether the column of this name has one value in `l` and `k`, which may have it as different types."""
+    """The condition that a column has the same value in `l` and `k`, whose types may differ."""
     ours, theirs = F.col(f"l.{identifier(name)}"), F.col(f"k.{identifier(name)}")
     if left == right:
         return ours.eqNullSafe(theirs)
@@ -362,6 +358,6 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
 
 
 def _statement(columns: Sequence[str], keys: Sequence[str]) -> sql_merge.Merge:
-    """The MERGE of the keys that may have changed. Keys are compared by `<=>`, because a group may have the key NULL."""
+    """The MERGE of the keys that may have changed, compared by `<=>`, as a group may have the key NULL."""
     on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
     return sql_merge.Merge(on, sql_merge.replacing(columns))

@@ -1,14 +1,14 @@
 """SQL models over gold: each a table, a view, or a table that is updated by keys (incremental).
 
     read        the files of the folder that the settings name, with the descriptions beside them
-    ordered     by their references; a reference to nothing, or a circle of references, is refused by name
+    ordered     by their references; a missing reference, or a circle of references, is refused by name
     pinned      each table that is referred to, at one version for the whole run (`model_inputs`)
-    candidate   the query over these versions; of an incremental model for the keys that may have changed (`model_table`)
-    audited     where there are expectations, before any of it is published
-    published   one commit; its metadata carries the positions of the tables that it was made from
+    candidate   the query over these versions; for an incremental model only the keys that may have changed (`model_table`)
+    audited     if there are expectations, before anything is published
+    published   one commit, with the positions of the input tables in its metadata
 
-Exactly once: what is published is a function of the pinned versions. A model whose tables have not moved gets no
-commit, and a killed run leaves each model at its last commit, from which the next one goes on.
+Exactly once: the rows are a function of the pinned versions. A model whose tables have not changed gets no commit, and a killed run leaves
+each model at its last commit, from which the next run continues.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What a run would do to one model: nothing, wait for a table that is not there yet, or make it, whole or for some
-    keys."""
+    """What a run would do to one model, in words: nothing, wait for a missing table, or make it, whole or for some keys."""
 
     name: str
     materialized: str
@@ -59,7 +58,7 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """What one run did to one model: `did` is `whole`, `changed`, `view`, `nothing`, `waits` or `failed`."""
+    """The result of one run for one model: `did` is `whole`, `changed`, `view`, `nothing`, `waits` or `failed`."""
 
     name: str
     did: str
@@ -70,7 +69,7 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class ModelsResult:
-    """What one run did to all models."""
+    """The result of one run for all models."""
 
     made: int
     seconds: float
@@ -79,7 +78,7 @@ class ModelsResult:
 
 @dataclass(frozen=True)
 class ModelVerdict:
-    """Whether a model was refused, or judged as a view, when it was made from these tables at these positions."""
+    """The last verdict on a model: it was refused, or, as a view, accepted, at these positions of its tables."""
 
     made_from: Mapping[str, object]
     is_refused: bool = False
@@ -87,9 +86,9 @@ class ModelVerdict:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The models whose files could be read, in the order of their names, the names of the others, and all mistakes.
+    """The models whose files could be read, ordered by name, the names of the others, and all mistakes.
 
-    Where a file of descriptions is wrong no model is read: whichever it describes would lose its comments.
+    If a file of descriptions is wrong, no model counts as read: the models that it describes would lose their comments.
     """
 
     models: tuple[sql_model.Model, ...] = ()
@@ -98,7 +97,7 @@ class ModelFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all models, also of those that cannot be read."""
+        """The names of all models, also of unreadable ones."""
         return (*(each.name for each in self.models), *self.unread)
 
     def check(self) -> None:
@@ -108,9 +107,9 @@ class ModelFiles:
 
 
 def files(settings: Settings) -> ModelFiles:
-    """The models in the folder that the settings name; none where they name none.
+    """The models in the folder of the settings; none without such a setting.
 
-    Raises `SettingsError` where there is no such folder.
+    Raises `SettingsError` if the folder does not exist.
     """
     if settings.gold.models is None:
         return ModelFiles()
@@ -126,7 +125,7 @@ def files(settings: Settings) -> ModelFiles:
         with _gathered(problems):
             found.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
     unread = tuple(path.stem for path in paths if str(path) not in {each.where for each in found})
-    # After all queries: a description may stand in a file before, or after, the one of its model.
+    # After all queries: a description may be in a file before or after that of its model.
     described = tuple(sorted(found, key=lambda each: each.name))
     undescribed: list[errors.Problem] = []
     for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
@@ -139,7 +138,7 @@ def files(settings: Settings) -> ModelFiles:
 
 @contextmanager
 def _gathered(problems: list[errors.Problem]) -> Iterator[None]:
-    """Adds what is wrong in one file to the problems and goes on, so that a user sees the mistakes of all files at once."""
+    """Adds the mistakes of a `SettingsError` to the problems instead of raising it, so that a user sees those of all files at once."""
     try:
         yield
     except errors.SettingsError as error:
@@ -147,15 +146,15 @@ def _gathered(problems: list[errors.Problem]) -> Iterator[None]:
 
 
 def known_collections(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
-    """The names that models may give to tables of collections: the captured ones, and the histories that are kept."""
+    """The collections' tables that models may refer to: those of documents, and histories that are switched on."""
     names = [str(each) for each in registry.read(spark, settings).namespaces]
     return (*names, *(f"{name}_history" for name in names if settings.silver.for_collection(name).history))
 
 
 def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
-    """The models in the order in which they are made, and all that is wrong in their files and between them.
+    """The models in the order in which they are made, and all mistakes in and between their files.
 
-    Raises `SettingsError` where the folder is not there.
+    Raises `SettingsError` if the folder does not exist.
     """
     captured = filters.of(settings.source)
 
@@ -183,9 +182,9 @@ def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
 
 
 def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
-    """What a run would do, in its order, after each query was parsed and analysed over the tables that there are.
+    """What a run would do to each model, in its order, after analysing each query over the existing tables; changes nothing.
 
-    Changes nothing. Raises `SettingsError` with the mistakes of all models.
+    Raises `SettingsError` with the mistakes of all models.
     """
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {}, settings.name)
     dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
@@ -214,13 +213,13 @@ def run(
     judged: dict[str, ModelVerdict] | None = None,
     stop: threading.Event | None = None,
 ) -> ModelsResult:
-    """Bring every model to where the tables are that it refers to; `is_anew` makes each whole once more.
+    """Bring every model up to date with the tables that it refers to; `is_anew` makes all of them whole.
 
-    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start.
-    `judged` is kept by who runs again and again: what was refused, and views, are not judged a second time while their
-    tables stay. One model's failure, a bug that it meets or a mistake in its file stops those that refer to it and no other: it is raised when
-    the others are done. Raises `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over
-    the rows, `TableOwned`, `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
+    `pinned` gives versions of collections' gold tables by name; others are read at their newest version. A service passes the same `judged`
+    to each run: refused models, and views, are not audited again while their tables stay the same. A model that fails, or has a mistake in
+    its file, stops only the models that refer to it, and is raised at the end: `SettingsError` for a wrong query, `GateFailed`,
+    `DecisionNeeded` for a query that fails on these rows, `TableOwned`, `LeaseHeld`, `CommitConflict`. A refused model keeps its last good
+    version.
     """
     started = time.monotonic()
     order = ordered(spark, settings)
@@ -233,7 +232,7 @@ def run(
         for model in order.models:
             if stop is not None and stop.is_set():
                 break
-            if failed & set(model.names):  # nothing is made from a version that was refused, nor from what is made of one
+            if failed & set(model.names):  # nothing is made from a model that failed, or from one that was skipped for it
                 failed.add(model.name)
                 continue
             try:
@@ -262,9 +261,9 @@ def run(
 
 
 def joined(found: Sequence[Exception]) -> errors.MedallionError:
-    """One error for all, with the messages of all.
+    """One error with the messages of all.
 
-    Its class, which the exit code follows, is that of the worst one (`errors.worst`); a bug is told as one.
+    Its class, which determines the exit code, is that of the worst one (`errors.worst`); a bug becomes a `MedallionError`.
     """
     if len(found) == 1 and isinstance(found[0], errors.MedallionError):
         return found[0]
@@ -279,7 +278,7 @@ def joined(found: Sequence[Exception]) -> errors.MedallionError:
 
 @dataclass
 class _DryRun:
-    """What a run would do to the models; `moved` are the models of which it would publish a new version."""
+    """A dry run over the models; `moved` are those of which a run would publish a new version."""
 
     spark: SparkSession
     inputs: ModelInputs
@@ -287,12 +286,12 @@ class _DryRun:
     moved: set[str] = field(default_factory=set)
 
     def _with_nearest(self, name: str) -> str:
-        """A name that gold does not hold; a collection that nobody has seen may be a mistyped one."""
+        """A name that is missing in gold, with similar names if it is unknown and may be mistyped."""
         hint = "" if name in self.known else values.did_you_mean(name, self.known)
         return f"{name} ({hint})" if hint else name
 
     def planned(self, model: sql_model.Model) -> ModelPlan:
-        """What a run would do to one model. Its query is analysed, over the queries of models that have no table yet."""
+        """What a run would do to one model; its query is analysed, over the queries of models without a table."""
         missing = list(self.inputs.missing(model))
         if missing:
             queries.check_syntax(self.spark, model)
@@ -328,7 +327,7 @@ class _DryRun:
 
 
 def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.TableRef) -> None:
-    """Raise where a view was a table before: readers would go on with rows that nothing brings up to date any more."""
+    """Raise `SettingsError` if a view has a former table: its readers would get rows that are not updated."""
     if model.materialized is sql_model.Materialization.VIEW and delta.exists(spark, table):
         how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
         message = "it is a view now, but its former table still exists, with the rows of its last run"
@@ -337,7 +336,7 @@ def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.T
 
 @dataclass(frozen=True)
 class _ModelsRun:
-    """One run, model by model."""
+    """One run over the models."""
 
     spark: SparkSession
     inputs: ModelInputs
@@ -347,7 +346,7 @@ class _ModelsRun:
     judged: dict[str, ModelVerdict]
 
     def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
-        """The last verdict on exactly these rows: judging them again would give the same."""
+        """The last verdict, if the model's query and input rows are still the same."""
         found = self.judged.get(model.name)
         return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
 
@@ -358,19 +357,19 @@ class _ModelsRun:
         return {"the query": model.digest, "the table that a view was": is_left, **self.inputs.positions(model)}
 
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
-        """Remember a refusal that lies in the rows or the query; what hinders the run itself may be over the next time."""
+        """Remember a refusal that is due to the rows or the query; other errors may have passed in the next run."""
         if isinstance(error, (errors.GateFailed, errors.SettingsError)) or type(error) is errors.DecisionNeeded:
             self.judged[model.name] = ModelVerdict(self._made_from(model), is_refused=True)
 
     def made(self, model: sql_model.Model) -> ModelResult:
-        """Publish one model from the versions of the tables that it refers to."""
+        """Publish one model from the pinned versions of its tables."""
         started = time.monotonic()
-        if list(self.inputs.missing(model)):  # all of them are looked at, so that what cannot be read is told here
+        if list(self.inputs.missing(model)):  # as a list: all of them are read, so that errors are raised here
             queries.check_syntax(self.spark, model)
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
         is_view = model.materialized is sql_model.Materialization.VIEW
         table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)
-        # As at nearly each look of a service: Spark need not analyse the model for it.
+        # Before Spark analyses the query: the result of nearly every run in a service.
         if not is_view and table.work().kind == "nothing":
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         whole = queries.frame(self.spark, model, self.inputs.relation)
@@ -379,10 +378,10 @@ class _ModelsRun:
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 
     def _viewed(self, model: sql_model.Model, frame: DataFrame) -> tuple[str, int, int | None]:
-        """A view in the catalog; where tables are folders there is none, and only models that refer to the view read it."""
+        """Create the view in the catalog; without a catalog only the models that refer to it can read it."""
         table = self.inputs.layout.model(model.name)
         _check_no_table(self.spark, model, table)
-        # Judged before any other model or reader can see it.
+        # Audited before any model or reader can see it.
         if self.verdict(model) is None:
             self.audit(self.spark, Candidate(model.name, table, lambda: frame))
             self.judged[model.name] = ModelVerdict(self._made_from(model))

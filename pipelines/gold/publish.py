@@ -1,4 +1,4 @@
-"""Gold as a whole: current documents, then models, each judged before it is published."""
+"""Publishes gold as a whole: current documents and models, each audited first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import Settings
 
 MODELS_PAUSE_SECONDS = 10.0
-"""Between two looks at whether models have anything to take in, where gold goes on."""
+"""The pause of a service between two runs of the models."""
 
 
 def run(
@@ -41,15 +41,15 @@ def run(
     silver_news: NewCommits | None = None,
     audit: expectations.Gate | None = None,
 ) -> dict[str, object]:
-    """What was done to the current documents and to the models, by `gold` and `models`.
+    """Publish documents, and models if the settings name a folder; returns the results under `gold` and `models`.
 
-    Models are made where the settings name a folder; without `once` they follow the documents while these go on. What is
-    refused by its expectations does not hinder other tables: `GateFailed` is raised when all others are done. `audit` is the gate of a
-    service that goes on: mistakes that came into files since its start do not end it.
+    Without `once`, a thread makes the models while documents are published. A table that is refused by its expectations does not stop other
+    tables: `GateFailed` is raised at the end. A service that is already running passes its gate as `audit`, so that mistakes made in files
+    since then do not end it.
     """
     if only_models and settings.gold.models is None:
         raise errors.SettingsError(errors.Problem("gold.models", "not set", "for example models: conf/models"))
-    # A run that ends tells of mistakes in models when all else is done; a service is refused while somebody is there to see it.
+    # A single run reports mistakes in models at its end; a service is refused at its start, while somebody is watching.
     if audit is None:
         audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)
     ended = stop or threading.Event()
@@ -61,7 +61,7 @@ def run(
             results["models"] = models.run(spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=ended)
 
     def note(error: Exception) -> None:
-        """Keep it until all else is done; with Spark gone nothing more can be."""
+        """Keep the error until everything else is done; if Spark is lost, raise it."""
         if isinstance(spark_failures.translated(error), errors.SparkLost):
             raise error
         failures.append(error)
@@ -84,7 +84,7 @@ def run(
             audit=audit,
             silver_news=silver_news,
         )
-    except Exception as error:  # of a gate, or of collections, a bug too: models are made of the others
+    except Exception as error:  # of the gate or of collections, also a bug: models are made from the others
         note(error)
     finally:
         if following is not None:
@@ -105,9 +105,9 @@ def run(
 
 
 def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
-    """The gate of the settings' suites, after all files of both folders were read.
+    """The gate with the suites of the settings, after the files of both folders were checked.
 
-    Raises `SettingsError` with what is wrong in them, before anything is done: a suite of a table that there is not, too.
+    Raises `SettingsError` with all mistakes in them, such as a suite for a table that does not exist.
     """
     made = models.files(settings)
     made.check()
@@ -134,10 +134,9 @@ def _gate(spark: SparkSession, settings: Settings, made: models.ModelFiles) -> e
 
 
 class _ModelsThread(threading.Thread):
-    """Makes models while the documents are published. What is refused, or fails, is logged once, and tried again at the next
-    look.
+    """Makes models while documents are published: a model may take minutes, but documents should be seconds old.
 
-    A thread of its own, because a model may take minutes, and documents are to be fresh in seconds.
+    Refusals and failures are logged once, and tried again in the next run.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class _ModelsThread(threading.Thread):
         self.ended = threading.Event()
         self.judged: dict[str, models.ModelVerdict] = {}
         self.lost: errors.SparkLost | None = None
-        """That Spark is gone, which who publishes documents may not meet: that takes no query."""
+        """Set if Spark was lost, which publishing documents without queries may not notice."""
         self.start()
 
     def run(self) -> None:
@@ -171,29 +170,29 @@ class _ModelsThread(threading.Thread):
                     stop=self.stop,
                 )
                 told = ""
-            except Exception as error:  # a file that is just being replaced, say: the next look tries again
+            except Exception as error:  # such as a file that is being replaced: the next run tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
                     self.lost = known
                     self.ended.set()
                     return
                 before, told = told, errors.message_of(known)
-                for line in told.splitlines() if told != before else ():  # the same each time would hide all others
+                for line in told.splitlines() if told != before else ():  # not the same error every few seconds
                     models.log.warning("%s", line)
-            self.take_over = False  # a person knew of the owners of then
-            # Not woken by the documents: a model over many tables would be made for each of them.
+            self.take_over = False  # it covers owners at the start only
+            # Not woken by new documents: a model over many tables would be made again for each of them.
             self.ended.wait(MODELS_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """End it, and wait for the model that is being made."""
+        """End the thread, and wait for the model that is being made."""
         self.ended.set()
         self.join()
 
 
 def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, ...]:
-    """What a run would do to each model, with the number of its expectations; all mistakes of both folders at once.
+    """What a run would do to each model, with the number of its expectations; changes nothing.
 
-    Raises `SettingsError`; changes nothing.
+    Raises `SettingsError` with all mistakes of both folders.
     """
     problems: list[errors.Problem] = []
     found: tuple[models.ModelPlan, ...] = ()

@@ -1,4 +1,4 @@
-"""A model's query as Spark runs it, and Spark's errors as mistakes of the model's file."""
+"""Analyses models' queries with Spark, and reports Spark's errors as mistakes in the model's file."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
-"""What Delta refuses in the names of columns, where readers need not know of column mapping."""
+"""Characters that Delta refuses in column names without column mapping."""
 UNPUBLISHED = frozenset(
     {
         *("NullType", "VariantType", "TimeType", "GeometryType", "GeographyType"),
         *("CalendarIntervalType", "DayTimeIntervalType", "YearMonthIntervalType"),
     }
 )
-"""Types that Delta cannot store, or that many readers of Delta tables do not know. By their names: not every Spark has all of them."""
+"""Types that Delta cannot store, or that many Delta readers do not support. By name: not every Spark version has all of them."""
 
 
 OF_ROWS = frozenset(("0A", "21", "22", "23", "2F", "38", "39", "42", "54", "P0"))
-"""SQLSTATE's classes of what fails over the same rows each time: values, cardinality, functions, limits."""
+"""SQLSTATE classes of errors that the same rows raise each time: values, cardinality, functions, limits."""
 
 
 def check_syntax(spark: SparkSession, model: sql_model.Model) -> None:
-    """Raise where the text is no query; its tables need not be there."""
-    # Spark parses a text before it looks for tables: a missing table proves that the query parses.
+    """Raise `SettingsError` if the text is not a query; its tables need not exist."""
+    # Spark parses the text before it looks for tables: a missing table proves that the query parses.
     with suppress(NotThere), errors_of_file(model, knows_missing=True):
         spark.sql(one_query(model.query(lambda ref: "`not there yet`")))
 
 
 def frame(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_model.Ref], str]) -> DataFrame:
-    """The query's rows, over what `relation` gives for each reference; not computed yet."""
+    """The query as a lazy DataFrame, with `relation`'s SQL for each reference."""
     with errors_of_file(model):
         return spark.sql(one_query(model.query(relation)))
 
@@ -51,7 +51,7 @@ def frame(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_m
 def check_columns(
     spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str]
 ) -> None:
-    """Raise where columns cannot be published, or those that are named are not there."""
+    """Raise `SettingsError` if columns cannot be published, or columns that the model names do not exist."""
     names = frame.columns
     problems = [errors.Problem(model.where, *each) for each in _unpublished(frame.schema)]
     for name in (*model.unique_key, *(name for name, _ in model.columns)):
@@ -70,7 +70,7 @@ def check_columns(
 
 
 def _unpublished(type_: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
-    """What keeps rows of a type, or the column at a path, from being published; each with what to do about it."""
+    """Why rows of a type, or the column at a path, cannot be published: pairs of a problem and a hint."""
     match type_:
         case T.StructType():
             yield from _unnamed(type_.names, f"{path}." if path else "")
@@ -86,7 +86,7 @@ def _unpublished(type_: T.DataType, path: str = "") -> Iterator[tuple[str, str]]
 
 
 def _unnamed(names: Sequence[str], within: str) -> Iterator[tuple[str, str]]:
-    """The columns, or the fields `within` one, whose names cannot be those of a table."""
+    """The problems and hints for names of columns, or of fields `within` one, that a table cannot have."""
     lowered = [name.lower() for name in names]
     for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
         yield f"the column {within}{name} is there twice", "give one of them another name"
@@ -99,20 +99,18 @@ def _unnamed(names: Sequence[str], within: str) -> Iterator[tuple[str, str]]:
 
 
 def one_query(query: str) -> str:
-    """The text as a query and nothing else: a statement that changes something does not parse there. Lines stay the same."""
+    """The text as a subquery, where a statement that changes something does not parse. Line numbers stay the same."""
     return f"SELECT * FROM ({query}\n)"
 
 
 class NotThere(Exception):
-    """A table that a query names is not there."""
+    """A table that a query names does not exist."""
 
 
 @contextmanager
 def errors_of_file(model: sql_model.Model, *, knows_missing: bool = False) -> Iterator[None]:
-    """Raises Spark's errors about a query's text as `SettingsError`, with the file and the line.
-
-    With `knows_missing` a table that is not there raises `NotThere` instead.
-    """
+    """Raises Spark's errors about a query's text as `SettingsError`, with the file and the line; with `knows_missing` a missing table as
+    `NotThere`."""
     try:
         yield
     except ParseException as error:
@@ -131,16 +129,16 @@ def _place(model: sql_model.Model, error: PySparkException) -> str:
 
 
 def _first_line(error: PySparkException) -> str:
-    """Spark's sentence, without its code and the plan."""
+    """Spark's message without its condition, SQLSTATE and plan."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     said = re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
-    # The query is read in parentheses, and one that Spark asks for, or finds too many, is not in the file.
+    # The query is parsed inside parentheses, which are not in the file: errors about them are cut off.
     return re.sub(r"^\[\w+(?:\.\w+)*\]\s*|: (?:missing '\)'|extra input '[^']*')\.?$", "", said)
 
 
 @contextmanager
 def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
-    """Raises the failure of a query over its rows by its condition alone: Spark's message may quote values."""
+    """Raises a query's runtime failure with its error condition only: Spark's message may quote values."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
@@ -151,5 +149,5 @@ def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
         stays = "Nothing was published; the last good version stays"
         if spark_failures.sql_state(error)[:2] in OF_ROWS:
             raise errors.DecisionNeeded(f"{model.where}: the query failed on these rows: {condition}. {stays}") from error
-        # A lost executor, memory, a file that could not be read: the same rows may pass the next time.
+        # A lost executor, memory, an unreadable file: the same rows may pass the next time.
         raise errors.Temporary(f"{model.where}: the query could not be computed: {condition}. {stays}; try again") from error

@@ -1,18 +1,18 @@
-"""Gold: the current documents of each collection, for analysts and any Delta reader.
+"""Gold: publishes the current documents of each collection, for analysts and any Delta reader.
 
-For each collection, from the bronze batch that its gold table is at to the one that silver is at, at silver's version v:
+For each collection, from the bronze batch of its gold table to that of silver, at silver's version v:
 
-    changed     rows of silver@v that a later batch wrote, and keys whose deletes a later batch remembered
-    shaped      the documents' columns, what was rescued (once anything was), and `__key`, last
-    published   the keys' rows marked as deleted and the new ones written, or one MERGE where that cannot be; the commit carries
+    changed     rows of silver@v that a later batch wrote, and keys with deletes that a later batch remembered
+    shaped      the documents' columns, `__rescued` once any value was rescued, and `__key`, last
+    published   the keys' rows are marked as deleted and the new ones written, or, where that is not possible, one MERGE; the commit carries
                 the batch and v, the table's new position
-    rewritten   the whole table in place of that, where silver was rebuilt or went back (`current.GoldWork.is_rewrite`)
-    compacted   now and then: small files, and those of which much is marked as deleted
+    rewritten   instead, if silver was rebuilt or its position went back (`current.GoldWork.is_rewrite`): the whole table
+    compacted   now and then: small files, and files in which many rows are deleted
 
-`pipelines.gold.current` says how one table is published. `pipelines.gold.history` keeps the tables of versions, which are made of bronze's
-events: a rebuild of silver makes nothing due there. This module decides which tables are due, claims them, and keeps one table's failure from the others.
+`pipelines.gold.current` publishes one table. `pipelines.gold.history` writes the tables of versions, which are made from bronze's events: a
+rebuild of silver does not concern them. This module decides which tables are due, claims them, and isolates the failures of single tables.
 
-Exactly once: what is published is a function of silver@v and of the table's own position, which moves in the same commit.
+Exactly once: the rows are a function of silver@v and of the table's own position, which moves in the same commit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GoldTableResult:
-    """What one run did to one gold table: bronze batches (`after`, `to`] are in its `version`."""
+    """The result of one run for one gold table: bronze batches (`after`, `to`] are in its `version`."""
 
     namespace: str
     after: int
@@ -66,7 +66,7 @@ class GoldTableResult:
 
 @dataclass(frozen=True)
 class GoldResult:
-    """What one run did; `changed` counts keys, over all collections."""
+    """The result of one run; `changed` counts keys, over all collections."""
 
     changed: int
     seconds: float
@@ -75,7 +75,7 @@ class GoldResult:
 
 @dataclass(frozen=True)
 class _HistoryWork:
-    """A history that is not where its silver table is."""
+    """A history that is behind its silver table, or may be."""
 
     namespace: registry.Namespace
     silver: registry.SilverPosition
@@ -97,17 +97,16 @@ def run(
     audit: Audit = no_audit,
     silver_news: NewCommits | None = None,
 ) -> GoldResult:
-    """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
+    """Bring every gold table to the position of its silver table; without `once`, continue until `stop` is set.
 
-    `audit` judges each version before it is published. What it refuses stays at the last good version, and hinders no other
-    table: with `once` the refusal is raised when all are done, together with what failed; otherwise it is logged, and the next version judged anew.
+    `audit` checks each version before it is published. A refused table stays at its last good version, and the others continue: with `once`
+    the refusal is raised at the end, together with failures; otherwise it is logged, and the next version is checked again.
 
-    Where silver has nothing new it waits, at most `pause_seconds`, for what `silver_news` says, which names the tables to look at; all of
-    them are looked at as often as that takes little of the time.
-    A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
-    one goes on from there. A collection that fails is named and the others go on; at the end, or when all have failed, its
-    error is raised (`errors.together` where there are several): `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`
-    among them; a refused run has committed nothing.
+    If silver has nothing new, it waits for `silver_news`, which names the tables to check, at most `pause_seconds`. Checks of all tables
+    are spaced so that they take little of the time. An up-to-date table gets no commit. A killed run leaves each table at its own position,
+    and the next run continues from there. A collection that fails is logged and the others continue. Its error is raised at the end, or
+    when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and `CommitConflict` among them. A
+    refused run has committed nothing.
     """
     ended = stop or threading.Event()
     process_rows = in_process.ONE_RUN_ROWS if once else in_process.SERVICE_ROWS
@@ -120,7 +119,7 @@ def run(
         while True:
             published = gold.published(only)
             changed += sum(each.changed for each in published)
-            if once:  # a service has no end at which it would report each
+            if once:  # a service would collect results for ever
                 found += published
             if once or ended.is_set():
                 break
@@ -138,20 +137,20 @@ def run(
 
 
 LOOK_SHARE = 20
-"""Where silver names the tables that it has moved, all tables, of which there may be thousands, are looked at again only after so many
-times what the last look took."""
+"""How many times as long as checking all tables takes, of which there may be thousands, passes before they are all checked again, if silver
+names those that it has changed."""
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """The error of the version that was made from silver at `version`."""
+    """The error for which a table made from silver at `version` was refused."""
 
     version: int
     error: errors.GateFailed | errors.SettingsError
 
 
 def _raise(failures: parallel.Failures, refused: Mapping[registry.Namespace, _Refusal]) -> None:
-    """Raise what failed and what was refused, as one error: what passes by itself must not hide what a person has to decide."""
+    """Raise failures and refusals as one error: a temporary one must not hide one that needs a decision."""
     if refused and not failures.found:
         raise _refusals_error(refused.values())
     refusals = {str(namespace): each.error for namespace, each in refused.items()}
@@ -159,7 +158,7 @@ def _raise(failures: parallel.Failures, refused: Mapping[registry.Namespace, _Re
 
 
 def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:
-    """One error for all that was refused."""
+    """One error for all refusals."""
     found = [each.error for each in refused]
     gates = [each for each in found if isinstance(each, errors.GateFailed)]
     return errors.GateFailed("\n".join(map(str, found))) if gates else found[0]
@@ -167,34 +166,34 @@ def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:
 
 @dataclass
 class _TableClaims:
-    """The gold tables that this run has claimed. A claim is held from the first write to the end of the run."""
+    """The gold tables that this run has claimed, each from its first write to the end of the run."""
 
     take_over: bool
     deletion_vectors: bool | None
     _writers: dict[tables.TableRef, Writer] = field(default_factory=dict)
     _began_ms: int = field(default_factory=clock.now_ms)
-    """A table may be claimed for the first time weeks later: `take_over` is of the owners of then."""
+    """`take_over` covers owners at this time only: a service may claim a table for the first time weeks later."""
 
     def __contains__(self, table: tables.TableRef) -> bool:
         return table in self._writers
 
     def writer(self, spark: SparkSession, table: tables.TableRef) -> Writer:
-        """The writer of a table, which is claimed where it was not yet."""
+        """The writer of a table, which is claimed if it is not yet."""
         writer = self._writers.get(table)
         if writer is None:
             writer = Writer.claim(spark, table, take_over=self.take_over, since_ms=self._began_ms)
             self._writers[table] = writer
             if self.deletion_vectors is not None:
                 maintenance.set_deletion_vectors(writer, self.deletion_vectors)
-        writer.spark = spark  # tables are published in threads, each of which has a session of its own
+        writer.spark = spark  # tables are published in threads, each with its own session
         return writer
 
     def table_properties(self) -> dict[str, str]:
-        """What a new table says of deletion vectors."""
+        """The properties of a new table for deletion vectors."""
         return {definition.DELETION_VECTORS: "false" if self.deletion_vectors is False else "true"}
 
     def release(self, table: tables.TableRef) -> None:
-        """Release one table, where it is claimed."""
+        """Release one table, if it is claimed."""
         writer = self._writers.pop(table, None)
         if writer is not None:
             _release(writer)
@@ -207,18 +206,18 @@ class _TableClaims:
 
 
 def _release(writer: Writer) -> None:
-    # A claim that another writer took over is not this run's to release, and any other ends by itself.
+    # A claim that another writer took over is not released here, and any other expires by itself.
     with suppress(Exception):
         writer.release()
 
 
 _MAX_LOST = 1000
-"""So many commits of bronze are kept in mind, of which it was looked whether they are there."""
+"""How many commits of bronze are cached in `_GoldRun.lost`."""
 
 
 @dataclass
 class _GoldRun:
-    """The gold tables of one pipeline, with the claims that are held while it runs."""
+    """One run over the gold tables of a pipeline, with its claims on them."""
 
     spark: SparkSession
     settings: Settings
@@ -227,21 +226,21 @@ class _GoldRun:
     stop: threading.Event
     audit: Audit = no_audit
     process_rows: int = in_process.SERVICE_ROWS
-    """How many rows this process publishes by itself, for a collection."""
-    turn_seconds: float = math.inf  # for how long ranges of one history are begun
+    """The most rows of a collection that this process publishes itself, without a query."""
+    turn_seconds: float = math.inf  # how long ranges of one history are begun
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
     histories: dict[registry.Namespace, history.History] = field(default_factory=dict)
     lost: dict[registry.BronzeCommit | None, bool] = field(default_factory=dict)
-    """Of commits of bronze that tables name whether its log has them no more: an older copy was brought back."""
+    """For commits of bronze that tables name: whether its log lacks them, because an older copy was restored."""
     published_tables: set[tables.TableRef] = field(default_factory=set)
-    """The tables that this run has published: they are made of the bronze that there is."""
+    """The tables that this run has published: they are made from the present bronze."""
     forgotten: dict[tables.TableRef, int] = field(default_factory=dict)
-    """`current.forgotten_to` of the tables of deletes, as this run found them: copies are brought back while nothing runs."""
+    """`current.forgotten_to` of the tables of deletes, read once: copies are restored while nothing runs."""
     look_seconds: float = 0.0
-    """What the last look took, before anything was published."""
+    """How long the last check of the tables took, without publishing."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -249,11 +248,11 @@ class _GoldRun:
         self.claims = _TableClaims(self.take_over, self.settings.gold.deletion_vectors)
 
     def close(self) -> None:
-        """Release the tables that are claimed."""
+        """Release the claimed tables."""
         self.claims.close()
 
     def published(self, only: Container[str] | None = None) -> list[GoldTableResult]:
-        """Bring every table, or those of some collections, to where silver is now."""
+        """Bring the tables of all collections, or of those in `only`, to the present position of silver."""
         began = time.monotonic()
         self.failures.begin_round()
         found = registry.read(self.spark, self.settings)
@@ -273,7 +272,7 @@ class _GoldRun:
         return [result for result in results if result is not None]
 
     def _switch(self, known: Sequence[registry.Namespace]) -> None:
-        """Bring tables that nothing changed in to what the settings say of deletion vectors; the others were when they were claimed."""
+        """Apply the setting for deletion vectors to tables without changes; the others got it when they were claimed."""
         wanted = self.settings.gold.deletion_vectors
         for namespace in known:
             if wanted is None or namespace in self.switched or self.stop.is_set():
@@ -302,7 +301,7 @@ class _GoldRun:
         return work
 
     def _guarded(self, act: Callable[[SparkSession, Due], Outcome]) -> Callable[[SparkSession, Due], Outcome | None]:
-        """What is done for a collection; one that fails lets go of its tables, and the others go on."""
+        """`act`, with failures isolated: a collection that fails releases its table, and the others continue."""
 
         def done(spark: SparkSession, item: Due) -> Outcome:
             try:
@@ -320,19 +319,19 @@ class _GoldRun:
         kept.pop(work.namespace, None)
 
     def _let_idle_go(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
-        """Let go of the tables of a collection to which nothing came: of those that come and go a service would hold all."""
+        """Release the table of a collection without changes: a service would otherwise hold every collection that ever existed."""
         if not changed and work.silver.to - after >= registry.IDLE_BATCHES:
             self._let_go(work)
 
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
-        """The collections whose versions are kept, and not up to date, of those whose documents did not fail."""
+        """The histories that are due, of the collections `going`, whose documents did not fail."""
         found = []
         owners: dict[str, registry.Namespace] = {}
         for namespace in going:
             name = _history_of(namespace)
             if not self.settings.silver.for_collection(str(namespace)).history or self.failures.is_set_aside(name):
                 continue
-            # Only where a history is kept: there may be thousands.
+            # Only if a history is kept: there may be thousands of collections.
             owners = owners or {self.layout.gold(*each).key: each for each in known}
             try:
                 work = self._history(namespace, owners)
@@ -350,7 +349,7 @@ class _GoldRun:
     def _history(self, namespace: registry.Namespace, owners: Mapping[str, registry.Namespace]) -> _HistoryWork:
         table = self.layout.history(*namespace)
         at = history_position.position(self.spark, table)
-        # One that has begun goes on: then it is the collection that finds its place taken.
+        # A history that has begun continues: then the collection is refused.
         if not at.to and table.key in owners:
             raise errors.DecisionNeeded(
                 f"{table.label}: the history of {namespace} would be in the same place as the table of the collection "
@@ -358,7 +357,7 @@ class _GoldRun:
             )
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
         if self._is_outdated(table, at.bronze, silver):
-            at = replace(at, to=0)  # what is laid out already takes its own place again
+            at = replace(at, to=0)  # versions that exist are written over themselves
         return _HistoryWork(namespace, silver, at)
 
     def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
@@ -373,22 +372,22 @@ class _GoldRun:
             local = in_process_history.InProcess(min(self.process_rows, collection_events.ONE_RUN_EVENTS))
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer, local)
             self.histories[work.namespace] = kept
-        kept.spark = spark  # as that of its writer
+        kept.spark = spark  # the session of its writer
         events = kept.brought_up(work.at, work.silver, stop=self.stop, seconds=self.turn_seconds)
         self.published_tables.add(table)
         maintenance.compact(writer)
-        if writer.metadata.get("to") == work.silver.to:  # and not in the middle of a long way
+        if writer.metadata.get("to") == work.silver.to:  # not if it was interrupted between two ranges
             self._let_idle_go(work, work.at.to, events)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
-        # Where silver begins anew, removed or repaired, readers keep what they have until it has applied something again.
+        # If silver was removed or repaired, readers keep the old rows until it has applied events again.
         if silver.version < 0 or not silver.to or self._waits_for_silver(self.layout.gold(*namespace), namespace, silver):
             return None
         refused = self.refused.get(namespace)
-        # The same rows would be refused again, for the price of another audit.
+        # The same rows would be refused again.
         if refused is not None and refused.version == silver.version:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
@@ -398,7 +397,7 @@ class _GoldRun:
         table = self.layout.gold(*namespace)
         at = table_history.standing(self.spark, table)
         history_position.spare(table, at.said, namespace)
-        # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
+        # A restored table, or one before forgotten deletes, is rewritten: silver may not know all that has changed since.
         deletes = self.layout.deletes(*namespace)
         if deletes not in self.forgotten:
             self.forgotten[deletes] = current.forgotten_to(self.spark, deletes)
@@ -406,7 +405,8 @@ class _GoldRun:
         metadata = {} if is_older else at.said
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
-        # Where rows of deleted documents stay silver may have noted a delete, been killed, and never take its row: the setting is newer.
+        # If rows of deleted documents stay: before the setting was changed, silver may have remembered a delete and been killed, and its
+        # row now stays.
         keeps_row = self.settings.silver.for_collection(str(namespace)).unwrap.delete_tombstone_handling_mode.keeps_row
         high = None if keeps_row else metadata.get("high")
         return current.GoldPosition(metadata.get("to"), metadata.get("generation") or "", high, metadata.get("origin") or "")
@@ -414,11 +414,11 @@ class _GoldRun:
     def _is_outdated(
         self, table: tables.TableRef, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition
     ) -> bool:
-        """Whether a table was made from batches whose numbers are others' by now: silver may have gone on behind them already."""
+        """Whether a table was made from batches of a bronze that was replaced by an older copy, whose numbers are in use again."""
         return table not in self.published_tables and bronze != silver.bronze and self._is_lost(bronze)
 
     def _is_lost(self, commit: registry.BronzeCommit | None) -> bool:
-        """Whether bronze's log has not got a commit that was its newest once; in a store each look is a request."""
+        """Whether bronze's log lacks a commit that was its newest once; cached, because each look-up in a store is a request."""
         if (found := self.lost.get(commit)) is None:
             if len(self.lost) >= _MAX_LOST:
                 self.lost.clear()
@@ -426,10 +426,10 @@ class _GoldRun:
         return found
 
     def _waits_for_silver(self, table: tables.TableRef, of: registry.Namespace, silver: registry.SilverPosition) -> bool:
-        """Whether silver has to go back first, or stands until somebody decides: what it says is of batches that bronze no longer has, or
-        of deletes that are no longer remembered.
+        """Whether silver must move back first, or waits for a decision: it has applied batches that bronze lacks, or deletes that are no
+        longer remembered.
 
-        Not looked at again once a table was published: copies are brought back while nothing runs.
+        Not checked again once a table was published: copies are restored while nothing runs.
         """
         is_due = table not in self.published_tables
         return is_due and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*of), silver))
@@ -480,7 +480,7 @@ class _GoldRun:
         )
 
     def _sources(self, table: current.GoldTable) -> in_process.SourceFiles | None:
-        """The tables from which this process can publish a few changes; None where it must not, or cannot."""
+        """The tables from which this process can publish changes itself; None if it cannot read them, or the table has expectations."""
         namespace = table.work.namespace
         if self.audit.judges(str(namespace)):
             return None
@@ -491,7 +491,7 @@ class _GoldRun:
 
 
 def _name(work: current.GoldWork | _HistoryWork) -> str:
-    """Under which name it fails: a history that stands still hinders its collection's documents as little as another's."""
+    """The name under which failures are noted: a history that fails does not stop its collection's documents."""
     return str(work.namespace) if isinstance(work, current.GoldWork) else _history_of(work.namespace)
 
 
