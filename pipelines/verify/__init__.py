@@ -1,1 +1,1 @@
-"""`medallion verify`: the source compared with silver or gold, and repaired through bronze."""
+"""`medallion verify`: compares the source with bronze, silver or gold, and repairs differences through bronze."""

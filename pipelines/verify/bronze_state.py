@@ -1,8 +1,7 @@
-"""Bronze's side of a comparison: what its events come to, one document a key, worked out from the log and from nothing else.
+"""Bronze's side of a comparison: one document per key, computed from bronze's events alone.
 
-The last whole document of a key counts, with the partial updates behind it folded onto it; a delete ends it, and so do a
-drop, a rename and the end of a snapshot of the whole collection for all that is older. No table of silver is read, and no
-schema: a document is compared as the text that it is.
+It is the last whole document of the key, with later partial updates folded onto it. A delete ends it; a drop, a rename and the end of a
+snapshot of the whole collection end all older documents. Without a schema: documents are compared as Extended JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoldedDocument:
-    """What bronze holds of a key: a document's text, None where it only has updates of one that it never had."""
+    """A key's document in bronze: its text, None if bronze only has updates of it."""
 
     text: str | None
     is_incomplete: bool
@@ -43,7 +42,7 @@ class FoldedDocument:
 
 @dataclass(frozen=True)
 class BronzeState:
-    """One collection's documents as bronze has them up to a batch; `version` is the table's that was asked for."""
+    """One collection's documents in bronze up to `batch`; `version` is the table's version."""
 
     spark: SparkSession
     table: tables.TableRef
@@ -52,7 +51,7 @@ class BronzeState:
     version: int
 
     def digests(self, schema: DocumentSchema) -> DataFrame:
-        """Every document's key and digest, as `HELD`; the schema says nothing here."""
+        """Every document's key and digest, as `HELD`; the schema is not used."""
         return self._documents(self._events()).mapInArrow(_digests, HELD_DDL)
 
     def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[FoldedDocument]]:
@@ -63,16 +62,16 @@ class BronzeState:
         return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in found.collect()}
 
     def compared(self, text: str, held: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
-        """What a document of the source and one of bronze differ in."""
+        """The differences of a source document and bronze's."""
         return equality.exact_differences(text, held.text or "{}")
 
     def sampled(self, documents: int) -> list[str]:
-        """The keys of so many documents, by chance."""
+        """The keys of this many random documents."""
         found = self._documents(self._events()).select("__key").orderBy(F.rand()).limit(documents)
         return [row["__key"] for row in found.collect()]
 
     def _events(self) -> DataFrame:
-        """The events that count: those from before the collection's last end, or before a snapshot of all of it, do not."""
+        """The events since the last drop, rename or snapshot of the whole collection."""
         span = BatchRange(0, self.batch)
         _, found = survey.surveyed(self.spark, self.table, span, only=self.namespace)
         own = [sweep.first for sweep in found if sweep.db_collection == str(self.namespace)]
@@ -81,7 +80,7 @@ class BronzeState:
         return _with_holes(events)
 
     def _documents(self, events: DataFrame) -> DataFrame:
-        """Rows `__key, document, incomplete`, one a key that is not deleted."""
+        """`__key, document, incomplete`: one row per key that is not deleted."""
         counted = events.agg(F.count("*").alias("events"), F.count_if(reduce.is_partial()).alias("partial")).first()
         if not counted.partial:
             is_many = counted.events <= survey.MAX_BROADCAST_EVENTS
@@ -92,7 +91,7 @@ class BronzeState:
             )
         is_delete, is_updated = F.coalesce("is_delete", F.lit(False)), F.col("updates").isNotNull()
         rows = reduce.histories(events).where(~is_delete | is_updated)
-        # Updates that come after a delete are of another document of the key, of which bronze has nothing.
+        # Updates after a delete belong to another document of the key, which bronze never had.
         base = F.when(is_updated & ~is_delete, F.col("after")).alias("base")
         prepared = rows.select(F.col("key").alias("__key"), "after", "updates", base)
         folded = prepared.mapInArrow(reduce.fold_rows, f"__key STRING, after STRING, {reduce.FOLDED_DDL}")
@@ -105,7 +104,7 @@ class BronzeState:
 
 
 def _with_holes(events: DataFrame) -> DataFrame:
-    """The events, of which those that cannot be read leave a document incomplete, unless they came again and could be."""
+    """The events, with unreadable ones as holes that leave a document incomplete, unless they came again and could be read."""
     judged = events.withColumn("is_unreadable", quarantine_rules.reason().isNotNull())
     wrong = judged.where("is_unreadable")
     if wrong.isEmpty():
@@ -118,7 +117,7 @@ def _with_holes(events: DataFrame) -> DataFrame:
 
 def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        # A document that is not known whole is looked at closely, and told as what it is.
+        # An incomplete document gets no digest, so that it is looked at closely and reported as incomplete.
         texts = zip(batch.column("document").to_pylist(), batch.column("incomplete").to_pylist())
         found = [0 if text is None or incomplete else equality.exact_digest(text) for text, incomplete in texts]
         arrays = [batch.column("__key").cast(pa.string()), pa.array(found, pa.int64())]
@@ -126,7 +125,7 @@ def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def check_whole(spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace) -> None:
-    """Raise `DecisionNeeded` where bronze does not hold all that a collection was made of."""
+    """Raise `DecisionNeeded` if bronze lacks events that a collection's documents depend on."""
     if not bronze_log.is_whole(spark, table, str(namespace)):
         raise errors.DecisionNeeded(
             f"verifying {namespace}: old events were removed from bronze, so it no longer has a complete state of its "

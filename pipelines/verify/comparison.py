@@ -1,7 +1,7 @@
-"""The comparison of one collection with its table: at first sight by digests, then closely by key.
+"""Compares one collection with its table: first by digests, then the differing documents by key.
 
-What differs at first sight may have changed while it was read. So a key is judged only where the table is known to have all
-its events up to the time of the read, and no later ones; until then it is read again, as long as patience lasts.
+A document that differs in the first comparison may have changed while it was read. So a key is only judged if the table has all its events
+up to the time of the read, and no later ones; otherwise it is read again, for `patience` seconds.
 """
 
 from __future__ import annotations
@@ -34,24 +34,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS = 60.0
-"""How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
+"""How long one close look waits for the table to pass its time, and how long changing documents are read again."""
 MOST_WRONG = 20_000
-"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond
-the next two."""
+"""After this many wrong keys, the other suspects count as `unsettled`; so do those beyond the next two limits."""
 MOST_SUSPECTS = 1_000_000
-"""So many keys that differ at first sight are looked at closely."""
+"""The most keys that are looked at closely."""
 LOOK_SECONDS = 900.0
-"""For so long further keys are looked at closely: layers may be so far behind that each look waits for them."""
+"""How long close looks are started: if layers are far behind, each look waits for them."""
 SLICE = 2_000
 SLICE_BYTES = 64 * 1024 * 1024
-"""So many keys are looked at closely at once, and of documents of so many bytes: the driver holds them, as BSON, as texts and as rows."""
+"""The most keys, and bytes of their documents, in one close look: the driver holds them as BSON, as text and as rows."""
 READ_TIMES = 3
-"""How often a collection is read whole where a column was widened while it was read."""
+"""How often a collection is read whole if a column was widened meanwhile."""
 
 
 @dataclass(frozen=True)
 class VerifyContext:
-    """What the comparisons of one run share. `at` is the cluster time of `--as-of`, None for now."""
+    """Shared by the comparisons of one run. `at` is the cluster time of `--as-of`, None for now."""
 
     spark: SparkSession
     settings: Settings
@@ -68,8 +67,8 @@ class VerifyContext:
 
 @dataclass(frozen=True)
 class _FullRead:
-    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a
-    document, the keys of the others as far as they are listed, and how many more differ."""
+    """The first comparison of a collection: the numbers of documents, of equal ones and of rows kept without a document, the keys that
+    differ (`suspects`), and the number of further ones (`unsettled`)."""
 
     documents: int
     equal: int
@@ -80,8 +79,8 @@ class _FullRead:
 
 @dataclass(frozen=True)
 class _SettledKeys:
-    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were
-    not looked at."""
+    """The verdicts on keys that were looked at closely, the number of equal documents among them, and the number of keys that were not
+    looked at."""
 
     verdicts: list[KeyDifference]
     equal: int
@@ -90,10 +89,9 @@ class _SettledKeys:
 
 @dataclass
 class CollectionComparison:
-    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was
-    compared.
+    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's version that was compared.
 
-    `gone` are keys that neither the source nor the table holds any more: they are equal, and no documents.
+    `gone` are keys that neither the source nor the table has: they count as equal, but not as documents.
     """
 
     context: VerifyContext
@@ -107,18 +105,18 @@ class CollectionComparison:
         self.spark = self.context.spark
         self.known = explanations.Explanations(self.context.settings, self.progress, has_source=self.collection is not None)
         self.gone: set[str] = set()
-        # Bronze first: reads that come later are later than everything that it holds by now, on a secondary, too, unless --as-of names a time.
+        # Bronze first, so that all later reads, also on a secondary, see at least what bronze has now; except with --as-of.
         position = table_progress.position_of(self.spark, self.context.bronze)
         self.first_batch = position.batch if self.context.at is None else 0
         now = mongodb_server.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
 
-    # --- what is read
+    # --- schema and reads
 
     def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
-        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the
-        schemas are, and of rows that silver has been rebuilt from since."""
-        if self.context.layer is Layer.BRONZE:  # it has documents as they are
+        """The schema of the table's columns at the batch `at`, or now; gold may be behind the newest schema of silver, or of an earlier
+        generation."""
+        if self.context.layer is Layer.BRONZE:  # it has untyped documents
             return schemas.SchemaVersion()
         generations = {(name := str(self.namespace)): self.progress.generation()}
         ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
@@ -143,20 +141,20 @@ class CollectionComparison:
 
     @property
     def _filter(self) -> str | None:
-        """What the snapshot lets through: other documents come to bronze with their first change only."""
+        """The snapshot's filter: other documents come to bronze only with their first change."""
         return self.context.settings.source.snapshot_collection_filter_overrides.get(str(self.namespace))
 
-    # --- the first sight
+    # --- first comparison
 
     def whole(self) -> CollectionVerification:
-        """Every document and every row."""
+        """Compare all documents and rows."""
         for attempt in range(READ_TIMES):
             schema = self._schema()
             first = self._first_sight(schema)
             if len(first.suspects) <= SLICE or attempt == READ_TIMES - 1 or self._schema() == schema:
-                break  # a column that was widened meanwhile makes every row another
+                break  # read again if a column was widened meanwhile, which changes every row's digest
         settled = self._settled(first.suspects)
-        # What was in the source at first sight and is judged equal counts; what is gone from both does not.
+        # Documents that are judged equal count; keys that are gone from both do not.
         equal = first.equal + settled.equal
         unsettled = first.unsettled + settled.unsettled
         result = self._result(first.documents, equal, settled.verdicts, unsettled=unsettled)
@@ -181,13 +179,13 @@ class CollectionComparison:
             reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
             self.version = reached.held.version
             rows = reached.held.digests(schema.schema).groupBy("key")
-            # A key that stands in two rows is an error by itself, whatever they hold.
+            # A key in two rows is an error, whatever their content.
             rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
             suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
             is_document = F.col("digest").isNotNull()
-            # Of these there may be as many as the source ever deleted, and nobody looks for their documents.
+            # There may be as many of these as the source ever deleted: they are not looked at closely.
             is_kept = ~is_document & (F.col("rows") == 1) & F.lit(self.known.keeps_rows())
             described = suspects.select("key", is_document.alias("is_document"), is_kept.alias("is_kept"))
             with query_execution.held(described) as others:
@@ -198,7 +196,7 @@ class CollectionComparison:
         return _FullRead(counted.n, counted.n - differing.is_document, differing.is_kept, tuple(keys), unlisted)
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
-        """So many documents of the source, and so many rows of the table."""
+        """Compare a random sample of this many documents of the source, and of as many rows of the table."""
         held = self.progress.newest()
         chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
         wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
@@ -212,10 +210,10 @@ class CollectionComparison:
         found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
         return [documents.key_of(raw) for raw in found]
 
-    # --- looking closely
+    # --- close looks
 
     def _settled(self, keys: Sequence[str]) -> _SettledKeys:
-        """The verdict on each key, slice by slice. Keys that wait or change are read again until patience ends."""
+        """The verdicts on the keys, slice by slice. Waiting and changing keys are read again for `patience` seconds."""
         self.gone.clear()
         settled: list[KeyDifference] = []
         waiting: list[KeyDifference] = []
@@ -237,23 +235,23 @@ class CollectionComparison:
                 found, moving = self._parted(again[start : start + size], until=until)
                 settled += found
                 waiting += moving
-        # What is gone from both sides is no document.
+        # Keys that are gone from both sides are no documents.
         equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
         return _SettledKeys([*settled, *waiting], equal, len(keys) - done)
 
     def _slice(self) -> int:
-        """How many keys are looked at closely at once."""
+        """How many keys are looked at in one close look."""
         average = 1 if self.collection is None else catalog.size(self.context.client, self.collection).average
         return max(1, min(SLICE, SLICE_BYTES // average))
 
     def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
-        """The verdicts of one look, explained, and those that another look may change."""
+        """The verdicts of one close look: explained ones, and those that another look may change."""
         looked = self._looked(keys, until=until)
         moving = [each for each in looked if each.kind.is_moving]
         return self.known.explained([each for each in looked if not each.kind.is_moving]), moving
 
     def _can_settle(self, waiting: Sequence[KeyDifference], *, until: float) -> bool:
-        """Whether another look may say more, and there is time for it."""
+        """Whether another look may change a verdict, and there is time for it."""
         is_over = time.monotonic() >= until or self.context.stop.is_set()
         return not is_over and (any(each.kind is KeyVerdict.CHANGING for each in waiting) or self.progress.captures())
 
@@ -278,7 +276,7 @@ class CollectionComparison:
         found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), difference) for key in keys]
         if self._schema() == schema:
             return found
-        # The table may be of a later batch than its position said, with other columns.
+        # The table may have been at a later batch, with other columns, than its position said.
         return [
             replace(each, kind=KeyVerdict.CHANGING, paths=()) if each.kind is KeyVerdict.DIFFERENT else each
             for each in found
@@ -299,10 +297,10 @@ class CollectionComparison:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
             found = ()
-        # Before any verdict on the difference: as long as an event is on its way, every difference is explained by it.
+        # Before any verdict on the difference, which an event that is not applied yet would explain.
         if key in reached.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
-        # The row may be newer than what was read of the source: it is read again at a later time.
+        # The row may be newer than the document that was read, which is read again.
         if moved is not None and moved.sequence > documents.sequence(seen.at):
             return KeyDifference(key, KeyVerdict.CHANGING)
         if seen.text is None and not rows:
@@ -310,7 +308,7 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.EQUAL)
         if not rows:
             return KeyDifference(key, KeyVerdict.MISSING)
-        # Bronze says so by itself, as silver does in a column.
+        # Known from the events; for silver, `explanations` looks at the column.
         if any(isinstance(row, bronze_state.FoldedDocument) and row.is_incomplete for row in rows):
             return KeyDifference(key, KeyVerdict.INCOMPLETE, found)
         if len(rows) > 1:
@@ -319,10 +317,10 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.WAITING if reached.awaits_sweep else KeyVerdict.EXTRA)
         return KeyDifference(key, KeyVerdict.DIFFERENT, found)
 
-    # --- the result
+    # --- result
 
     def repaired(self, before: CollectionVerification, keys: Sequence[str]) -> CollectionVerification:
-        """The result after a repair of these keys: each of them looked at once more."""
+        """The result after a repair of these keys, each of which is compared again."""
         now = mongodb_server.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
         verdicts = self._settled(keys).verdicts
@@ -363,8 +361,8 @@ class CollectionComparison:
 
 
 def _threads(spark: SparkSession) -> int:
-    """How many ranges are read at a time."""
+    """How many ranges Spark reads at a time."""
     try:
         return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # over Spark Connect nobody says
+    except Exception:  # not known over Spark Connect
         return 8

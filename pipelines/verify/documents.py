@@ -1,8 +1,7 @@
-"""The source's side of a comparison: documents read at a cluster time that is known, as keys and digests of the rows
-they should be.
+"""The source's side of a comparison: documents read at known cluster times, as keys and digests of the rows that they should become.
 
-Executors read ranges of `_id` and send back a key, 64 bits and the time of the read for each document; documents stay where
-they were read. Those few that are looked at closely are read by their keys, on the driver.
+Executors read ranges of `_id` and return the key, a 64-bit digest and the time of the read for each document. The documents that are looked
+at closely are read by their keys, on the driver.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ READ_DDL = "key STRING, digest BIGINT, seconds BIGINT, increment BIGINT, error S
 RANGE_BYTES = 32 * 1024 * 1024
 RANGE_DOCUMENTS = 25_000
 RANGE_SECONDS = 60
-"""A range is read in about that time at most, well inside the server's 300 seconds for a snapshot read."""
+"""The longest time for which a range is planned, well below the server's 300 seconds for a snapshot read."""
 FETCH = 1000
 ATTEMPTS = 4
 PAUSE = 1.0
-"""Before the second attempt, and twice as long before each further one: an election takes seconds."""
+"""Seconds before the second attempt, doubled for each further one: an election takes seconds."""
 BY_KEY = 500
-"""So many documents are read by their keys at once."""
+"""How many documents are read by their keys at once."""
 
 Time = tuple[int, int]
 Outcome = TypeVar("Outcome")
@@ -64,9 +63,9 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become.
+    """How the driver and executors read a collection: the earliest (or, if `is_exact`, the only) time, filters, pace, and the schema.
 
-    Without a `schema` they are compared as they are, as bronze holds them.
+    Without a `schema`, documents are compared as they are, as in bronze.
     """
 
     connection: connections.Connection
@@ -80,7 +79,7 @@ class ReadSpec:
 
     @property
     def kept_schema(self) -> DocumentSchema | None:
-        """The collection's schema."""
+        """The schema, decoded."""
         return None if self.schema is None else DocumentSchema.from_json(self.schema)
 
     def chunk(
@@ -98,7 +97,7 @@ class ReadSpec:
         )
 
     def text(self, raw: bytes) -> str:
-        """A document as the capture would write it down."""
+        """A document as the capture would encode it."""
         text = bson_to_json.encode(raw).text
         if self.fields is not None:
             text = raw_event.filtered(text, fields=self.fields, taken=set())
@@ -106,7 +105,7 @@ class ReadSpec:
 
 
 class _RateLimit:
-    """Waits so that no more than so many documents a second are read."""
+    """Limits the documents read per second, by waiting."""
 
     def __init__(self, documents_per_second: float | None, wait: Callable[[float], object] = time.sleep) -> None:
         self._rate, self._wait = documents_per_second, wait
@@ -120,12 +119,12 @@ class _RateLimit:
 
 
 def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[snapshot_read.IdRange]:
-    """The collection cut into ranges of `_id`, found in its index alone."""
+    """The collection cut into ranges of `_id`, from the index alone."""
     size = catalog.size(client, reading.collection)
-    # At least four ranges a thread, so that no thread is left with a long last one; under 500 documents a read is mostly waiting.
+    # At least four ranges per thread, so that no thread has a long last one; a read of less than 500 documents is mostly latency.
     documents = min(RANGE_DOCUMENTS, RANGE_BYTES // size.average, max(500, size.documents // (4 * threads)))
     if reading.documents_per_second:
-        # Every thread reads at its share of the pace.
+        # Each thread reads at its share of the pace.
         documents = min(documents, int(reading.documents_per_second / threads * RANGE_SECONDS))
     found: list[snapshot_read.IdRange] = []
     lo: bytes | None = None
@@ -134,26 +133,26 @@ def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[s
         found.append(snapshot_read.IdRange(lo, hi))
         if hi is None:
             return found
-        # The end of a range is exclusive, and the beginning of the next one inclusive: no `_id` is in two, or in none.
+        # The end of a range is exclusive and the start of the next one inclusive: each `_id` is in exactly one.
         lo = snapshot_read.hi_as_lo(hi)
 
 
 def digests(spark: SparkSession, reading: ReadSpec, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
-    """Every document of the ranges as a row of `READ`, each range read by one task at a time of its own.
+    """Every document of the ranges as a row of `READ`; one task per range, which reads at its own time.
 
-    A range that cannot be read is a row with nothing but its `error`: see `error_of`.
+    A range that cannot be read gives a row with only `error`, see `error_of`.
     """
     read = functools.partial(_read_ranges, reading, tuple(found), uuid.uuid4().hex)
     return spark.range(len(found), numPartitions=len(found)).mapInArrow(read, READ_DDL)
 
 
 def error_of(text: str) -> errors.MedallionError:
-    """What an executor could not do, as it stands in the column `error`."""
+    """The error of an executor, decoded from the column `error`."""
     return chunks.error_of(json.loads(text))
 
 
 _failed: dict[str, str] = {}
-"""On an executor: why the last read failed. Its other ranges need not wait for the same, each as long."""
+"""On an executor: the error of the last failed read, by its id, so that its other ranges fail at once."""
 
 
 def _read_ranges(
@@ -168,7 +167,7 @@ def _read_ranges(
                     client = connections.worker_client(reading.connection)
                     yield _read_range(client, reading, found[number], schema, pace)
                     continue
-                # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
+                # Returned as data: Spark would replace an executor's exception, with its text but without its class.
                 except Exception as error:
                     told = failure(reading.collection.namespace, error)
                     _failed.clear()
@@ -182,7 +181,7 @@ def _read_range(
     condition = None if reading.condition is None else query.loads(reading.condition)
 
     def read() -> pa.RecordBatch:
-        # Empty for each attempt: it reads the whole range again, at a later time.
+        # Empty for each attempt, which reads the whole range again at a later time.
         found: dict[str, list[Any]] = {name: [] for name in READ.names}
         for chunk in reading.chunk(client, bounds, condition):
             for raw in chunk.documents:
@@ -198,7 +197,7 @@ def _read_range(
 
 
 def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
-    """What a read returns, again behind a pause where it was interrupted."""
+    """The result of `read`, which is repeated after a pause if it was interrupted."""
     for attempt in range(ATTEMPTS):
         try:
             return read()
@@ -212,8 +211,7 @@ def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
 
 
 def failure(name: str, error: Exception) -> errors.MedallionError:
-    """The error that ended the comparison of a collection, as one of our errors; of a foreign error only its class,
-    because its text may quote a document."""
+    """An error of a collection's comparison as a `MedallionError`; of a foreign one only the class, as its text may quote a document."""
     match error:
         case errors.MedallionError():
             return error
@@ -227,7 +225,7 @@ def failure(name: str, error: Exception) -> errors.MedallionError:
 
 
 def expired(reading: ReadSpec) -> errors.MedallionError:
-    """The error for a time that the server can no longer read at."""
+    """The error for a time at which the server cannot read any more."""
     name = reading.collection.namespace
     if reading.is_exact:
         return errors.DecisionNeeded(
@@ -238,20 +236,19 @@ def expired(reading: ReadSpec) -> errors.MedallionError:
 
 
 def _digest(text: str, schema: DocumentSchema | None) -> int:
-    """The digest of the row that a document should be; for one that cannot be read a number that no row has but by
-    chance."""
+    """The digest of the row that a document should become; 0 for an unreadable one, which no row has except by chance."""
     if schema is None:
         return equality.exact_digest(text)
     try:
         return equality.digest(equality.ExactDocument.read(text).expected(schema))
     except (ValueError, RecursionError):
-        # Not left out: the key has to be compared, and is then looked at closely.
+        # Not left out: the key must be compared, and is then looked at closely.
         return 0
 
 
 @dataclass(frozen=True)
 class SourceDocument:
-    """What the source held under a key at a time: a document's text, or None."""
+    """The document that the source had for a key at a time: its text, or None for none."""
 
     text: str | None
     at: Time
@@ -260,7 +257,7 @@ class SourceDocument:
 def by_keys(
     client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
 ) -> dict[str, SourceDocument]:
-    """What the source holds under each key, some hundred keys at a time; `wait` keeps the pace."""
+    """The source's document for each key, read in portions; `wait` limits the pace."""
     found: dict[str, SourceDocument] = {}
     pace = _RateLimit(reading.documents_per_second, wait)
     for some in key_filter.portions(wanted, most=BY_KEY):
@@ -285,15 +282,15 @@ def _some_by_keys(client: mongodb.Client, reading: ReadSpec, wanted: Sequence[st
 
 
 def sequence(at: Time) -> str:
-    """The sequence of what was read at a time: after every change up to it."""
+    """The sequence of a read at this time: after every change up to it."""
     return resume_token.snapshot_sequence(*at)
 
 
 def key_of(document_key: bytes) -> str:
-    """The key of a raw document key."""
+    """The canonical key of a raw document key."""
     return canonical_keys.canonical_raw(document_key)
 
 
 def nothing(at: Time, wanted: Iterable[str]) -> dict[str, SourceDocument]:
-    """What a collection that does not exist holds."""
+    """The documents for these keys in a collection that does not exist: None for each."""
     return dict.fromkeys(wanted, SourceDocument(None, at))

@@ -1,4 +1,4 @@
-"""Differences that are no mistake: the settings ask for them, silver marks them, or bronze has the change already."""
+"""Explains differences that are no errors: by the settings, silver's marks, quarantine, or a snapshot that is still running."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from pipelines.verify.result import KeyDifference, KeyVerdict
 
 @dataclass(frozen=True)
 class Explanations:
-    """What is known of one collection's differences; `has_source` says whether the source has the collection."""
+    """Explains one collection's differences; `has_source` is whether the source has the collection."""
 
     settings: Settings
     progress: table_progress.TableProgressReader
     has_source: bool
 
     def explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
-        """The same differences, those marked that the settings ask for or that silver itself marks as incomplete."""
+        """The same differences, with `KEPT`, `QUARANTINED`, `INCOMPLETE` or `WAITING` as their kind if that explains them."""
         wrong = [each.key for each in found if each.kind.is_wrong]
         if not wrong:
             return list(found)
         incomplete, held = self._in_silver(wrong, "coalesce(`__incomplete`, false)"), self._quarantined(wrong)
-        # Only where something is wrong: each of these is a look at bronze or silver.
+        # Only if something is wrong: each of these reads bronze or silver.
         is_kept, is_unread = self.keeps_rows(), self._is_being_read()
         left = set() if is_kept else self._in_silver(wrong, self._left_by_a_drop())
         explained = []
@@ -53,16 +53,16 @@ class Explanations:
         return explained
 
     def keeps_rows(self) -> bool:
-        """Whether the settings keep the row of a document that is gone."""
+        """Whether the settings keep the rows of documents that are gone."""
         skips = Operation.DELETE in self.settings.source.skipped_operations
-        if self.progress.layer is Layer.BRONZE:  # which holds what happened, whatever is made of it
+        if self.progress.layer is Layer.BRONZE:  # options of silver do not change bronze
             return skips
         options = self.progress.options
         is_dropped = not self.has_source and OnGone.KEEP in (options.on_drop, options.on_rename)
         return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
 
     def _left_by_a_drop(self) -> str:
-        """Which rows of silver are of before a drop or a rename after which the settings keep them: the collection was made again."""
+        """SQL for the rows of silver from before a drop or rename after which the settings keep them; the collection was created again."""
         options = self.progress.options
         if OnGone.KEEP not in (options.on_drop, options.on_rename):
             return "false"
@@ -73,7 +73,7 @@ class Explanations:
         return f"`__sequence` < {literal(max((each.first for each in kept), default=''))}"
 
     def _in_silver(self, keys: Iterable[str], where: str) -> set[str]:
-        """Those of the keys whose rows in silver are so."""
+        """Those of the keys whose rows in silver satisfy `where`."""
         table = self.progress.silver
         if where == "false" or self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
             return set()
@@ -81,7 +81,7 @@ class Explanations:
         return {row["__key"] for row in query_execution.with_values(marked, "__key", keys).collect()}
 
     def _quarantined(self, keys: Sequence[str]) -> set[str]:
-        """Those of the keys of whose documents quarantine holds events: asked for each some thousand keys, and it may hold a million events."""
+        """Those of the keys with events in quarantine; read once, as it may have a million events and this is called for each slice."""
         spark, table = self.progress.spark, self.progress.layout.quarantine(*self.progress.namespace)
         if not delta.exists(spark, table):
             return set()
@@ -93,16 +93,16 @@ class Explanations:
         return quarantine_table.HeldEvents.of(self.progress.spark, self.progress.layout.quarantine(*self.progress.namespace))
 
     def _is_being_read(self) -> bool:
-        """Whether a snapshot of the whole collection is not at its end, and goes on by itself: what it has not read yet may be older in
-        the table."""
+        """Whether a snapshot of the whole collection is unfinished and will continue by itself: the table may have older rows until
+        then."""
         name, source = str(self.progress.namespace), self.settings.source
         states = snapshot_state.states(bronze_log.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
-        # What a class of somebody's own decides is not asked here.
+        # The decision of a custom snapshotter class is not known here.
         is_custom = source.snapshot_mode is SnapshotMode.CUSTOM
         stays = {
             snapshot_state.SnapshotKind.INITIAL: not is_custom
             and not snapshot_mode.decided(source, has_position=True, is_unfinished=True).resumes,
-            # A pause holds back all of them.
+            # A pause stops all of them.
             snapshot_state.SnapshotKind.INCREMENTAL: any(each.is_paused and not each.is_done for each in states),
         }
         return any(

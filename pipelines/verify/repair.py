@@ -1,8 +1,8 @@
-"""A repair: what differs is read again from the source, through a signal, so that bronze stays the truth of every table.
+"""Repairs differing documents by reading them again from the source into bronze, from which all other tables are made.
 
-The signal asks the capture for an incremental snapshot of single keys (`cdc_core.snapshot.key_filter`): documents land as
-snapshot rows, keys that the source does not hold as deletes, both at the cluster time of the read, so that what changes
-meanwhile wins. A pipeline that runs takes it up; where no capture runs, one run of each layer is done here.
+A signal starts an incremental snapshot of single keys (`cdc_core.snapshot.key_filter`): documents become snapshot rows, keys that the
+source lacks become deletes, both at the cluster time of the read, so that later changes win. A running pipeline handles the signal; if no
+capture is running, each layer is run once here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEYS = 1000
-"""So many documents are named by one signal: a capture writes them to bronze in one commit."""
+"""The most documents per signal: a capture writes them to bronze in one commit."""
 SIGNAL_SECONDS = 300.0
 PAUSE = 0.5
 
@@ -50,10 +50,10 @@ def through_bronze(
     layer: Layer,
     stop: threading.Event,
 ) -> None:
-    """Bring these keys to bronze as the source holds them now, and to the layer's table where nobody else does.
+    """Read these keys from the source into bronze; without a running capture also apply them, up to the layer's table.
 
-    Raises `SettingsError` where the capture does not listen to `ops/signals`, and `Temporary` where a running capture does
-    not take the next signal up in five minutes.
+    Raises `SettingsError` if the capture does not read `ops/signals`, and `Temporary` if a running capture does not finish the next signal
+    in `SIGNAL_SECONDS`.
     """
     if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
         raise errors.SettingsError(
@@ -63,10 +63,10 @@ def through_bronze(
                 "add table to signal.enabled.channels",
             )
         )
-    # All signals are sent before any is waited for: the capture takes them up one after the other.
+    # All signals are sent before the wait: the capture handles them one after the other.
     ids = [_send(spark, settings, namespace, some) for some in key_filter.portions(keys, most=KEYS)]
     if owners.is_held(spark, delta.layout(settings.lakehouse).bronze(settings.name)):
-        # Its silver and gold claim their tables when there is something to write: to run them here could end them.
+        # The running pipeline's silver and gold claim tables only when there is something to write: a run here could stop them.
         _wait(spark, settings, ids, stop=stop)
         return
     _run(spark, settings, ids, layer=layer, stop=stop)
@@ -85,17 +85,17 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
 
 
 def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: threading.Event) -> None:
-    """Wait until the running capture has read the keys of these signals again, or has said that there is nothing to read."""
+    """Wait until the running capture has read the keys of these signals again, or has planned nothing for them."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     end = time.monotonic() + SIGNAL_SECONDS
     waiting = set(ids)
     while not stop.wait(PAUSE):
-        # Read first: a signal's row is committed with the plan that it leads to.
+        # Before the states: a signal's row is committed with the plan that it leads to.
         handled = bronze_log.handled_signal_ids(spark, table)
         states = snapshot_state.states(bronze_log.snapshot_heartbeats(spark, table))
         unplanned = handled.intersection(ids) - {state.signal for state in states}
         left = waiting - unplanned - {state.signal for state in states if state.is_done}
-        if len(left) < len(waiting):  # one after the other: of many, the last one waits for all before it
+        if len(left) < len(waiting):  # the time is per signal: they are handled one after the other
             waiting, end = left, time.monotonic() + SIGNAL_SECONDS
         if not left:
             if unplanned:
@@ -111,18 +111,18 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
 
 
 def _run(spark: SparkSession, settings: Settings, ids: Sequence[str], *, layer: Layer, stop: threading.Event) -> None:
-    """One run of each layer up to the one that is compared."""
-    # Only a repair without a running pipeline needs the layers; a comparison does not load them.
+    """Run each layer once, up to the one that is compared."""
+    # Imported here: only a repair without a running pipeline needs the layers.
     from pipelines.capture import service as capture
     from pipelines.gold import publish
     from pipelines.silver import run as silver
 
     sessions = sparks.sessions(spark)
-    # In the order of the layers: each applies what the one before it has committed.
+    # In this order: each layer applies what the one before has committed.
     capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     states = snapshot_state.states(bronze_log.snapshot_heartbeats(spark, table))
-    # A run ends where nothing is left to read but what a pause holds back.
+    # A run ends without a paused snapshot.
     if not stop.is_set() and any(state.signal in ids and not state.is_done for state in states):
         log.warning(
             "%s: the differing documents are not read again, because a snapshot is paused: run medallion signal "

@@ -18,30 +18,30 @@ class KeyVerdict(str, Enum):
     EXTRA = "extra"
     DIFFERENT = "different"
     WAITING = "waiting"
-    """Its last change is not in the table yet, and no pipeline runs that would bring it."""
+    """Its last change is not in the table yet."""
     CHANGING = "changing"
-    """It changed each time before it could be judged."""
+    """It changed again before each attempt to judge it."""
     KEPT = "kept"
     """The source has deleted it, or dropped its collection, and the settings keep the row."""
     INCOMPLETE = "incomplete"
-    """Silver says itself that the row waits for a document that was never seen."""
+    """Its row has partial updates of a document that was never read."""
     QUARANTINED = "quarantined"
-    """An event of it could not be read and waits in quarantine."""
+    """An event of it could not be applied and is in quarantine."""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the table does not hold what the source holds."""
+        """Whether the table differs from the source."""
         return self not in (KeyVerdict.EQUAL, KeyVerdict.KEPT) and not self.is_moving
 
     @property
     def is_moving(self) -> bool:
-        """Whether another look may say something else."""
+        """Whether a later look may give another verdict."""
         return self in (KeyVerdict.WAITING, KeyVerdict.CHANGING)
 
 
 @dataclass(frozen=True)
 class KeyDifference:
-    """One key that is not equal, and at which paths."""
+    """The verdict on one key, with the differing paths."""
 
     key: str
     kind: KeyVerdict
@@ -50,8 +50,7 @@ class KeyDifference:
 
 @dataclass(frozen=True)
 class CollectionVerification:
-    """The comparison of one collection. `documents` were read from the source; `as_of` is the last cluster time of a
-    read."""
+    """The result for one collection. `documents` were read from the source; `as_of` is the last cluster time of a read."""
 
     collection: str
     layer: Layer
@@ -76,17 +75,17 @@ class CollectionVerification:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the table holds what the source holds, of all documents whose last change it can have."""
+        """Whether no document is known to differ, or was left unsettled."""
         return not (self.is_wrong or self.unsettled)
 
     @property
     def is_judged(self) -> bool:
-        """Whether every document that no longer changes could be judged."""
+        """Whether every document that is not changing was judged."""
         return not (self.waiting or self.unsettled)
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the table is known not to hold what the source holds."""
+        """Whether the table is known to differ from the source."""
         return bool(self.missing or self.extra or self.different or self.incomplete or self.quarantined)
 
 
@@ -102,10 +101,10 @@ class Verification:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every collection could be compared, and is equal."""
+        """Whether every collection was compared, and is equal."""
         return not self.failures and all(each.is_equal for each in self.collections)
 
     @property
     def is_judged(self) -> bool:
-        """Whether every collection could be judged."""
+        """Whether every collection was judged."""
         return not self.failures and all(each.is_judged for each in self.collections)

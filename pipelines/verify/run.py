@@ -1,16 +1,15 @@
-"""Verify: does a table hold what the source holds? It can be compared while both are written to.
+"""Verify: compares a table with the source, while both may change.
 
 For each collection:
 
-    digests     ranges of `_id` are read on executors, each at a cluster time of its own: key and digest of every document
-    join        by key with the digests of the table's rows, once the table is past those times; equal ones are done
-    close look  the others are read once more, by key, and judged where the row is known to have all their events up to
-    the time
-                of the read, and no later ones; those that changed meanwhile are read again
-    result      one row a run and collection in `ops/verifications`
+    digests     executors read ranges of `_id`, each at its own cluster time: the key and a digest of every document
+    join        by key with the digests of the table's rows, once the table is past those times; equal keys are done
+    close look  the other documents are read again, by key, and judged if the row has all their events up to the time of the read, and no
+                later ones; those that changed meanwhile are read again
+    result      one row per run and collection in `ops/verifications`
 
-Only documents that differ at first sight come to the driver. No table is claimed; with `repair` what differs is read again
-through bronze (`pipelines.verify.repair`), and compared once more.
+Only documents that differ in the join come to the driver. No table is claimed. With `repair`, differing documents are read again through
+bronze (`pipelines.verify.repair`) and compared again.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ SCHEMA = pa.schema(
         ("differences", pa.string()),
     ]
 )
-"""`ops/verifications`: a row a run and collection; `differences` is JSON, of at most 1,000 documents."""
+"""`ops/verifications`: one row per run and collection; `differences` is JSON, of at most `KEPT_DIFFERENCES` documents."""
 KEPT_DIFFERENCES = 1000
 
 
@@ -108,9 +107,9 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared, was not when `stop` was set, or whose result could not be appended, is among the result's `failures`. Raises
-    `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of a source that does not list
-    its collections. Nothing else raises here: `refuse` turns differences and failures into an error.
+    The result's `failures` are collections that could not be compared, were not reached before `stop`, or whose result could not be
+    appended. Raises `SettingsError`, `DecisionNeeded` if the pipeline never ran, and errors of a source that does not list its collections.
+    Differences are not raised here, but by `refuse`.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
     connection = connections.connection(settings.source)
@@ -125,10 +124,10 @@ def run(
                     each = run_.compared(namespace)
                     if stop.is_set():
                         break
-                    # First: what is known of a collection is told, also where it cannot be written down.
+                    # Before the note, so that the result is reported even if it cannot be appended.
                     found.append(each)
                     run_.note(each, run=id_)
-                except Exception as error:  # a collection that is dropped meanwhile, say
+                except Exception as error:  # such as a collection that is dropped meanwhile
                     if stop.is_set():
                         break
                     failures.note(str(namespace), error)
@@ -143,8 +142,8 @@ def run(
 
 
 def refuse(result: Verification) -> None:
-    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a
-    table is not what the source holds, `Temporary` where that could not be decided for some rows."""
+    """Raise an error if not all is equal: those of collections that could not be compared, `DecisionNeeded` if a table differs from the
+    source, `Temporary` if some documents could not be judged."""
     refusal = _refusal(result)
     if not result.failures:
         if refusal is not None:
@@ -158,7 +157,7 @@ def refuse(result: Verification) -> None:
 
 
 def _refusal(result: Verification) -> errors.MedallionError | None:
-    """What is wrong with the collections that were compared."""
+    """The error for differences in the compared collections; None if there are none."""
     wrong = [each.collection for each in result.collections if each.is_wrong]
     if wrong:
         return errors.DecisionNeeded(
@@ -179,7 +178,7 @@ def _refusal(result: Verification) -> errors.MedallionError | None:
 
 
 def to_json(result: Verification) -> str:
-    """The result as one JSON object, with the names of the dataclasses' fields."""
+    """The result as a JSON object with the dataclasses' field names."""
     told = {name: errors.message_of(error) for name, error in result.failures.items()}
     found = dataclasses.asdict(replace(result, failures={})) | {"failures": told}
     for shown, each in zip(found["collections"], result.collections, strict=True):
@@ -188,14 +187,14 @@ def to_json(result: Verification) -> str:
 
 
 def as_of(text: str) -> documents.Time | None:
-    """The cluster time of `--as-of`, as `gold --as-of` takes it; None for now. Raises `SettingsError`."""
+    """The cluster time of `--as-of`, in the formats of `gold --as-of`; None for now. Raises `SettingsError`."""
     found = times.parsed(text)
     return None if found is None else (int(found[:8], 16), int(found[8:], 16))
 
 
 @dataclass(frozen=True)
 class _VerifyRun:
-    """One run over the collections of a pipeline; `sources` are those that the source has."""
+    """One run over the collections of a pipeline; `sources` are those in the source, by name."""
 
     context: VerifyContext
     options: VerifyOptions
@@ -210,7 +209,7 @@ class _VerifyRun:
         client: mongodb.Client,
         stop: threading.Event,
     ) -> _VerifyRun:
-        """A run over what the source holds now; raises `DecisionNeeded` where bronze holds nothing."""
+        """A run over the source's present collections; raises `DecisionNeeded` if bronze is empty."""
         layout = delta.layout(settings.lakehouse)
         context = VerifyContext(
             spark=spark,
@@ -225,18 +224,17 @@ class _VerifyRun:
             patience=options.patience,
             documents_per_second=options.documents_per_second,
         )
-        # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
+        # For its error: without bronze there is nothing to compare, and the source need not be read.
         table_progress.position_of(spark, context.bronze)
         return _VerifyRun(
             context, options, {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
         )
 
     def chosen(self) -> list[registry.Namespace]:
-        """The collections that are captured, and those that were and are gone; only the one of the options where they
-        name one."""
+        """The captured collections, also those that are gone from the source; or the one that the options name."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
         noted = registry.read(self.context.spark, self.context.settings).namespaces
-        if self.context.layer is Layer.BRONZE:  # silver, which notes them, may never have run
+        if self.context.layer is Layer.BRONZE:  # silver, which notes collections, may never have run
             in_log = bronze_log.captured_collections(self.context.spark, self.context.bronze)
             noted = tuple({*noted, *(registry.Namespace(*each) for each in in_log)})
         captured = filters.of(self.context.settings.source)
@@ -255,7 +253,7 @@ class _VerifyRun:
         return found
 
     def compared(self, namespace: registry.Namespace) -> CollectionVerification:
-        """One collection, compared and, with `repair`, repaired and compared again."""
+        """Compare one collection and, with `repair`, repair it and compare it again."""
         began = time.monotonic()
         if self.context.layer is Layer.BRONZE:
             bronze_state.check_whole(self.context.spark, self.context.bronze, namespace)
@@ -264,7 +262,7 @@ class _VerifyRun:
             found = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()
         except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired) as error:
             raise documents.failure(str(namespace), error) from error
-        # What no document can have as its key, no capture can read again.
+        # Keys that no document can have cannot be read again.
         differing = [each.key for each in found.differences if each.kind.is_wrong]
         wrong = [key for key in differing if key_filter.is_key(key)]
         if self.options.repair and len(wrong) < len(differing):

@@ -1,8 +1,8 @@
-"""Whether a table is past a cluster time, and which keys it cannot have yet. Tables are only read.
+"""Whether a table has passed a cluster time, and which keys it cannot have yet. Tables are only read.
 
-A document that was read at T can be judged by a row of the table where all events of its key up to T are in the row and none
-after T is. So three kinds of keys have to wait for a later look: those that the source changed and bronze does not hold yet,
-those whose events bronze holds and the table not, and those that changed after T and are in the table already.
+A document that was read at T can be compared with its row if the row has all events of its key up to T, and none after T. So three kinds of
+keys must wait for a later look: those whose events are not in bronze yet, those whose events are in bronze but not in the table, and those
+that changed after T and are in the table already.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import CollectionSettings
 
 CAPTURE_SECONDS = 3.0
-"""How long a running capture is given to come past a time by itself; a quiet one moves once a minute only."""
+"""How long to wait for a running capture to pass a time; a quiet one moves only once a minute."""
 START_SECONDS = 15.0
-"""How long silver and gold are given to claim a table beside a running capture."""
+"""How long to wait for silver and gold to claim a table beside a running capture."""
 PAUSE = 0.3
-"""Between two looks at the tables' positions."""
+"""Seconds between two reads of the tables' positions."""
 MOST_UNSEEN = 200_000
-"""With more changes than that before it, bronze is too far behind for a comparison to say anything."""
+"""The most changes that bronze may lack; with more it is too far behind for a comparison."""
 
 
 def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
@@ -50,7 +50,7 @@ def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
 
 
 def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
-    """The position of bronze; `DecisionNeeded` where there is none."""
+    """The position of bronze; raises `DecisionNeeded` if it is empty."""
     position = bronze_log.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
         raise _no_bronze(table)
@@ -59,10 +59,10 @@ def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.Bronz
 
 @dataclass(frozen=True)
 class TableProgress:
-    """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at.
+    """A version of the table (`held`), the batch up to which it is at least applied (`to`), and bronze's last `batch` at that time.
 
-    `awaits_sweep` says whether rows are still to be removed there: those of a collection that was dropped or renamed, or was
-    read again to its end.
+    `unseen` are keys with events that are not in bronze yet. `awaits_sweep`: the table still has to remove rows after a drop, a rename or a
+    finished snapshot.
     """
 
     held: table_rows.TableVersion | bronze_state.BronzeState
@@ -74,7 +74,7 @@ class TableProgress:
 
 @dataclass(frozen=True)
 class KeyEvents:
-    """The events of a key in bronze: whether some are not applied to the table, and the sequence of the last one."""
+    """A key's events in bronze: whether some are not applied to the table, and the sequence of the last one."""
 
     unapplied: bool
     sequence: str
@@ -82,7 +82,7 @@ class KeyEvents:
 
 @dataclass
 class TableProgressReader:
-    """Reads how far one table is, and waits until it is past a cluster time."""
+    """Reads the progress of one table, and waits until it has passed a cluster time."""
 
     spark: SparkSession
     client: mongodb.Client
@@ -124,26 +124,23 @@ class TableProgressReader:
         return owners.is_held(self.spark, self.bronze)
 
     def applies(self) -> bool:
-        """Whether somebody writes the table now. A running pipeline claims a table when there is something to write."""
+        """Whether the table is being written now. A running pipeline claims a table when there is something to write."""
         return all(owners.is_held(self.spark, each) for each in {self.silver, self.table})
 
     def past(self, at: documents.Time, *, until: float) -> TableProgress:
-        """How far the table is when it is past the time, or when waiting is of no use or too long.
-
-        `until` is by the monotonic clock.
-        """
+        """The table's progress once it has passed the time `at`, or once waiting is useless or `until` (monotonic clock) is over."""
         began = time.monotonic()
         while True:
             position = position_of(self.spark, self.bronze)
             reached = resume_token.position(position.token)
             is_past, is_captured = (reached.seconds, reached.increment) > at, self.captures()
-            # A running capture moves bronze on by itself; without one nothing is gained by waiting.
+            # Waiting only helps while a capture is running.
             if not is_past and is_captured and self._has_time(min(began + CAPTURE_SECONDS, until)):
                 time.sleep(PAUSE)
                 continue
             unseen = frozenset() if is_past else self._unseen(position.token, at)
             to = position.batch if self.layer is Layer.BRONZE else self.position()
-            # Beside a running capture silver and gold may only be about to claim the table: they do so when there is something to write.
+            # Beside a running capture, silver and gold may be about to claim the table.
             is_unapplied, awaits_sweep = self._unapplied(to, position.batch)
             if is_unapplied:
                 end = until if self.applies() else min(began + START_SECONDS, until) if is_captured else 0.0
@@ -152,7 +149,7 @@ class TableProgressReader:
             if self._has_time(end):
                 time.sleep(PAUSE)
                 continue
-            # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
+            # The position was read before the version: what the version has beyond it counts as not applied, and is looked at again.
             held = self._bronze(to) if self.layer is Layer.BRONZE else self.newest()
             return TableProgress(held, to, position.batch, unseen, awaits_sweep)
 
@@ -167,13 +164,13 @@ class TableProgressReader:
         return to if isinstance(to, int) else 0
 
     def generation(self) -> str:
-        """What a rebuild of silver called the rows that the table is made of."""
+        """The generation of silver's rows from which the table was made."""
         if self.layer is Layer.SILVER:
             return registry.silver_position(self.spark, self.silver).generation
         return table_history.standing(self.spark, self.table).said.get("generation") or ""
 
     def _unseen(self, token: str, at: documents.Time) -> frozenset[str]:
-        """The keys that the source changed up to the time, and that bronze does not hold."""
+        """The keys that the source changed up to the time, after bronze's position."""
         name = str(self.namespace)
         try:
             found = document_keys.changed_keys(
@@ -194,7 +191,7 @@ class TableProgressReader:
                 f"verifying {name}: it was dropped, renamed or replaced, which is not in bronze yet; let the pipeline "
                 "catch up and try again"
             ) from None
-        # The list ends there: keys beyond it would be judged as if nothing had happened to them.
+        # The list is cut there: keys beyond it would be judged as if they had not changed.
         if len(found) >= MOST_UNSEEN:
             raise errors.Temporary(
                 f"verifying {name}: bronze lacks more than {MOST_UNSEEN:,} changes; let the capture catch up first"
@@ -208,7 +205,7 @@ class TableProgressReader:
         )
 
     def _unapplied(self, to: int, batch: int) -> tuple[bool, bool]:
-        """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
+        """Whether the table lacks events or sweeps of bronze's batches up to `batch`, and whether it lacks sweeps."""
         if to >= batch:
             return False, False
         counts, found = survey.surveyed(self.spark, self.bronze, BatchRange(to, batch), only=self.namespace)
@@ -219,13 +216,13 @@ class TableProgressReader:
     def moved(
         self, progress: TableProgress, keys: Collection[str], *, since: documents.Time, first: int
     ) -> dict[str, KeyEvents]:
-        """The events of these keys after the time `since`, and those that the table has not applied.
+        """The events of these keys that are later than `since`, or not applied to the table.
 
-        Batches up to `first` were complete before that time, so that they need not be read for the former.
+        Batches up to `first` have no events later than `since`, and are only read for unapplied ones.
         """
         if not keys:
             return {}
-        # As a snapshot's rows: what happened at `since` itself was seen by the read.
+        # The sequence of a snapshot's row: changes at `since` itself are in the read.
         after = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
             f"SELECT key, batch, sequence FROM ({self._events(min(first, progress.to))}) "

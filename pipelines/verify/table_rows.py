@@ -1,4 +1,4 @@
-"""The table's side of a comparison: a version of silver or gold as keys and digests, worked out where its rows lie."""
+"""The table's side of a comparison: a version of silver or gold as keys and digests, computed on executors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ HELD_DDL = "key STRING, digest BIGINT"
 
 @dataclass(frozen=True)
 class TableVersion:
-    """One version of a table; `version` is None where there is no table yet, `added` are the columns of silver that
-    `add.fields` and `add.headers` ever made."""
+    """One version of a table; `version` is None if there is no table yet. `added` are silver's columns that `add.fields` and `add.headers`
+    ever made."""
 
     spark: SparkSession
     table: tables.TableRef
@@ -41,13 +41,13 @@ class TableVersion:
     added: tuple[str, ...] = ()
 
     def current(self) -> DataFrame | None:
-        """Its rows that are documents: not those that are marked deleted, or whose document was never known."""
+        """The rows that are documents, without those marked as deleted or whose document was never known; None without a table."""
         if self.version is None:
             return None
         rows = self.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {self.version}")
-        # A row without a key is nobody's document; null would be equal to no key, and the row would be in no result.
+        # A row without a key must be reported; null would not join with anything.
         rows = rows.withColumn("__key", F.coalesce("__key", F.lit("")))
-        # Silver alone has the column: rows without a known document do not go on to gold.
+        # Only silver has the column: gold has no rows without a known document.
         if "__incomplete" in rows.columns:
             rows = rows.where(f"NOT {merge.HAS_NO_BASE}")
         return rows.where("NOT coalesce(`__deleted`, false)") if "__deleted" in rows.columns else rows
@@ -58,12 +58,12 @@ class TableVersion:
         if rows is None:
             return self.spark.createDataFrame([], HELD_DDL)
         chosen = self._chosen(rows, schema)
-        # By numbers: mapInArrow takes a dot in a column's name for a field of a struct.
+        # Renamed: mapInArrow would take a dot in a column's name for a field of a struct.
         numbered = chosen.toDF(*(f"c{number}" for number in range(len(chosen.columns))))
         return numbered.mapInArrow(functools.partial(_digests, self._part(schema), tuple(chosen.columns)), HELD_DDL)
 
     def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[equality.TableRow]]:
-        """The rows of these keys."""
+        """The rows of these keys, by key."""
         rows = self.current()
         if rows is None or not keys:
             return {}
@@ -76,23 +76,23 @@ class TableVersion:
         return found
 
     def compared(self, text: str, held: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
-        """What a document of the source and a row differ in."""
+        """The differences of a source document and a row."""
         return equality.differences(equality.ExactDocument.read(text), held, schema)
 
     def sampled(self, documents: int) -> list[str]:
-        """The keys of so many rows, by chance."""
+        """The keys of this many random rows."""
         rows = self.current()
         if rows is None:
             return []
         return [row["__key"] for row in rows.select("__key").orderBy(F.rand()).limit(documents).collect()]
 
     def _chosen(self, rows: DataFrame, schema: DocumentSchema) -> DataFrame:
-        """The columns that are compared; deep ones that no document has come along."""
+        """`__key`, `__rescued` and the columns to compare: all but hidden ones, also those that the schema lacks."""
         hidden = self._hidden(schema) - {"__key", "__rescued"}
         return rows.select(*(F.col(names.identifier(name)) for name in rows.columns if name not in hidden))
 
     def _hidden(self, schema: DocumentSchema) -> set[str]:
-        """The columns that hold nothing of a document: the engine's, and those of `add.fields`, also of earlier settings."""
+        """The columns that are not a document's: the engine's, and those of `add.fields` and `add.headers`, also of earlier settings."""
         documents = {name for name, _ in schema.table()}
         added = {each.name for each in reduce.added(self.options.unwrap, documents=documents)}
         return {*column_names.ENGINE, *((added | set(self.added)) - documents)}
@@ -103,12 +103,12 @@ class TableVersion:
 
 @dataclass(frozen=True)
 class _Parts:
-    """How a row of the table is taken apart."""
+    """Converts rows of the table for the comparison; `documents` are the columns of the schema."""
 
     documents: frozenset[str]
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[tuple[str, equality.TableRow]]:
-        """Each row's key, and the row."""
+        """The key of each row, and the row."""
         cells = {
             name: _values(batch.column(number), batch.schema.field(number).type)
             for number, name in enumerate(batch.schema.names)
@@ -139,7 +139,7 @@ def _digests(part: _Parts, columns: tuple[str, ...], batches: Iterator[pa.Record
 
 
 def _values(column: pa.Array, type_: pa.DataType) -> list[Any]:
-    """The cells as Python values, with maps as dicts: an empty one is not an empty array."""
+    """The cells as Python values, with maps as dicts, so that an empty map differs from an empty array."""
     values = column.to_pylist()
     return [_mapped(value, type_) for value in values] if _has_map(type_) else values
 
@@ -170,7 +170,7 @@ def _mapped(value: Any, type_: pa.DataType) -> Any:
 def newest(
     spark: SparkSession, table: tables.TableRef, options: CollectionSettings, *, silver: tables.TableRef
 ) -> TableVersion:
-    """The table as it is now; `silver` is that of its collection, which names the columns that settings made."""
+    """The table as it is now; `silver` is its collection's silver table, whose commits name the columns that settings added."""
     if not delta.exists(spark, table):
         return TableVersion(spark, table, None, options)
     version = table_history.version(spark, table)
