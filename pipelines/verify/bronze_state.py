@@ -83,8 +83,8 @@ class BronzeState:
         """`__key, document, incomplete`: one row per key that is not deleted."""
         counted = events.agg(F.count("*").alias("events"), F.count_if(reduce.is_partial()).alias("partial")).first()
         if not counted.partial:
-            is_many = counted.events <= survey.MAX_BROADCAST_EVENTS
-            latest = reduce.latest_of_many(events) if is_many else reduce.latest(events, has_partial=False)
+            can_broadcast = counted.events <= survey.MAX_BROADCAST_EVENTS
+            latest = reduce.latest_of_many(events) if can_broadcast else reduce.latest(events, has_partial=False)
             rows = latest.where(F.col("op") != bronze.Op.DELETE.value)
             return rows.select(
                 F.col("key").alias("__key"), F.col("after").alias("document"), F.lit(False).alias("incomplete")

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.extended_json import query
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
+from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
@@ -208,7 +210,7 @@ class CollectionComparison:
         assert self.collection is not None
         condition = None if self._filter is None else query.loads(self._filter)
         found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
-        return [documents.key_of(raw) for raw in found]
+        return [canonical_keys.canonical_raw(raw) for raw in found]
 
     # --- close looks
 
@@ -301,7 +303,7 @@ class CollectionComparison:
         if key in reached.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
         # The row may be newer than the document that was read, which is read again.
-        if moved is not None and moved.sequence > documents.sequence(seen.at):
+        if moved is not None and moved.sequence > resume_token.snapshot_sequence(*seen.at):
             return KeyDifference(key, KeyVerdict.CHANGING)
         if seen.text is None and not rows:
             self.gone.add(key)

@@ -24,7 +24,6 @@ from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
-from cdc_core.stream import resume_token
 from cdc_core.verify import equality
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -205,7 +204,7 @@ def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
             is_expired = isinstance(error, mongodb_failures.SnapshotExpired)
             # A time that the user gave cannot be replaced by a later one.
             if attempt == ATTEMPTS - 1 or (is_expired and reading.is_exact):
-                raise (expired(reading) if is_expired else error) from None
+                raise (_expired(reading) if is_expired else error) from None
         time.sleep(PAUSE * 2.0**attempt)
     raise AssertionError("attempts end with a return or an error")
 
@@ -224,7 +223,7 @@ def failure(name: str, error: Exception) -> errors.MedallionError:
     return errors.MedallionError(f"verifying {name}: this is a bug: {type(error).__name__}")
 
 
-def expired(reading: ReadSpec) -> errors.MedallionError:
+def _expired(reading: ReadSpec) -> errors.MedallionError:
     """The error for a time at which the server cannot read any more."""
     name = reading.collection.namespace
     if reading.is_exact:
@@ -279,16 +278,6 @@ def _some_by_keys(client: mongodb.Client, reading: ReadSpec, wanted: Sequence[st
         return {key: found.get(key, SourceDocument(None, at)) for key in wanted}
 
     return _tried(reading, read)
-
-
-def sequence(at: Time) -> str:
-    """The sequence of a read at this time: after every change up to it."""
-    return resume_token.snapshot_sequence(*at)
-
-
-def key_of(document_key: bytes) -> str:
-    """The canonical key of a raw document key."""
-    return canonical_keys.canonical_raw(document_key)
 
 
 def nothing(at: Time, wanted: Iterable[str]) -> dict[str, SourceDocument]:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
@@ -45,15 +46,11 @@ MOST_UNSEEN = 200_000
 """The most changes that bronze may lack; with more it is too far behind for a comparison."""
 
 
-def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
-    return errors.DecisionNeeded(f"{table.label}: bronze is empty; run the pipeline first: medallion run --once")
-
-
 def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
     """The position of bronze; raises `DecisionNeeded` if it is empty."""
     position = bronze_log.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
-        raise _no_bronze(table)
+        raise errors.DecisionNeeded(f"{table.label}: bronze is empty; run the pipeline first: medallion run --once")
     return position
 
 
@@ -196,13 +193,7 @@ class TableProgressReader:
             raise errors.Temporary(
                 f"verifying {name}: bronze lacks more than {MOST_UNSEEN:,} changes; let the capture catch up first"
             )
-        return frozenset(map(documents.key_of, found))
-
-    def _events(self, after: int) -> str:
-        return (
-            f"SELECT * FROM {self.bronze} WHERE batch > {after} AND {bronze_log.DOCUMENT_EVENTS} "
-            f"AND {self.namespace.predicate}"
-        )
+        return frozenset(map(canonical_keys.canonical_raw, found))
 
     def _unapplied(self, to: int, batch: int) -> tuple[bool, bool]:
         """Whether the table lacks events or sweeps of bronze's batches up to `batch`, and whether it lacks sweeps."""
@@ -225,8 +216,9 @@ class TableProgressReader:
         # The sequence of a snapshot's row: changes at `since` itself are in the read.
         after = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
-            f"SELECT key, batch, sequence FROM ({self._events(min(first, progress.to))}) "
-            f"WHERE batch > {progress.to} OR sequence > {after}"
+            f"SELECT key, batch, sequence FROM {self.bronze} WHERE batch > {min(first, progress.to)} "
+            f"AND {bronze_log.DOCUMENT_EVENTS} AND {self.namespace.predicate} "
+            f"AND (batch > {progress.to} OR sequence > {after})"
         )
         found = (
             query_execution.with_values(events, "key", keys)
