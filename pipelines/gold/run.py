@@ -307,21 +307,21 @@ class _GoldRun:
             try:
                 return act(spark, item)
             except Exception:
-                self._let_go(item)
+                self._release_table(item)
                 raise
 
         return self.failures.guarding(done, name=_name)
 
-    def _let_go(self, work: current.GoldWork | _HistoryWork) -> None:
+    def _release_table(self, work: current.GoldWork | _HistoryWork) -> None:
         is_history = isinstance(work, _HistoryWork)
         place, kept = (self.layout.history, self.histories) if is_history else (self.layout.gold, self.sources)
         self.claims.release(place(*work.namespace))
         kept.pop(work.namespace, None)
 
-    def _let_idle_go(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
+    def _release_idle(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
         """Release the table of a collection without changes: a service would otherwise hold every collection that ever existed."""
         if not changed and work.silver.to - after >= registry.IDLE_BATCHES:
-            self._let_go(work)
+            self._release_table(work)
 
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The histories that are due, of the collections `going`, whose documents did not fail."""
@@ -377,7 +377,7 @@ class _GoldRun:
         self.published_tables.add(table)
         maintenance.compact(writer)
         if writer.metadata.get("to") == work.silver.to:  # not if it was interrupted between two ranges
-            self._let_idle_go(work, work.at.to, events)
+            self._release_idle(work, work.at.to, events)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -442,7 +442,7 @@ class _GoldRun:
             log.warning("%s", str(error).partition("\n")[0])
             self.refused[work.namespace] = _Refusal(work.silver.version, error)
             return None
-        self._let_idle_go(work, work.gold.to or 0, 0 if result is None else result.changed)
+        self._release_idle(work, work.gold.to or 0, 0 if result is None else result.changed)
         return result
 
     def _published(self, spark: SparkSession, work: current.GoldWork, stack: ExitStack) -> GoldTableResult | None:

@@ -80,7 +80,10 @@ def apply(
         range_, *ranges = ranges
         collection.ahead.expect(ranges[0] if is_alone and portions and ranges else None)
         # The survey counted the whole span; whether a part of it is late depends on the part's own events.
-        counts = work.counts if range_ == work.span else _counts(collection, range_)
+        is_whole = range_ == work.span
+        counts = (
+            work.counts if is_whole else survey.counts_of(collection.spark, collection.bronze, collection.namespace, range_)
+        )
         reached = _with_sweeps(collection, range_, counts, reached, collection_ends.within(due, range_))
         events += counts.events
         if ranges and portions and collection.needs_steps:
@@ -101,8 +104,8 @@ def _with_sweeps(
     reached = _range(collection, range_, counts, reached, to=reached.to if due else range_.to)
     for sweep in due:
         to = range_.to if sweep is due[-1] else reached.to
-        next_position = replace(sweeps.position_after(collection, sweep, reached), to=to)
-        reached = sweeps.apply(collection, sweep, next_position, range_=range_)
+        reached = replace(sweeps.position_after(collection, sweep, reached), to=to)
+        sweeps.apply(collection, sweep, reached, range_=range_)
     return reached
 
 
@@ -212,10 +215,6 @@ def _ranges(collection: SilverCollection, work: CollectionWork, span: BatchRange
     if work.counts.events <= limit:
         return (span,)
     return survey.bounded(collection.events(span), span=span, limit=limit)
-
-
-def _counts(collection: SilverCollection, range_: BatchRange) -> survey.EventCounts:
-    return survey.counts_of(collection.spark, collection.bronze, collection.namespace, range_)
 
 
 def _under_these_settings(collection: SilverCollection, position: registry.SilverPosition) -> registry.SilverPosition:

@@ -161,7 +161,7 @@ class _SilverRun:
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
-    told_layout: set[registry.Namespace] = field(default_factory=set)
+    warned: set[registry.Namespace] = field(default_factory=set)
     began_ms: int = field(default_factory=clock.now_ms)
     """`take_over` covers owners at this time only: a service may claim a table for the first time weeks later."""
     idle: set[str] = field(default_factory=set)
@@ -197,7 +197,7 @@ class _SilverRun:
         positions.look(newest)
         if positions.discovered is None:
             positions.read()
-        self._let_idle_go()
+        self._release_idle()
         self.failures.begin_round()
         reread = self._retry_failed()
         positions.check_log()
@@ -229,24 +229,24 @@ class _SilverRun:
         for namespace in [each for each in failed if str(each) in self.failures.found]:
             if self.failures.is_set_aside(str(namespace)):
                 continue
-            self._let_go(namespace)
+            self._release(namespace)
             # Another run may have moved or rebuilt the table while it was not claimed here.
             if self.positions.reread(namespace):
                 reread.add(namespace)
         return reread
 
-    def _let_go(self, namespace: registry.Namespace) -> None:
+    def _release(self, namespace: registry.Namespace) -> None:
         """Release a collection's table, if it is claimed; its next events claim it again."""
         collection = self.collections.pop(namespace, None)
         if collection is not None:
             with suppress(Exception):  # of any kind: the claim expires by itself
                 collection.writer.release()
 
-    def _let_idle_go(self) -> None:
+    def _release_idle(self) -> None:
         """Release the collections without events: a service would otherwise hold every collection that ever existed."""
         for namespace in [each for each in self.collections if str(each) in self.idle]:
             self.positions.schemas[str(namespace)] = self.collections[namespace].schema
-            self._let_go(namespace)
+            self._release(namespace)
 
     def _applied(self, spark: SparkSession, work: CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
@@ -340,12 +340,12 @@ class _SilverRun:
         is_laid_out = not kept.schema.fields or kept.schema.naming.lays_out_as(column_names.ColumnNaming.of(options))
         if not is_laid_out and delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
             return replace(kept, schema=document_schema.EMPTY)
-        if namespace not in self.told_layout:
-            self.told_layout.add(namespace)
-            self._tell_what_waits(namespace, kept.schema, is_laid_out=is_laid_out)
+        if namespace not in self.warned:
+            self.warned.add(namespace)
+            self._warn_of_settings(namespace, kept.schema, is_laid_out=is_laid_out)
         return kept
 
-    def _tell_what_waits(
+    def _warn_of_settings(
         self, namespace: registry.Namespace, schema: document_schema.DocumentSchema, *, is_laid_out: bool
     ) -> None:
         """Log which settings do not apply to the existing columns before a rebuild."""

@@ -39,15 +39,13 @@ def position_after(collection: SilverCollection, sweep: Sweep, reached: registry
     return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
 
 
-def apply(
-    collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, range_: BatchRange
-) -> registry.SilverPosition:
-    """Delete the rows that are older than the sweep, at its sequence; returns `next_position`, which the commit carries."""
+def apply(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, range_: BatchRange) -> None:
+    """Delete the rows that are older than the sweep, at its sequence, in a commit that carries `next_position`."""
     # Older events in quarantine can never be applied, or belong to documents that the snapshot has read, or did not find.
     if next_position.floor >= sweep.first or not collection.mode.keeps_row:
         quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
     if in_process.swept(collection, sweep, next_position, number=range_.to):
-        return next_position
+        return
     older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
     gone = _without_waiting(collection, older, since=sweep.first)
     if collection.mode.marks_deleted and "__deleted" in gone.columns:  # the mode may be newer than all rows
@@ -56,7 +54,7 @@ def apply(
     # A sweep consists of deletes: a mode that keeps rows ignores them.
     if collection.mode.keeps_row or edge.low is None:
         collection.move(next_position)
-        return next_position
+        return
     latest = reduce.swept(sweep.first, keys=gone, columns=collection.bronze_columns)
     batch = RowBatch(
         rows=reduce.decided(latest, mode=collection.mode, columns=collection.bronze_columns),
@@ -68,7 +66,6 @@ def apply(
         deletes=Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
     )
     batches.through(write.STEPS, collection, batch)
-    return next_position
 
 
 def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:
