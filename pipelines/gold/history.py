@@ -107,13 +107,13 @@ def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[s
 class LocalHistory(Protocol):
     """The part of a history's work that this process does without queries: `in_process_history`."""
 
-    def ranges(self, kept: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
+    def ranges(self, history: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """A span with this number of events, cut into ranges for `is_applied`; None if a query has to cut it."""
 
-    def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
+    def is_applied(self, history: History, range_: BatchRange, reached: HistoryPosition) -> bool:
         """Apply a range's events, with the position `reached`; False if queries have to, with nothing committed."""
 
-    def is_swept(self, kept: History, sweep: Sweep, reached: HistoryPosition) -> bool:
+    def is_swept(self, history: History, sweep: Sweep, reached: HistoryPosition) -> bool:
         """The same for a sweep."""
 
 

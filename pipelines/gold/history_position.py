@@ -76,7 +76,7 @@ def is_history(metadata: Mapping[str, object]) -> bool:
     return GAP in metadata or "floor" in metadata  # earlier versions wrote only `floor`
 
 
-def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: registry.Namespace) -> None:
+def check_free(table: tables.TableRef, metadata: Mapping[str, object], namespace: registry.Namespace) -> None:
     """Raise `DecisionNeeded` if a collection's table would replace a history or a model."""
     if is_history(metadata) or "model" in metadata:
         what = "a history is kept" if is_history(metadata) else "a model is made"

@@ -93,34 +93,34 @@ class InProcess:
 
     limit: int
 
-    def ranges(self, kept: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
+    def ranges(self, history: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """The span, cut into ranges that are applied one after the other; None if it is one range, or for Spark."""
         if self.limit <= survey.MAX_DRIVER_ROWS or not self.limit < events <= collection_events.SPAN_EVENTS:
             return None
-        live = _live(kept)
-        counts = None if live is None else survey.by_batch(kept.spark, kept.bronze, kept.namespace, span)
+        live = _live(history)
+        counts = None if live is None else survey.by_batch(history.spark, history.bronze, history.namespace, span)
         if live is None or counts is None:
             return None
-        most = kept.options.max_batch_events
+        most = history.options.max_batch_events
         return collection_events.portions(counts, span, most=most, looked_through=live.row_count())
 
-    def is_applied(self, kept: History, range_: BatchRange, reached: HistoryPosition) -> bool:
+    def is_applied(self, history: History, range_: BatchRange, reached: HistoryPosition) -> bool:
         """Apply the range's events, with the position `reached`; False if queries have to, with nothing committed."""
-        live = _live(kept)
-        events = None if live is None else _events(kept, range_, reached, limit=self.limit)
+        live = _live(history)
+        events = None if live is None else _events(history, range_, reached, limit=self.limit)
         if live is None or events is None:
             return False
         if not events.num_rows:
-            kept.writer.mark(to=reached.to, extra=reached.of_the_same_rows(kept.writer.metadata))
+            history.writer.mark(to=reached.to, extra=reached.of_the_same_rows(history.writer.metadata))
             return True
         try:
-            return _is_written(kept, live, events, range_.to, reached)
+            return _is_written(history, live, events, range_.to, reached)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
 
-    def is_swept(self, kept: History, sweep: Sweep, reached: HistoryPosition) -> bool:
+    def is_swept(self, history: History, sweep: Sweep, reached: HistoryPosition) -> bool:
         """Move the position to `reached` if the sweep ends no version, as after a first snapshot; False if queries have to apply it."""
-        live = _live(kept)
+        live = _live(history)
         if live is None:
             return False
         try:
@@ -132,24 +132,24 @@ class InProcess:
             is_open = pc.or_(is_open, pc.fill_null(pc.greater(held["__until"], sweep.first), False))
         if pc.any(pc.and_(is_open, pc.less(held["__sequence"], sweep.first))).as_py():
             return False
-        kept.writer.mark(to=reached.to, extra=reached.of_the_same_rows(kept.writer.metadata))
+        history.writer.mark(to=reached.to, extra=reached.of_the_same_rows(history.writer.metadata))
         return True
 
 
-def _live(kept: History) -> LiveFiles | None:
+def _live(history: History) -> LiveFiles | None:
     """The table's files as they are now; None if this process cannot write the table."""
-    return None if any(each.path is None for each in kept.added()) else kept.writer.replaceable()
+    return None if any(each.path is None for each in history.added()) else history.writer.replaceable()
 
 
-def _events(kept: History, range_: BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
+def _events(history: History, range_: BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
     """The events of the range that make versions, in order; None if they are too many or too large, or one cannot be read."""
-    added = [each.path[0] for each in kept.added() if each.path]
+    added = [each.path[0] for each in history.added() if each.path]
     columns = ("updateDescription", "before", *added)
     size_bytes = collection_events.MANY_BYTES if limit > survey.MAX_DRIVER_ROWS else batch_rows.MANY_BYTES
     # Other collections' events are in the same files.
     most = max(survey.MAX_DRIVER_ROWS, 2 * limit)
     events = collection_events.in_order(
-        kept.spark, kept.bronze, kept.namespace, range_, columns, limit=most, size_bytes=size_bytes
+        history.spark, history.bronze, history.namespace, range_, columns, limit=most, size_bytes=size_bytes
     )
     if events is None or events.num_rows > limit:
         return None
@@ -160,34 +160,34 @@ def _events(kept: History, range_: BatchRange, reached: HistoryPosition, *, limi
         return None
     if reached.floor:  # after a drop the key belongs to another document
         events = events.filter(pc.greater_equal(events["sequence"], reached.floor))
-    if kept.mode.keeps_row:
+    if history.mode.keeps_row:
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
     return events
 
 
-def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
+def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
     """Write the versions that the events make; False, or `NotReadable` raised, if queries have to, with nothing committed."""
-    stored = _stored(live, events, folds=kept.folds)
-    if kept.folds and _waits(events, stored):
+    stored = _stored(live, events, folds=history.folds)
+    if history.folds and _waits(events, stored):
         return False
     with without_collector():
-        laid_out = _laid_out(events, stored, folds=kept.folds)
-    made = _made(kept, events, laid_out, reached)
+        laid_out = _laid_out(events, stored, folds=history.folds)
+    made = _made(history, events, laid_out, reached)
     if made is None:
         return False
     evolution, new = made
-    kept.record(evolution, number)  # before the table holds it
+    history.record(evolution, number)  # before the table holds it
     columns = table_columns.grown(live.spark_schema(), from_arrow_schema(new.schema))
     replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
     # A replaced version keeps its values in columns of removed settings, which only a MERGE preserves.
     if not stored.places.keys().isdisjoint(replaced) and not {*live.schema.names} <= {*new.column_names}:
         return False
-    if columns is None or (columns != live.spark_schema() and not kept.writer.define(columns)):
+    if columns is None or (columns != live.spark_schema() and not history.writer.define(columns)):
         return False
-    if not live.at(kept.writer.version):
+    if not live.at(history.writer.version):
         return False
-    parts = [table_schema.conformed(new, live.schema), _ended(kept, live.schema, stored, laid_out)]
-    version = kept.writer.replace_arrow(
+    parts = [table_schema.conformed(new, live.schema), _ended(history, live.schema, stored, laid_out)]
+    version = history.writer.replace_arrow(
         parts,
         schema=live.schema,
         places=stored.rows_of([*replaced, *laid_out.ended]),
@@ -282,60 +282,60 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
 
 
 def _made(
-    kept: History, events: pa.Table, laid_out: _VersionChanges, reached: HistoryPosition
+    history: History, events: pa.Table, laid_out: _VersionChanges, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.Table] | None:
     """The schema changed by the new versions' documents, and these versions with the table's columns; None if one cannot be read."""
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
     rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may read it, too
-    found = _typed(kept, texts, table_schema.as_array(rows["sequence"]), reached)
+    found = _typed(history, texts, table_schema.as_array(rows["sequence"]), reached)
     if found is None:
         return None
     evolution, typed = found
     document = typed.field("document")
     is_update = pc.and_(pc.equal(rows["op"], bronze.Op.UPDATE.value), pc.is_valid(rows["updateDescription"]))
-    is_looked_up = kept.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
+    is_looked_up = history.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
     columns: dict[str, Any] = {each.name: document.field(at) for at, each in enumerate(document.type)}
-    columns |= {each.name: collection_events.value(rows, each.path or ()) for each in kept.added(evolution.schema)}
+    columns |= {each.name: collection_events.value(rows, each.path or ()) for each in history.added(evolution.schema)}
     columns |= {
         "__rescued": typed.field("rescued"),
         "__incomplete": pa.array([each.is_incomplete for each in laid_out.new], pa.bool_()),
         "__as_captured": pc.and_(pc.and_(is_update, pc.invert(is_folded)), is_looked_up),
     }
-    columns |= {"__document": texts} if kept.folds else {}
+    columns |= {"__document": texts} if history.folds else {}
     sequences = [each.sequence for each in laid_out.new]
     columns |= {"__key": pa.array(laid_out.keys, pa.string()), "__sequence": pa.array(sequences, pa.string())}
-    return evolution, pa.table(columns | _ends(kept, laid_out.new) | {"valid_from": _times(sequences)})
+    return evolution, pa.table(columns | _ends(history, laid_out.new) | {"valid_from": _times(sequences)})
 
 
 def _typed(
-    kept: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
+    history: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
     """The schema changed by the documents, and the typed documents; None if this process cannot type them all."""
-    current, reserved = kept.schema.schema, kept.reserved(reached)
-    begun = kept.typer.begun(texts, sequences, current=current, reserved=reserved)
+    current, reserved = history.schema.schema, history.reserved(reached)
+    begun = history.typer.begun(texts, sequences, current=current, reserved=reserved)
     if begun is None:
         return None
     batch = pa.table([texts, sequences], names=["after", "sequence"])
-    found = kept.typer.typed(texts, begun, batches=[batch], current=current, reserved=reserved)
+    found = history.typer.typed(texts, begun, batches=[batch], current=current, reserved=reserved)
     return None if found is None else (found[0][-1], found[1])
 
 
-def _ended(kept: History, schema: pa.Schema, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:
+def _ended(history: History, schema: pa.Schema, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:
     """The stored versions with another end: whole rows, with the table's present columns."""
     numbers = [stored.places[each].number for each in laid_out.ended]
     rows = table_schema.conformed(stored.rows.take(pa.array(numbers, pa.int64())), schema)
-    for name, values in _ends(kept, [*laid_out.ended.values()]).items():
+    for name, values in _ends(history, [*laid_out.ended.values()]).items():
         rows = rows.set_column(rows.column_names.index(name), schema.field(name), values)
     return rows
 
 
-def _ends(kept: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array]:
+def _ends(history: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array]:
     """The columns with the end of each version, in the order in which they are added to a table."""
     until = [each.until for each in ended]
     deleted = pa.array([each.is_deleted for each in ended], pa.bool_())
-    marks = {"__deleted": deleted} if kept.marks_deleted else {}
+    marks = {"__deleted": deleted} if history.marks_deleted else {}
     return {"__until": pa.array(until, pa.string()), **marks, "valid_to": _times(until)}
 
 

@@ -261,36 +261,33 @@ class _GoldRun:
         asked = (each for each in found.namespaces if only is None or str(each) in only)
         known = [each for each in asked if not self.failures.is_set_aside(str(each))]
         is_near = local_log.folder(self.bronze) is not None
-        due = [work for work in parallel.looks(self._looked_at, known, is_near=is_near) if work is not None]
+        due = [work for work in parallel.looks(self._due_work, known, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
         results += self.pool.each(self._histories(going, found.namespaces), self._guarded(self._versioned), stop=self.stop)
         if known and only is None:
             self.failures.end_where_all_failed(map(str, found.namespaces))
-        self._switch(going)
+        self._apply_deletion_vectors(going)
         return [result for result in results if result is not None]
 
-    def _switch(self, known: Sequence[registry.Namespace]) -> None:
+    def _apply_deletion_vectors(self, known: Sequence[registry.Namespace]) -> None:
         """Apply the setting for deletion vectors to tables without changes; the others got it when they were claimed."""
         wanted = self.settings.gold.deletion_vectors
         for namespace in known:
             if wanted is None or namespace in self.switched or self.stop.is_set():
                 continue
             try:
-                self._switched(namespace, wanted)
+                for table in (self.layout.gold(*namespace), self.layout.history(*namespace)):
+                    if table in self.claims or not delta.exists(self.spark, table):
+                        continue
+                    if not maintenance.are_vectors_switched(self.spark, table, wanted):
+                        self.claims.writer(self.spark, table)  # which applies it
             except Exception as error:
                 self.failures.note(str(namespace), error)
             self.switched.add(namespace)
 
-    def _switched(self, namespace: registry.Namespace, wanted: bool) -> None:
-        for table in (self.layout.gold(*namespace), self.layout.history(*namespace)):
-            if table in self.claims or not delta.exists(self.spark, table):
-                continue
-            if not maintenance.are_vectors_switched(self.spark, table, wanted):
-                self.claims.writer(self.spark, table)
-
-    def _looked_at(self, namespace: registry.Namespace) -> current.GoldWork | None:
+    def _due_work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         try:
             work = self._work(namespace)
         except Exception as error:
@@ -396,7 +393,7 @@ class _GoldRun:
     def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
         table = self.layout.gold(*namespace)
         at = table_history.standing(self.spark, table)
-        history_position.spare(table, at.said, namespace)
+        history_position.check_free(table, at.said, namespace)
         # A restored table, or one before forgotten deletes, is rewritten: silver may not know all that has changed since.
         deletes = self.layout.deletes(*namespace)
         if deletes not in self.forgotten:
@@ -425,14 +422,16 @@ class _GoldRun:
             found = self.lost[commit] = bronze_log.is_held(self.spark, self.bronze, commit) is False
         return found
 
-    def _waits_for_silver(self, table: tables.TableRef, of: registry.Namespace, silver: registry.SilverPosition) -> bool:
+    def _waits_for_silver(
+        self, table: tables.TableRef, namespace: registry.Namespace, silver: registry.SilverPosition
+    ) -> bool:
         """Whether silver must move back first, or waits for a decision: it has applied batches that bronze lacks, or deletes that are no
         longer remembered.
 
         Not checked again once a table was published: copies are restored while nothing runs.
         """
         is_due = table not in self.published_tables
-        return is_due and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*of), silver))
+        return is_due and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*namespace), silver))
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         try:

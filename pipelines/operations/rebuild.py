@@ -67,7 +67,7 @@ def _gold(
     spark: SparkSession, settings: Settings, namespace: registry.Namespace, writer: Writer, *, is_trial: bool
 ) -> RebuildResult:
     """The gold table, from silver as it is now."""
-    history_position.spare(writer.table, writer.metadata, namespace)
+    history_position.check_free(writer.table, writer.metadata, namespace)
     audit = expectations.Gate.of(settings)
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
     if not table.work.silver.to:  # removed, or repaired: readers keep what they have

@@ -71,8 +71,8 @@ class Positions:
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             noted = registry.read(self.spark, self.settings, log=self.log)
-            self._refuse(noted)
-            self._look_at_trims()
+            self._note_refused(noted)
+            self._read_trims()
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # Positions that count another bronze's batches mean nothing here: all of this bronze is searched.
@@ -88,7 +88,7 @@ class Positions:
     def reread(self, namespace: registry.Namespace) -> bool:
         """Read one collection's position and schema again after its error; whether they could be read."""
         try:
-            self._look_at_trims()  # maintenance may have run since the start of a service
+            self._read_trims()  # maintenance may have run since the start of a service
             position = self._position(namespace)
             known = self.known.get(namespace)
             if known is None or (position.to, position.generation) != (known.to, known.generation):
@@ -136,7 +136,7 @@ class Positions:
         if not new:
             return
         accepted = registry.with_own_tables(self.settings, (*self.known, *new))
-        self._refuse(accepted)
+        self._note_refused(accepted)
         positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
         found = {namespace: position for namespace, position in positions.items() if position is not None}
         self.known |= found
@@ -176,7 +176,7 @@ class Positions:
         """The collection's table in silver."""
         return self.layout.silver(*namespace)
 
-    def _refuse(self, collections: registry.KnownCollections) -> None:
+    def _note_refused(self, collections: registry.KnownCollections) -> None:
         for namespace, error in collections.refused.items():
             self.failures.note(str(namespace), error)
 
@@ -239,7 +239,7 @@ class Positions:
             is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).said.get("to"))
         )
 
-    def _look_at_trims(self) -> None:
+    def _read_trims(self) -> None:
         self.trimmed_to, self._first_batches = bronze_log.trimmed_to(self.spark, self._bronze), None
 
     @property

@@ -93,6 +93,6 @@ def test_tables_that_lie_elsewhere_are_looked_at_side_by_side(hop: Hop, monkeypa
     def look(_: registry.Namespace) -> None:
         meeting.wait()
 
-    monkeypatch.setattr(made, "_looked_at", look)
+    monkeypatch.setattr(made, "_due_work", look)
     made.published()
     assert not meeting.broken
