@@ -100,7 +100,7 @@ def rebuilt_for_rescued(
         collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
         return reached
     now = registry.silver_position(collection.spark, collection.writer.table)
-    collection.schema = work.kept(now)
+    collection.schema, collection.remembered = work.kept(now), now.deletes
     return now
 
 
@@ -172,6 +172,7 @@ class SilverRebuild:
                         log=newest.log or position.log,
                         origin=position.origin,
                         bronze=newest.commit,
+                        deletes=registry.deletes_version(self.layout.deletes(*self.namespace)),
                     ).extra,
                     properties=silver_tables.PROPERTIES | {registry.GENERATION: generation},
                     cluster_by=("__key",),

@@ -130,6 +130,7 @@ def test_deletes_stay_remembered(hop: Hop) -> None:
     deletes = hop.layout.deletes(bronze_rows.DB, ORDERS)
     rebuilt(hop)
     assert [(row["__key"], row["__batch"]) for row in hop.spark.table(str(deletes)).collect()] == [("1", 1)]
+    assert position(hop).deletes == registry.deletes_version(deletes)  # by which an older copy of them is noticed
     hop.spark.sql(f"DELETE FROM {deletes}")
     rebuilt(hop)
     hop.bronze.append({ORDERS: [document(1, 15, v="late")]})
