@@ -1,1 +1,4 @@
-"""A package a hop (capture, bronze, silver, gold) and one for each edge. Hops meet in tables, and `run` starts them side by side."""
+"""One package per layer (capture, bronze, silver, gold) and per outside system.
+
+Layers communicate through tables; `run` starts them together.
+"""

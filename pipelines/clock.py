@@ -1,4 +1,4 @@
-"""The driver's clock, in the unit of every `…_ms` that a table or a commit holds."""
+"""The driver's clock, in the unit of every `…_ms` field of a table or a commit."""
 
 from __future__ import annotations
 

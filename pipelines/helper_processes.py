@@ -1,8 +1,8 @@
-"""Processes beside this one, for work that holds the interpreter's lock, on a core of its own and without a job of Spark.
+"""Child processes for work that holds Python's interpreter lock: on another core, without a Spark job.
 
-A helper is started when it is first needed, calls one function after the other with what it is sent, and ends when it has had nothing
-to do for a while, or when this process is gone. Whoever uses one has another way to do the work: where there is none (Python
-inside another program, no memory for one, one that was killed), `call` raises `HelperGone`.
+A helper starts when it is first needed, calls one function after another with the arguments that it receives, and ends after some
+idle time or when its parent process is gone. `call` raises `HelperGone` where no helper can run (Python embedded in another program,
+too little memory) or it was killed: callers must be able to do the work themselves.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10
-"""After so long without work a helper ends: it holds some 80 to 150 MB."""
+"""A helper ends after this time without work: it uses some 80 to 150 MB."""
 
 STOPPED_WAIT = 0.2
-"""So many seconds lie between two looks at whether a call is still wanted."""
+"""Seconds between two checks whether a call has to be given up."""
 
 TRANSFER_SECONDS = 60
-"""A helper that takes or gives nothing for so long, while it should, is gone: somebody has stopped it, or the machine swaps."""
+"""A helper that does not read or write for so long during a transfer counts as gone: it is stopped, or the machine swaps."""
 
 _SIZES = struct.Struct("<QQ")
-"""What a message begins with: the bytes of its pickle, and those of its columns, none where there are none."""
+"""A message's header: the sizes of its pickle and of its columns in bytes, 0 without columns."""
 
 Function: TypeAlias = "Callable[[Any, pa.RecordBatch | None], tuple[Any, pa.RecordBatch | None]]"
-"""What a helper calls: a function of a module, of what can be pickled and columns beside it, which gives the same."""
+"""A module's function that a helper calls: takes a value that can be pickled and optional columns, and returns the same."""
 
 
 _Task = TypeVar("_Task")
@@ -65,8 +65,8 @@ class HelperProcess:
         self._used = 0.0
 
     def start(self) -> None:
-        """Start the process where it is not there; raises `HelperGone`."""
-        # One that is about to end, for it had nothing to do, would take what it is sent along.
+        """Start the process unless it runs; raises `HelperGone`."""
+        # An idle helper that is about to end would lose what it is sent.
         is_old = time.monotonic() - self._used > 0.8 * IDLE_SECONDS
         if self._process is None or is_old or self._process.poll() is not None:
             self.close()
@@ -85,8 +85,10 @@ class HelperProcess:
         stopped: threading.Event | None = None,
         seconds: float = math.inf,
     ) -> tuple[Any, pa.RecordBatch | None]:
-        """What the function gives there; it must not raise, and prints into nothing. Raises `HelperGone`, also where there is no answer
-        within `seconds`, or before `stopped` is set."""
+        """The result of the function in the helper, where it must not raise; its output is discarded.
+
+        Raises `HelperGone`, also without an answer within `seconds` or before `stopped` is set.
+        """
         head = pickle.dumps((function, given))
         self.start()
         process, channel = self._process, self._channel
@@ -98,14 +100,14 @@ class HelperProcess:
                 if time.monotonic() > ends or (stopped is not None and stopped.is_set()):
                     raise TimeoutError
             answer = _received(channel)
-        except Exception as error:  # whatever it was: what is still on its way would be taken for the next answer
+        except Exception as error:  # any error: an answer that is still on its way would be read as the next one
             self.close()
             raise HelperGone(f"it ended with exit code {process.returncode}") from error
         self._used = time.monotonic()
         return answer
 
     def close(self) -> None:
-        """End the process, which may have ended before."""
+        """End the process if it runs."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -116,7 +118,7 @@ class HelperProcess:
 
 
 class HelperProcesses:
-    """The helpers for one kind of work: at most so many are used at a time, by all threads together."""
+    """The helpers for one kind of work: all threads together use at most `most` at a time."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -126,7 +128,7 @@ class HelperProcesses:
 
     @contextlib.contextmanager
     def borrowed(self, count: int) -> Iterator[list[HelperProcess]]:
-        """Up to so many helpers, fewer or none where others have them."""
+        """Up to `count` helpers; fewer or none while others use them."""
         with self._lock:
             taken = min(count, self._left)
             self._left -= taken
@@ -139,13 +141,13 @@ class HelperProcesses:
                 self._idle += helpers
 
     def start(self) -> None:
-        """Start those that nobody uses, for work that comes soon."""
+        """Start the idle helpers ahead of work that comes soon."""
         with self.borrowed(cores()) as helpers, contextlib.suppress(HelperGone):
             for each in helpers:
                 each.start()
 
     def close(self) -> None:
-        """End those that nobody uses; who needs one later starts it anew."""
+        """End the idle helpers; the next use starts them again."""
         with self._lock:
             for each in self._idle:
                 each.close()
@@ -157,31 +159,31 @@ def cores() -> int:
 
 
 DOCUMENTS = HelperProcesses(min(3, cores()) - 1)
-"""For what is done with the texts of many documents."""
+"""For work on the texts of many documents."""
 
 MANY_BYTES = 24 * 2**20
-"""Texts of fewer bytes are done with before a helper has started."""
+"""Smaller inputs are processed before a helper has even started."""
 
 PART_BYTES = 8 * 2**20
-"""A helper is sent so many bytes of texts at most at a time."""
+"""At most so many bytes of texts are sent to a helper at a time."""
 
 PART_SECONDS = 60
-"""And is done with them long before this."""
+"""A helper needs far less time than this for `PART_BYTES`."""
 
 
 class Tasks(Protocol[_Given]):
-    """Numbered tasks, of which this thread takes the first and others the last; None where none is left."""
+    """Numbered tasks: this thread takes the first, helpers take the last; None when none is left."""
 
     def first(self) -> tuple[int, _Given] | None: ...
 
     def last(self) -> tuple[int, _Given] | None: ...
 
     def close(self) -> None:
-        """Nothing more is taken."""
+        """Give out no more tasks."""
 
 
 class ListedTasks(Generic[_Task]):
-    """Tasks as they are listed."""
+    """Tasks of a list."""
 
     def __init__(self, tasks: Iterable[_Task]) -> None:
         self._tasks = deque(enumerate(tasks))
@@ -208,7 +210,10 @@ def shared(
     by_helper: Callable[[HelperProcess, _Task], _Result],
     helpers: Iterable[HelperProcess],
 ) -> list[tuple[int, _Result]]:
-    """What `here` gives for each task, by their numbers; from the end on helpers do some, which may raise `HelperGone`."""
+    """The result of each task with its number, in order: this thread runs `here` from the start, helpers run `by_helper` from the end.
+
+    A task whose `by_helper` raises `HelperGone` is done by `here`.
+    """
     found: list[tuple[int, _Result]] = []
     left: list[tuple[int, _Task]] = []
 
@@ -239,7 +244,7 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     for each in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         ours.setsockopt(socket.SOL_SOCKET, each, struct.pack("@ll", TRANSFER_SECONDS, 0))
-    # By argument, not by environment: what lies in the working folder is not to stand in for a module.
+    # By argument, not by environment: a file in the working directory must not shadow a module.
     script = f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main({theirs.fileno()}, {os.getpid()})"
     with theirs:
         try:
@@ -249,7 +254,7 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # what a terminal's interrupt does is for this process to say
+                start_new_session=True,  # a terminal's interrupt goes to this process alone
             )
         except BaseException:
             ours.close()
@@ -257,7 +262,7 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
-# Each call that may wait takes up to five milliseconds where another thread is busy, to have the interpreter's lock back: so there are few.
+# Few blocking calls: after each one, getting the interpreter's lock back from a busy thread takes up to five milliseconds.
 
 
 def _send(channel: socket.socket, head: bytes, columns: pa.RecordBatch | None) -> None:
@@ -271,7 +276,7 @@ def _send(channel: socket.socket, head: bytes, columns: pa.RecordBatch | None) -
 
 
 def _received(channel: socket.socket) -> tuple[Any, pa.RecordBatch | None]:
-    """Raises `EOFError` where there is no more."""
+    """The next message; raises `EOFError` at the end."""
     head_bytes, body_bytes = _SIZES.unpack(_read(channel, _SIZES.size))
     found = pickle.loads(_read(channel, head_bytes))
     if not body_bytes:
@@ -293,7 +298,7 @@ def _read(channel: socket.socket, count: int) -> pa.Buffer:
 
 
 def main(channel: int, parent: int) -> None:
-    """Call what comes through the socket `channel` until it ends, or nothing comes, or the process `parent` is gone."""
+    """Serve calls from the socket with the descriptor `channel` until it closes, idles too long, or the process `parent` is gone."""
     sys.meta_path.insert(0, _WithoutPandas)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     with socket.socket(fileno=channel) as ours:
@@ -307,7 +312,7 @@ def main(channel: int, parent: int) -> None:
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):
-    """Arrow looks for pandas when it is given a list, and that takes longer to import than all that a helper needs."""
+    """Hides pandas: Arrow imports it when it converts a list, which takes longer than all other imports of a helper."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> None:
@@ -316,7 +321,7 @@ class _WithoutPandas(importlib.abc.MetaPathFinder):
 
 
 def _end_with_parent(parent: int) -> None:
-    """A call may last, and nobody waits for its answer any more."""
+    """End this process, even during a call, when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Memory that this process has freed, given back to the system."""
+"""Returns freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 
 def trim() -> None:
-    """Give back what glibc keeps of freed memory, in milliseconds; nothing where another library allocates.
+    """Return the memory that glibc keeps after it was freed; takes milliseconds. Does nothing with other allocators.
 
-    It gives back by itself only what is free at the end of its heaps, where some value that is in use is enough to keep hundreds of megabytes.
+    By itself glibc returns only the free end of each heap: one value in use there keeps hundreds of megabytes.
     """
     _malloc_trim()(0)
 

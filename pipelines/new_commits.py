@@ -1,8 +1,7 @@
-"""What a layer tells the next one in the same process: that it committed.
+"""Wakes a layer when the layer before it, in the same process, has committed.
 
-Tables carry the positions, and every layer looks at them by itself: a word that is lost costs a look a second, and
-nothing else. Which collections a round then goes through is decided in `silver.run` and `gold.run`, and after an error
-in `spark.parallel.Failures`.
+Positions are in the tables, and every layer also polls them: a lost signal only costs the wait for the next poll. `silver.run`,
+`gold.run` and, after an error, `spark.parallel.Failures` decide which collections a round processes.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import time
 from collections.abc import Iterable
 
 LOOK_SECONDS = 0.2
-"""So often a layer that waits looks whether it is to end."""
+"""Interval at which a waiting layer checks whether it must stop."""
 
 
 class NewCommits:
-    """Whether the layer before has committed since the last look, and to which collections' tables."""
+    """Whether the previous layer has committed since the last wait, and to which collections' tables."""
 
     def __init__(self) -> None:
         self._told = threading.Event()
@@ -24,13 +23,13 @@ class NewCommits:
         self._lock = threading.Lock()
 
     def tell(self, names: Iterable[str] = ()) -> None:
-        """Say that there is something new, of these collections."""
+        """Report a commit to the tables of these collections."""
         with self._lock:
             self._names.update(names)
             self._told.set()
 
     def wait(self, seconds: float, *, stop: threading.Event) -> frozenset[str]:
-        """Return when something is new, `stop` is set, or the seconds are over; the collections that were named."""
+        """Wait for a commit, for `stop`, or for so many seconds; returns the collections that were reported."""
         end = time.monotonic() + seconds
         while not stop.is_set() and (left := end - time.monotonic()) > 0:
             if self._told.wait(min(left, LOOK_SECONDS)):

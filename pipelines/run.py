@@ -1,4 +1,4 @@
-"""Capture, silver and gold in one Spark application, the cuts that are asked for, and maintenance in quiet hours."""
+"""Runs capture, silver and gold in one Spark application, makes requested cuts, and maintains tables in quiet hours."""
 
 from __future__ import annotations
 
@@ -36,17 +36,15 @@ log = logging.getLogger(__name__)
 Layer = Callable[[threading.Event], object]
 
 SNAPSHOT_SECONDS = 30.0
-"""Silver begins when the initial snapshot is in bronze, or after so long: a small one is then merged once, with what came
-meanwhile."""
-
+"""Silver starts when the initial snapshot is in bronze, at the latest after so long: a small snapshot is then merged at once."""
 
 RUN_SECONDS = 60.0
-"""A Spark that lived for less would end again: that is for a scheduler, or a person, to see."""
+"""A Spark that ended sooner would probably end again: the error goes to the scheduler instead."""
 
 IDLE_SECONDS = 0.5
 
 STOP_SECONDS = 8.0
-"""How long layers may take to end after `stop`. Then they are left: a commit that is under way happens or does not."""
+"""Layers may take so long to end after `stop`, then they are abandoned. A commit is atomic: it happens or not."""
 
 
 def run_again(
@@ -59,10 +57,10 @@ def run_again(
     stop: threading.Event,
     progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
-    """What `run` gives, over a new session, which `again` makes, each time that Spark's JVM ends under it.
+    """The result of `run`, which starts again in a new session (from `again`) whenever Spark's JVM has ended.
 
-    Every table carries its own position, so that the layers go on where they were. Raises `SparkLost` where the JVM ended
-    within a minute of its start, or the session is not ours to start.
+    Every table carries its own position, so the layers continue where they were. Raises `SparkLost` if the JVM ended within
+    `RUN_SECONDS`, or if the session is not ours to start.
     """
     while True:
         started = time.monotonic()
@@ -76,7 +74,7 @@ def run_again(
                 raise lost from error
         log.warning("Spark's JVM ended; starting another one, and every layer continues from its tables")
         jvm.forget()
-        spark, take_over = again(), False  # a person knew of the owners of then
+        spark, take_over = again(), False  # take_over was meant for the owners at the first start
 
 
 def run(
@@ -88,29 +86,29 @@ def run(
     stop: threading.Event,
     progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
-    """The result of each layer by its name, when all have ended.
+    """The result of each layer by its name, after all have ended.
 
-    With `once` one layer after the other, each up to what was there when it began; otherwise all of them at the same
-    time, until `stop` is set. A layer that fails stops the others cleanly, and its error is raised: every table carries
-    its own position, so that the next run goes on from there.
+    With `once` the layers run one after another, each up to what exists when it starts; otherwise all run at the same time until
+    `stop` is set. A layer that fails stops the others cleanly, and its error is raised. Every table carries its own position: the
+    next run continues from there.
     """
     if not once:
         query_execution.share(spark)
-    halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
+    halt = stop if once else threading.Event()  # a failed layer halts the others; `stop` belongs to the caller
     layers, ended = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
     with sparks.cancelling(spark, halt) as cancelled:
         _in_turn(layers, ended, stop=stop) if once else _together(layers, ended, stop=stop, halt=halt)
     for error, came_after in ended.failures:
         if not (came_after and cancelled.is_set()):
             raise error
-    ended.results.pop("cuts", None)  # no layer; each of them is in the log
+    ended.results.pop("cuts", None)  # not a layer; the log has each cut
     published = ended.results.pop("gold", None)
     return ended.results | (published if isinstance(published, dict) else {})
 
 
 @dataclass
 class _Run:
-    """The layers of one run, each a function of the event that ends it, and what they let each other know."""
+    """The layers of one run, each a function of its stop event, and the signals between them."""
 
     settings: Settings
     sessions: Callable[[], SparkSession]
@@ -127,7 +125,7 @@ class _Run:
     batches: int = 0
 
     def layers(self) -> Mapping[str, Layer]:
-        """The layers by their names, in the order in which one run of each has to come."""
+        """The layers by name, in the order in which `once` runs them."""
         if self.once:
             return {"capture": self._capture, "silver": self._silver, "gold": self._gold}
         silver_rounds = self.still.stoppable("silver", self._silver, together=silver.together)
@@ -142,7 +140,7 @@ class _Run:
         return {**layers, "maintain": self._maintain} if is_maintained else layers
 
     def _hear(self, now: CaptureProgress) -> None:
-        """Wake silver when bronze has a new batch, and hand the progress on."""
+        """Wake silver when bronze has a new batch, and pass the progress on."""
         if now.batches != self.batches:
             self.batches = now.batches
             self.of_bronze.tell()
@@ -189,7 +187,7 @@ class _Run:
 
     @functools.cached_property
     def _gate(self) -> expectations.Gate:
-        """That of the start, also where gold begins anew behind a cut."""
+        """The expectations as they were at the start, also when gold starts again after a cut."""
         return publish.gate(self.sessions(), self.settings)
 
     def _gold(self, stop: threading.Event) -> dict[str, object]:
@@ -209,7 +207,7 @@ class _Run:
             failures = parallel.Failures()
             session, bronze = self.sessions(), self.bronze
             found = maintain.run(session, self.settings, beside_writers=True, capture=bronze, stop=stop, failures=failures)
-            # Nobody sees the table that the command shows.
+            # The command shows these lines in a table, which a service has not.
             for each in found.tables:
                 for line in each.left:
                     log.info("%s: %s", each.table, line)
@@ -221,9 +219,9 @@ class _Run:
         return cut_requests.serve(self.sessions(), self.settings, self._made, stop=stop)
 
     def _made(self, as_of: str) -> cut.Cut:
-        # Their claims are free then: whoever makes a cut writes their tables.
+        # A cut writes the tables of silver and gold: their claims must be free.
         with self.still.standing(self.halt):
-            self.take_over = False  # whoever has claimed a table since the start is another owner than a person knew of
+            self.take_over = False  # take_over was meant for the owners at the start
             return cut.run(
                 self.sessions(),
                 self.settings,
@@ -236,7 +234,7 @@ class _Run:
 
 
 def _published_together(before: dict[str, object], last: dict[str, object]) -> dict[str, object]:
-    """The results of two rounds of gold as one; models of a service have none."""
+    """The results of two runs of gold as one; models in a service have no result."""
     both = before.get("gold"), last.get("gold")
     if isinstance(both[0], GoldResult) and isinstance(both[1], GoldResult):
         return {**last, "gold": GoldResult(both[0].changed + both[1].changed, both[0].seconds + both[1].seconds)}
@@ -254,12 +252,12 @@ def _kept(
     clock: Callable[[], float] = time.time,
     pause: float = LOOK_SECONDS,
 ) -> int:
-    """How often the tables were maintained: once each time that the quiet hours begin. What fails there ends no layer."""
+    """Call `act` once each time the quiet hours begin, until `stop`; returns how often it succeeded. Its errors are only logged."""
     quiet, count, is_done = settings.maintenance.quiet_hours, 0, False
     assert quiet is not None
     while not stop.is_set():
         is_quiet = quiet.holds(int(clock()) // 60 % 1440)
-        # Once a night, even where the maintenance is done long before the quiet hours end.
+        # Once a night, even if the maintenance ends long before the quiet hours do.
         if is_quiet and not is_done:
             try:
                 act()
@@ -274,15 +272,14 @@ def _kept(
 
 @dataclass
 class _LayerResults:
-    """The results of the layers, and their errors; for each whether it came after the halt, when a cancelled job is no
-    error."""
+    """The results of the layers, and their errors, each with whether it came after the halt: a job that was cancelled is no error."""
 
     results: dict[str, object] = field(default_factory=dict)
     failures: list[tuple[BaseException, bool]] = field(default_factory=list)
 
 
 def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event) -> None:
-    """Each layer when the one before it has ended; where collections failed in silver, gold goes on with the others."""
+    """Run each layer after the one before it; if collections fail in silver, gold processes the others."""
     for name, layer in layers.items():
         if stop.is_set():
             break
@@ -292,15 +289,14 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
             if name == "capture" or isinstance(spark_failures.translated(error), errors.SparkLost):
                 raise
             ended.failures.append((error, False))
-    # The first failure is the one that is raised: let it be the one that says most about what to do.
+    # `run` raises the first failure: put the most severe one there.
     if ended.failures:
         worst = errors.worst([each for each, _ in ended.failures])
         ended.failures.sort(key=lambda failure: failure[0] is not worst)
 
 
 def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event, halt: threading.Event) -> None:
-    """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all
-    threads end or are left."""
+    """Run each layer in its own thread until `stop` is set or one fails; then set `halt`, wait `STOP_SECONDS`, and abandon the rest."""
 
     def body(name: str, layer: Layer) -> None:
         try:

@@ -1,5 +1,4 @@
-"""Layers that run, made to stand still for a while: each ends its round, gives its claims back, and begins anew
-afterwards."""
+"""Pauses running layers: each ends its round, releases its claims, and starts again afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ LOOK_SECONDS = 0.2
 
 
 class Standstill:
-    """Stops the layers that it wraps between two rounds of theirs, as often as it is asked to."""
+    """Pauses the layers that it wraps between two of their rounds, any number of times."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -32,7 +31,7 @@ class Standstill:
     def stoppable(
         self, name: str, layer: Callable[[threading.Event], Result], *, together: Callable[[Result, Result], Result]
     ) -> Callable[[threading.Event], Result]:
-        """The layer, which begins anew after each standstill; its results are put `together`."""
+        """The layer, started again after each pause; `together` combines the results of two runs."""
         self._layers.add(name)
 
         def body(stop: threading.Event) -> Result:
@@ -40,10 +39,10 @@ class Standstill:
             while True:
                 try:
                     last = layer(Either(stop, self._asked))
-                    # One result for all of them: of a service that is asked for a cut each minute a list would grow for weeks.
+                    # Combined at once: a service with a cut each minute would collect a list of results for weeks.
                     total = last if total is None else together(total, last)
                 except errors.MedallionError as error:
-                    # Of collections that failed, who are told at the end of a round: the next one meets them again.
+                    # The end of a round raises the errors of failed collections; the next round raises them again.
                     if (
                         stop.is_set()
                         or not self._asked.is_set()
@@ -59,7 +58,7 @@ class Standstill:
 
     @contextmanager
     def standing(self, stop: threading.Event) -> Iterator[None]:
-        """A block in which no layer runs; raises `Temporary` where `stop` was set before they stood."""
+        """A block during which no layer runs. Raises `Temporary` if `stop` is set before all layers have paused."""
         self._asked.set()
         try:
             with self._changed:
@@ -83,18 +82,18 @@ class Standstill:
 
 
 class Either(threading.Event):
-    """Set where one of several events is."""
+    """An event that is set while any of several events is set."""
 
     def __init__(self, *events: threading.Event) -> None:
         super().__init__()
         self._events = events
 
     def is_set(self) -> bool:
-        """Whether one of them is."""
+        """Whether any of the events is set."""
         return any(each.is_set() for each in self._events)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the first of them."""
+        """Wait for the first of the events."""
         end = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():
             left = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
