@@ -1,4 +1,4 @@
-"""The report of expectations: for each table how its newest version was judged, and the runs before."""
+"""The report of expectations: for each table the result of the newest run, and of the runs before."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import Settings
 
 RUNS = 20
-"""So many runs of each table are shown."""
+"""Runs of each table that are shown."""
 MOST_ROWS = 10_000
 _OTHERS = ("column", "column_A", "column_B", "column_list", "batch_id")
-"""Arguments that are not shown beside the columns."""
+"""Arguments that are not shown: the columns are shown by themselves."""
 
 
 @dataclass(frozen=True)
 class ExpectationVerdict:
-    """One expectation in the newest run, with its verdicts in the runs before, the oldest first."""
+    """One expectation in the newest run; `past` has its verdicts in all shown runs, oldest first."""
 
     expectation: str
     columns: str
@@ -44,7 +44,7 @@ class ExpectationVerdict:
 
 @dataclass(frozen=True)
 class TableAudit:
-    """The newest run over one table; unless `is_published`, the last good version stayed."""
+    """The newest run for one table; without `is_published` the last good version stayed."""
 
     table: str
     at_ms: int
@@ -53,15 +53,15 @@ class TableAudit:
 
 
 def read(spark: SparkSession, settings: Settings) -> tuple[TableAudit, ...]:
-    """The newest run of each table of the pipeline, tables that were refused first, then by name."""
+    """The newest run of each table of the pipeline: unpublished tables first, then by name."""
     table = delta.layout(settings.lakehouse).ops("expectations")
     if not delta.exists(spark, table):
         return ()
     held = spark.table(str(table))
-    # What an earlier version noted has no name: it may be of any pipeline, this one among them.
+    # Rows of earlier versions have no name: they may belong to any pipeline.
     own = held.where(F.coalesce("name", F.lit(settings.name)) == settings.name) if "name" in held.columns else held
     place = F.dense_rank().over(Window.partitionBy("table").orderBy(F.col("at_ms").desc(), F.col("run")))
-    # First which they are, from narrow columns: a month of a table that is judged with each change has millions of results, kilobytes each.
+    # Choose the runs from narrow columns first: a month of checks with every change has millions of results of kilobytes each.
     runs = own.select("table", "at_ms", "run").distinct().withColumn("place", place).where(F.col("place") <= RUNS).toArrow()
     if not runs.num_rows:
         return ()
@@ -73,7 +73,7 @@ def read(spark: SparkSession, settings: Settings) -> tuple[TableAudit, ...]:
 
 
 def audited(rows: Iterable[dict[str, Any]]) -> tuple[TableAudit, ...]:
-    """The same of rows of `ops/expectations`, with the place of their run, the newest being 1, and `arguments` as JSON."""
+    """The same from rows of `ops/expectations` with `place`, the rank of their run (1 is the newest), and `arguments` as JSON."""
     by_table: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_table.setdefault(row["table"], []).append(row)
@@ -86,7 +86,7 @@ def _audit(table: str, rows: Sequence[dict[str, Any]]) -> TableAudit:
     past: dict[tuple[str, str], list[bool]] = {}
     for row in sorted(rows, key=lambda each: each["place"], reverse=True):
         past.setdefault(_known_by(row), []).append(row["is_met"])
-    # What is not met stands on top: it is what a person has come for.
+    # Unmet expectations first.
     shown = sorted(newest, key=lambda row: (row["is_met"], row["severity"], row["expectation"], row["columns"]))
     return TableAudit(
         table,
@@ -97,7 +97,7 @@ def _audit(table: str, rows: Sequence[dict[str, Any]]) -> TableAudit:
 
 
 def _known_by(row: dict[str, Any]) -> tuple[str, str]:
-    """What an expectation is known by in other runs: its type with its arguments."""
+    """What identifies an expectation across runs: its type and its arguments."""
     return row["expectation"], _arguments(row, without=("batch_id",))
 
 

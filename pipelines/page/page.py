@@ -1,6 +1,6 @@
-"""One page about a pipeline: its state, its last day, and the results of its checks. It only reads tables.
+"""Renders an HTML page about a pipeline: its state, its last day, and the results of its checks. Only reads tables.
 
-The page needs nothing from elsewhere: styles and plots (SVG) are in it, and it has no scripts and no links.
+The page is self-contained: styles and plots (SVG) are inline, and it has no scripts and no links.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 HOURS = 24
 POINTS = 96
-"""The last day, a point a quarter of an hour."""
+"""Points in `HOURS`: one every 15 minutes."""
 SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Card:
-    """One number that a person looks at first; `mood` is fine, look, wrong or nothing."""
+    """A key figure; `mood` is `fine`, `look`, `wrong` or empty."""
 
     name: str
     value: str
@@ -54,7 +54,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Point:
-    """What a part of the last day brought: events, and how far behind the source they were captured."""
+    """The events captured in one interval, and their average lag behind the source."""
 
     begin_ms: int
     events: int
@@ -63,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True)
 class SchemaChangeRow:
-    """What changed in a collection's schema at once."""
+    """Changes of one kind in one version of a collection's schema; `at` is in seconds since 1970."""
 
     collection: str
     what: str
@@ -74,7 +74,7 @@ class SchemaChangeRow:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """A table's size, and who wrote it last."""
+    """A table's size and its last writer."""
 
     name: str
     version: int
@@ -85,7 +85,7 @@ class TableSummary:
 
 @dataclass(frozen=True)
 class PageContent:
-    """All that the page shows."""
+    """Everything that the page shows."""
 
     status: pipeline_status.PipelineStatus
     points: tuple[Point, ...] = ()
@@ -96,7 +96,7 @@ class PageContent:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the page there, in the place of the one of before when it is whole; `SettingsError` where nothing can be written."""
+    """Write the page, atomically where possible; raises `SettingsError` if it cannot be written."""
     try:
         if not _has_replaced(path.resolve(), text):
             path.write_text(text, encoding="utf-8")
@@ -105,11 +105,11 @@ def write(path: Path, text: str) -> None:
 
 
 _ALONE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""What is said of a file beside another one, or in its place, where that one alone may be written."""
+"""Errors if only the file itself can be written: no file beside it, no rename onto it."""
 
 
 def _has_replaced(path: Path, text: str) -> bool:
-    """Whether a file with the text has taken the path; not where that is a pipe, or no other file has a place beside it."""
+    """Replace the file atomically; False if that is impossible: the path is a pipe, or no file can be created beside it."""
     if path.exists() and not path.is_file():
         return False
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -127,12 +127,12 @@ def _has_replaced(path: Path, text: str) -> bool:
 
 
 def text(spark: SparkSession, settings: Settings) -> str:
-    """The page as it is now, as HTML."""
+    """The current page as HTML."""
     return rendered(read(spark, settings))
 
 
 def read(spark: SparkSession, settings: Settings) -> PageContent:
-    """The content of the page, also for a pipeline that never ran."""
+    """The content of the page, also of a pipeline that has never run."""
     status = pipeline_status.read(spark, settings)
     if status.bronze is None:
         return PageContent(status)
@@ -148,7 +148,7 @@ def read(spark: SparkSession, settings: Settings) -> PageContent:
 
 
 def rendered(seen: PageContent) -> str:
-    """The page. Raises `SettingsError` where the extra `page` is not installed."""
+    """The page as HTML. Raises `SettingsError` if the extra `page` is not installed."""
     try:
         import jinja2
 
@@ -161,7 +161,7 @@ def rendered(seen: PageContent) -> str:
     environment.filters |= {"time": _time, "number": _number, "bytes": _bytes, "behind": _behind}
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     latest: dict[str, Mapping[str, Any]] = {}
-    # Of the newest of each layer the one that most wants to be seen.
+    # For each collection the worst of the newest results of its layers.
     for each in sorted(_newest(seen.verifications), key=lambda each: _STATES.index(_state(each)), reverse=True):
         latest[each["collection"]] = {"at_ms": each["at_ms"], "state": _state(each), "style": _STYLES[_state(each)]}
     return template.render(
@@ -190,7 +190,7 @@ class _PageReader:
         return delta.layout(self.settings.lakehouse)
 
     def points(self) -> tuple[Point, ...]:
-        """The last day of bronze."""
+        """The events of the last day, by interval."""
         length = HOURS * 3_600_000 // POINTS
         first = (self.status.at_ms // length - POINTS + 1) * length
         rows = self.spark.sql(
@@ -208,7 +208,7 @@ class _PageReader:
         return tuple(found)
 
     def changes(self) -> tuple[SchemaChangeRow, ...]:
-        """Schema changes, those of one batch together, newest first."""
+        """Schema changes, grouped by version and kind, newest first."""
         found = []
         for each in evolution.read(self.spark, self.settings):
             by_version: dict[tuple[int, str], list[evolution.SchemaLogEntry]] = {}
@@ -220,7 +220,7 @@ class _PageReader:
         return tuple(sorted(found, key=lambda each: (each.at or 0, each.batch), reverse=True))
 
     def verifications(self) -> tuple[Mapping[str, Any], ...]:
-        """The newest runs of verify, and the newest of each collection and layer."""
+        """The newest results of verify, and the newest of each collection and layer."""
         table = self._layout.ops("verifications")
         if not delta.exists(self.spark, table):
             return ()
@@ -317,7 +317,7 @@ _WRONG = ("missing", "extra", "different", "incomplete", "quarantined")
 
 
 def _state(found: Mapping[str, Any]) -> str:
-    """What a run of verify says of a collection; nothing is equal of which a document could not be judged."""
+    """The result of verify for a collection; not `equal` if any document could not be judged."""
     if any(found[name] for name in _WRONG):
         return "differs"
     return "not checked" if found["waiting"] or found["unsettled"] else "equal"

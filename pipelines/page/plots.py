@@ -1,4 +1,4 @@
-"""Plots as inline SVG that takes its colours from the page, so that one page is light and dark."""
+"""Plots as inline SVG with colours from the page's CSS variables, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pygal
 from pygal.style import Style
 
-# pygal leaves a finder for its plugins that has no find_spec: every import after it would warn.
+# pygal installs an import finder without find_spec: every later import would warn.
 sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "PluginImportFixer"]
 
 _STYLE = Style(
@@ -31,19 +31,19 @@ _NEEDLESS = re.compile(r"<!--.*?-->|<script.*?</script>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its name, and a value a point; None leaves a hole."""
+    """A named series with one value per label; None leaves a gap."""
 
     name: str
     values: Sequence[float | None]
 
 
 def columns(labels: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
-    """The series over the labels as columns; a few of the labels are shown."""
+    """A column chart; shows a few of the labels."""
     return _over(pygal.Bar(**_shape(), show_minor_x_labels=False), labels, series, unit)
 
 
 def lines(labels: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
-    """The series over the labels as lines, with holes where nothing is known; a few of the labels are shown."""
+    """A line chart, with gaps for None; shows a few of the labels."""
     return _over(pygal.Line(**_shape(), show_minor_x_labels=False), labels, series, unit)
 
 
@@ -57,7 +57,7 @@ def _over(chart: Any, labels: Sequence[str], series: Sequence[Series], unit: str
 
 
 def bars(names: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
-    """The series by name, as horizontal bars."""
+    """A chart of horizontal bars, one for each name and series."""
     height = 70 + 30 * max(1, len(names)) * len(series)
     chart = pygal.HorizontalBar(**(_shape() | {"height": height}))
     chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
@@ -68,11 +68,11 @@ def bars(names: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
 
 
 LABEL = 28
-"""So many signs of a name leave room for its bar, on a phone too; the tables of the page have it whole."""
+"""Characters of a name that leave room for its bar on a phone; the tables of the page have the whole name."""
 
 
 def _label(name: str) -> str:
-    """A name beside its bar: one that is long without its middle, and without signs that no SVG may hold."""
+    """A name as a label: shortened in the middle, without characters that SVG forbids."""
     shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)
     return shown if len(shown) <= LABEL else f"{shown[: LABEL // 2]}…{shown[1 - LABEL // 2 :]}"
 
@@ -98,5 +98,5 @@ def _shape() -> dict[str, object]:
 
 
 def _inline(chart: Any) -> str:
-    """The chart without what names other places; a phone's width decides how large it is."""
+    """The chart as SVG without external references; it scales to the page."""
     return _NEEDLESS.sub("", chart.render(is_unicode=True)).replace("stroke:black", "stroke:var(--faint)")
