@@ -1,1 +1,1 @@
-"""Settings files and secrets, read."""
+"""Reads settings files and secrets."""

@@ -1,5 +1,7 @@
-"""A connector's file in, JSON or `.properties`, a settings file out: `medallion import-debezium`. How a Debezium property becomes a setting
-is in `cdc_core.settings.debezium_import`."""
+"""Converts a connector's JSON or `.properties` file into a settings file: `medallion import-debezium`.
+
+`cdc_core.settings.debezium_import` maps Debezium properties to settings.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from pipelines.settings import file as settings_file
 
 @dataclass(frozen=True)
 class Import:
-    """The text of the settings file, and what a person has to know about it, a line each."""
+    """The text of the settings file, the variables to set, and notes for the user, one line each."""
 
     text: str
     variables: tuple[str, ...]
@@ -24,15 +26,15 @@ class Import:
 
 
 def read(path: Path, *, root: str) -> Import:
-    """The settings file that a connector's JSON becomes, or the properties of one (`*.properties`), its tables below `root`.
+    """The settings file for the connector in a JSON or `*.properties` file, with its tables below `root`. It contains no secrets.
 
-    Raises `SettingsError` with all mistakes of the connector, or where the file cannot be read. Holds no secret.
+    Raises `SettingsError` with all mistakes of the connector, or if the file cannot be read.
     """
     return settings_text(_connector(path), root=root, where=path.name)
 
 
 def settings_text(connector: object, *, root: str, where: str) -> Import:
-    """The settings file that a connector becomes; `where` names it in messages and in the file."""
+    """The settings file for a connector; `where` names the connector in messages and in the file."""
     found = debezium_import.imported(connector, root=root, where=where)
     variables = tuple(f"{each.name}: {each.holds}" for each in found.variables)
     notes = (*debezium_import.said(found.notes), *found.warnings)
@@ -57,7 +59,7 @@ def _connector(path: Path) -> object:
         hint = "" if content.lstrip()[:1] in b"{[" else "files with Java properties must have the extension .properties"
         problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", hint)
         raise errors.SettingsError(problem) from None
-    except ValueError as error:  # an escape that is none, or not UTF-8
+    except ValueError as error:  # an invalid escape, or not UTF-8
         raise errors.SettingsError(errors.Problem(where, f"not valid Java properties: {error}")) from None
     except OSError as error:
         raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None

@@ -1,7 +1,7 @@
-"""Reads a settings file, and writes one that was imported. The only module that knows YAML.
+"""Reads settings files, and writes imported ones. The only module that knows YAML.
 
-A settings file is YAML 1.2 in its plain core: `true` and `false` are booleans (`yes`, `no`, `on`, `off` are
-texts), and there are no dates and no numbers to the base 60.
+A settings file uses the core schema of YAML 1.2: only `true` and `false` are booleans (`yes`, `no`, `on`, `off` are strings), and there
+are no dates and no base-60 numbers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from pipelines.settings import secrets
 def load(path: str | Path) -> settings.Settings:
     """The validated settings in the file at `path`.
 
-    Raises `SettingsError` for a file that is missing or not YAML (with line and column), for a key that is
-    there twice, and with all mistakes of its content, each with its line. Variables in `lakehouse` are
-    resolved here, so that one file serves a machine, a test and a production catalog; everything else stays a
-    reference.
+    Raises `SettingsError` if the file is missing or not YAML (with line and column), for duplicate keys, and with all mistakes in
+    its content, each with its line. Resolves variables in `lakehouse`, so that one file serves several environments; other references
+    stay unresolved.
     """
     where = str(path)
     text = content(path)
@@ -41,9 +40,9 @@ def load(path: str | Path) -> settings.Settings:
 
 
 def document(path: str | Path) -> object:
-    """What the YAML or JSON file at `path` holds, whatever it is about.
+    """The content of any YAML or JSON file.
 
-    Raises `SettingsError` for a file that is missing or not YAML, and for a key that is there twice.
+    Raises `SettingsError` if the file is missing or not YAML, and for duplicate keys.
     """
     where = str(path)
     text = content(path)
@@ -54,7 +53,7 @@ def document(path: str | Path) -> object:
 
 
 def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
-    """The settings with the variables in `lakehouse` resolved, and gold's folders found."""
+    """The settings with the variables in `lakehouse` resolved, and gold's folders located."""
     problems: list[errors.Problem] = []
 
     def resolved(name: str, text: Any) -> Any:
@@ -77,8 +76,7 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
 
 
 def _found(folder: str | None, path: Path) -> str | None:
-    """A folder of the settings: from the working directory, else from the file's folder or the one above, where a job
-    finds it."""
+    """The path of a folder in the settings: relative to the working directory, else to the file's folder or its parent, as in a job."""
     if folder is None or Path(folder).is_dir():
         return folder
     beside = (path.resolve().parent / folder, path.resolve().parents[1] / folder)
@@ -86,10 +84,10 @@ def _found(folder: str | None, path: Path) -> str | None:
 
 
 def content(path: str | Path) -> str:
-    """What a file holds; `SettingsError` where it cannot be read."""
+    """The text of a file; raises `SettingsError` if it cannot be read."""
     where = str(path)
     try:
-        # Some editors put a byte order mark in front, which YAML would take for a part of the first key.
+        # Some editors write a byte order mark, which YAML would read as part of the first key.
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         hint = "name it with --config; conf/shop.yml is an example"
@@ -101,21 +99,21 @@ def content(path: str | Path) -> str:
 
 
 def rendered(document: Mapping[str, object], *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
-    """The text of a settings file that loads as `document`, with lines of comment before and after it."""
+    """The text of a settings file that loads as `document`, with comment lines before and after."""
     text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     return "".join([*map(_comment, before), text, *map(_comment, after)])
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write a new settings file. One that is there already with this text is left, with another one it is refused."""
+    """Write a new settings file; raises `SettingsError` if the file exists with another text."""
     try:
-        # Mode x creates the file or fails; a look before would leave time for another process to create it.
+        # Mode x creates the file or fails: a check before would leave time for another process to create it.
         with open(path, "x", encoding="utf-8") as file:
             try:
                 file.write(text)
                 file.flush()
             except BaseException:
-                # Half of a file would be refused by the next try as another one.
+                # The next attempt would refuse a partial file as one with another text.
                 Path(path).unlink(missing_ok=True)
                 raise
     except FileExistsError:
@@ -127,21 +125,21 @@ def write(path: str | Path, text: str) -> None:
 
 
 def _comment(line: str) -> str:
-    # Whatever ends a line would end the comment, and a property's own text go on as settings; other signs may stand in no YAML.
+    # A line break would end the comment, so that the rest of a property would be read as settings; YAML forbids other control characters.
     words = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(line.splitlines()))
     return f"# {words}".rstrip() + "\n"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that YAML's older core or ours would take for something else."""
+    """Quotes every string that YAML 1.1 or this loader would read as another type."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML: mappings, lists, texts, booleans, integers, floats, null."""
+    """Plain YAML: mappings, lists, strings, booleans, integers, floats, null."""
 
 
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError)
-"""What PyYAML raises; the last two of a text that is not what its tag says."""
+"""What PyYAML raises; the last two for a value that does not match its tag."""
 
 
 # PyYAML's own resolvers are those of YAML 1.1: they read `on` as true, `1:30` as 90 and 2026-01-01 as a date.
@@ -165,7 +163,7 @@ def _document(text: str, where: str) -> object:
 
 
 def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
-    """The line of every key by its path, and the keys that one mapping holds twice."""
+    """The line of every key by its path, and the duplicate keys."""
     try:
         root = yaml.compose(text, Loader=_Loader)
     except _UNREADABLE as error:
@@ -181,7 +179,7 @@ def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
 
 
 def _walk(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, int, bool]]:
-    # An anchor may hold an alias of itself: such a document has no end.
+    # An anchor may contain an alias to itself: such a document has no end.
     if not isinstance(node, yaml.MappingNode) or id(node) in above:
         return
     seen: set[str] = set()
@@ -194,7 +192,7 @@ def _walk(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator
 
 
 def _line(path: str, lines: dict[str, int]) -> int:
-    """The line of a key, or of what the key would stand in; 0 for the file as a whole."""
+    """The line of a key, or of its nearest parent that exists; 0 for the whole file."""
     while path and path not in lines:
         path = path.rpartition(".")[0]
     return lines.get(path, 0)
@@ -209,7 +207,7 @@ def _located(problem: errors.Problem, where: str, lines: dict[str, int]) -> erro
 
 
 def _not_yaml(error: Exception, where: str) -> errors.SettingsError:
-    """The place and the reason, without the text that stands there: it may be a password."""
+    """The error with place and reason, without the text at that place: it may be a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return errors.SettingsError(errors.Problem(where, "not YAML"))
     mark = error.problem_mark

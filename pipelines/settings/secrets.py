@@ -1,9 +1,7 @@
-"""Resolves references, at the last moment, and keeps what they hide out of every text. The only module that
-does.
+"""Resolves references to secrets, at the last moment. The only module that does.
 
-`${env:NAME}` is a variable of the environment; `${secret:scope/key}` is a secret of Databricks, or of
-whatever reader the caller passes. What comes back is for the driver of the database and for nothing that
-prints.
+`${env:NAME}` is an environment variable; `${secret:scope/key}` is a Databricks secret, or one of the caller's reader. Results go to the
+database driver or to Spark, and must never be printed.
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     read_secret: ReadSecret | None = None,
 ) -> str:
-    """The text with every reference in it replaced.
+    """The text with every reference replaced by its value.
 
-    Where one stands for the user or the password in a connection string and its value holds a sign that
-    cannot stand there (`p@ss`), the value is percent-encoded; a value that was encoded already stays. Raises
-    `SettingsError` for variables that are not set and secrets that this machine cannot read, all at once, and
-    `AccessRefused` for a secret that Databricks refuses.
+    The value of a user or password in a connection string is percent-encoded if it contains characters that are not allowed there
+    (`p@ss`); a value that is already encoded stays. Raises `SettingsError` with all variables that are not set and secrets that
+    this machine cannot read, and `AccessRefused` for a secret that Databricks refuses.
     """
     template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
     variables = os.environ if environment is None else environment
@@ -69,14 +66,14 @@ def _variable(name: str, variables: Mapping[str, str]) -> str:
 
 
 def _databricks(scope: str, key: str) -> str:
-    """The secret from Databricks' `dbutils`, which is imported only here."""
+    """The secret from Databricks' `dbutils`."""
     try:
         from databricks.sdk.runtime import dbutils
-    except Exception as error:  # outside the platform this import fails in many ways, and none of them matters
+    except Exception as error:  # outside Databricks this import fails in many ways
         raise _no_secrets(scope, key) from error
     try:
         return str(dbutils.secrets.get(scope=scope, key=key))
-    except Exception as error:  # py4j's and the SDK's errors share no class
+    except Exception as error:  # errors of py4j and of the SDK have no common class
         message = f"${{secret:{scope}/{key}}}: the job cannot read this Databricks secret"
         raise errors.AccessRefused(
             f"{message}: the scope or the key does not exist, or READ on the scope is missing"
@@ -90,7 +87,7 @@ def _no_secrets(scope: str, key: str) -> errors.SettingsError:
 
 
 def _credentials(parts: Sequence[tuple[str, str]]) -> frozenset[int]:
-    """Which parts of a connection string are references for its user or password: those before its `@`."""
+    """The indices of the parts of a connection string that are references for user or password: those before the `@`."""
     if not parts or not parts[0][1].startswith(("mongodb://", "mongodb+srv://")):
         return frozenset()
     end = max((at for at, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0)
