@@ -1,4 +1,4 @@
-"""What the commands show: tables and progress on a terminal, log lines elsewhere."""
+"""The output of the commands: tables and progress on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _LOGGERS = {
     "gold": "pipelines.gold.run",
     "models": "pipelines.gold.models",
 }
-"""Under which name each layer tells what it did: what is searched for in a log must not depend on where a line is put together."""
+"""The logger of each layer's result: users search the log by these names, whichever module writes the line."""
 
 LOG_EVERY_SECONDS = 30.0
 
 
 def console(*, markup: bool = False) -> Console:
-    """Where results go: stdout, as wide as the terminal, and wide enough for a table where it is none.
+    """The console for results on stdout: as wide as the terminal, or 120 columns without one.
 
-    Names of the source's collections may look like `markup`: only what shows none of them has any.
+    Names from the source may look like Rich markup: use `markup` only for output without such names.
     """
     width = None if sys.stdout.isatty() else 120
     return Console(highlight=False, markup=markup, emoji=False, width=width)
@@ -60,7 +60,7 @@ def _text(content: str, style: str = "") -> Text:
 
 
 def findings(found: Sequence[Finding]) -> None:
-    """The answers of `medallion check`, one a line, with what to fix beneath."""
+    """Show the findings of `medallion check`, one per line, with what to fix below."""
     marks = {"fine": Text("ok", "green"), "warning": Text("warning", "yellow"), "wrong": Text("error", "red")}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for each in found:
@@ -72,7 +72,7 @@ def findings(found: Sequence[Finding]) -> None:
 
 
 def models(found: Sequence[ModelPlan]) -> None:
-    """The answers of `medallion models check`: each model, what it reads, and what a run would do, in its order."""
+    """Show the result of `medallion models check`: each model in order of execution, what it reads, and what a run would do."""
     screen = console()
     if not found:
         screen.print("There are no models: gold.models is not set, or the folder has no .sql files.")
@@ -87,7 +87,7 @@ def models(found: Sequence[ModelPlan]) -> None:
 
 
 def cuts(found: Sequence[Cut]) -> None:
-    """One line a cut, newest first."""
+    """Show one line per cut, newest first."""
     from cdc_core.gold import cut as times
 
     screen = console()
@@ -104,7 +104,7 @@ def cuts(found: Sequence[Cut]) -> None:
 
 
 def cut(found: Cut) -> None:
-    """A cut: the time, the version of each table, and a query that reads all of them."""
+    """Show a cut: its time, the version of each table, and a query that reads all of them."""
     from cdc_core.gold import cut as times
 
     screen = console()
@@ -126,12 +126,12 @@ def cut(found: Cut) -> None:
 
 
 def result(layer: str, outcome: object) -> None:
-    """One log line at the end of a run: what the layer did."""
+    """Log one line with a layer's result at the end of a run."""
     _log(layer).info("%s done", layer, extra=_pairs(outcome))
 
 
 def nothing_yet(layer: str, what: str, command: str) -> None:
-    """A log line of a run that had nothing to read from, and what fills it."""
+    """Log that a run had no input, and the command that provides it."""
     _log(layer).info("%s: run medallion %s first", what, command)
 
 
@@ -140,7 +140,7 @@ def _log(layer: str) -> logging.Logger:
 
 
 def _pairs(outcome: object) -> dict[str, object]:
-    """The plain fields of a result, for a log line."""
+    """The scalar fields of a result dataclass, for a log line."""
     if not dataclasses.is_dataclass(outcome):
         return {}
     found = {each.name: getattr(outcome, each.name) for each in dataclasses.fields(outcome)}
@@ -154,7 +154,7 @@ def _pairs(outcome: object) -> dict[str, object]:
 
 
 def _plain_value(value: object) -> object:
-    """A field's value as a log line has it: seconds to the millisecond."""
+    """A field's value as in a log line: floats to three digits."""
     if isinstance(value, enum.Enum):
         return value.value
     return round(value, 3) if isinstance(value, float) else value
@@ -162,7 +162,7 @@ def _plain_value(value: object) -> object:
 
 @contextmanager
 def progress() -> Iterator[Callable[[CaptureProgress], None]]:
-    """Hears a capture's progress: one live line where stderr is a terminal, a log line every 30 seconds elsewhere."""
+    """Yields a callback that shows a capture's progress: a live line on a terminal, else a log line every 30 seconds."""
     if not sys.stderr.isatty():
         yield _ProgressLog().hear
         return
@@ -173,7 +173,7 @@ def progress() -> Iterator[Callable[[CaptureProgress], None]]:
 
 
 class Rate:
-    """Events a second over the last ten seconds, from a count that grows, and may be told hundreds of times a second."""
+    """The rate over the last ten seconds of a count that grows; `of` may be called hundreds of times a second."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -190,7 +190,7 @@ class Rate:
 
 
 def described(now: CaptureProgress, *, rate: float) -> str:
-    """A capture's progress as one line: the snapshot where one runs, then the stream."""
+    """A capture's progress as one line: the snapshot if one runs, then the stream."""
     parts = []
     if now.snapshot is not None and now.snapshot.seconds_left != 0:
         parts.append(snapshot_line(now.snapshot))
@@ -202,7 +202,7 @@ def described(now: CaptureProgress, *, rate: float) -> str:
 
 
 def snapshot_line(now: SnapshotProgress) -> str:
-    """A snapshot's progress: documents done of about how many, rate, time left."""
+    """A snapshot's progress: documents read, estimated total, rate, time left."""
     from pipelines.snapshot import snapshot
 
     assert isinstance(now, snapshot.SnapshotProgress)
@@ -214,7 +214,7 @@ def snapshot_line(now: SnapshotProgress) -> str:
 
 
 class _ProgressLog:
-    """A log line as soon as the source is followed, then one every so often, and none while nothing happens."""
+    """Logs the first progress at once, then changed progress every `LOG_EVERY_SECONDS`."""
 
     def __init__(self) -> None:
         self._last_at = time.monotonic() - LOG_EVERY_SECONDS
@@ -230,7 +230,7 @@ class _ProgressLog:
 
 
 def status(found: PipelineStatus) -> None:
-    """What `medallion status` shows: the source, the log, and a line for each collection."""
+    """Show the result of `medallion status`: the source, bronze, and a line for each collection."""
     screen = console()
     grid = Table.grid(padding=(0, 2))
     grid.add_row("pipeline", found.name)
@@ -244,7 +244,7 @@ def status(found: PipelineStatus) -> None:
 
 
 def verified(found: Verification) -> None:
-    """What `medallion verify` shows: a line for each collection, and beneath it the keys that differ, with their paths."""
+    """Show the result of `medallion verify`: a line for each collection, then the keys that differ, with their paths."""
     screen = console()
     table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "other", "seconds")
     for each in found.collections:
@@ -272,7 +272,7 @@ SHOWN_DIFFERENCES = 20
 
 
 def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
-    """What `medallion maintain` shows: a line for each table."""
+    """Show the result of `medallion maintain`: a line for each table."""
     if not found.tables:
         console().print("there are no tables yet: start the pipeline first" if is_whole else "no table could be maintained")
         return
@@ -285,7 +285,7 @@ def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
 
 
 def schemas(found: Sequence[SchemaHistory]) -> None:
-    """What `medallion schema` shows: for each collection its columns, and what changed when."""
+    """Show the result of `medallion schema`: for each collection its columns, and the changes with their times."""
     screen = console()
     for each in found:
         screen.print(_text(f"{each.collection}: version {each.version} of its schema", style="bold"))
@@ -312,7 +312,7 @@ SHOWN_EVENTS = 1000
 
 
 def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> None:
-    """What `medallion quarantine list` shows: a line for each of the first `SHOWN_EVENTS`; its texts beneath, where the command asks for them."""
+    """Show the result of `medallion quarantine list`: a line for each of the first `SHOWN_EVENTS` events, with its `texts` below."""
     screen = console()
     if not found:
         screen.print("the quarantine is empty" if is_whole else "the quarantine is empty, as far as it can be read")
@@ -331,7 +331,7 @@ def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> 
 
 
 def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> None:
-    """What `medallion quarantine replay` did, a line for each collection."""
+    """Show the result of `medallion quarantine replay`: a line for each collection."""
     screen = console()
     for name, each in found.items():
         parts = [f"{name}: nothing to replay"]
@@ -347,9 +347,9 @@ def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> Non
 
 
 def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
-    """What `medallion repair` shows: each table with missing files, and what brings their rows back.
+    """Show the result of `medallion repair`: each table with missing files, and what restores their rows.
 
-    `is_whole` says whether all tables could be looked at.
+    `is_whole` says whether all tables could be checked.
     """
     screen = console()
     if not found and is_whole:
@@ -360,7 +360,7 @@ def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
 
 
 def rebuilt(found: RebuildResult) -> None:
-    """What `medallion rebuild` shows: both tables' counts, where and why documents differ, and whether it was swapped."""
+    """Show the result of `medallion rebuild`: both tables' counts, where and why documents differ, and whether it was swapped."""
     screen, seen = console(), found.comparison
     counts = _plain_table("", "live", "rebuilt")
     counts.add_row("rows", f"{seen.rows:,}", f"{seen.rebuilt_rows:,}")
@@ -432,7 +432,7 @@ TROUBLES = ("rescued", "incomplete", "quarantined", "incomplete since")
 
 
 def _collections_table(found: PipelineStatus) -> Table:
-    """A line for each collection; a column in which no collection has anything is left out."""
+    """A line for each collection, without columns that are empty for all of them."""
     is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in found.collections)
     is_history = any(each.history is not None for each in found.collections)
     layers = ("silver", "gold", "history") if is_history else ("silver", "gold")
@@ -455,7 +455,7 @@ def _collections_table(found: PipelineStatus) -> Table:
 
 
 def _troubles_told(found: PipelineStatus) -> Iterator[str]:
-    """A line for each collection that waits for a person: what is wrong, and what to do."""
+    """A line for each problem of a collection that needs action."""
     from cdc_core.signals import signal as signals
 
     for each in found.collections:
@@ -491,7 +491,7 @@ def _snapshot_cell(each: CollectionStatus) -> str:
 
 
 def _layer_cells(layer: TableStatus | None) -> tuple[str, str, str]:
-    """Rows, what waits for the layer and since when, events a second."""
+    """The layer's rows, its backlog with the age of the oldest event, and events per second."""
     if layer is None:
         return "–", "", ""
     waits = f"{layer.lag_events:,} ({units.duration(layer.lag_seconds)})" if layer.lag_events else "0"
