@@ -1,1 +1,1 @@
-"""A module a command that looks after a pipeline: status, check, maintain, rebuild, repair, cut, schema, quarantine, unwrap."""
+"""One module per command that operates a pipeline: status, check, maintain, rebuild, repair, cut, schema, quarantine, unwrap."""

@@ -1,5 +1,4 @@
-"""What waits in bronze for each layer, and how fast events came in lately: from narrow columns of bronze, by this process where it sees
-the files, else by a query."""
+"""Each layer's backlog in bronze, and recent rates, from narrow columns of bronze: read in this process if it can, else by a query."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MANY_ROWS = 5_000_000
-"""Of more rows executors read the columns that are counted."""
+"""More rows than this are counted by Spark's executors."""
 
 
 class Backlog(NamedTuple):
-    """What waits for one layer of a collection: events, the batches that they are in, and since when, in milliseconds since 1970; and
-    how many events it took in lately. A drop and a rename, which end all rows, are events here."""
+    """The backlog of one layer of a collection: events, their batches, and the oldest event's time in milliseconds since 1970; `done`
+    counts the events that it applied lately. A drop and a rename, which end all rows, count as events."""
 
     events: int = 0
     batches: int = 0
@@ -35,15 +34,15 @@ class Backlog(NamedTuple):
 
 
 Bounds = Sequence[tuple[int, int]]
-"""For each layer the batch that its table was at some time ago, and the one that it is at."""
+"""For each layer its table's position some time ago and its position now, as bronze batches."""
 
 
 def captured_rate(
     spark: SparkSession, log: tables.TableRef, batch: int, *, within_seconds: int, within_batches: int
 ) -> float | None:
-    """Events a second of documents, in the seconds before the newest row of `batch`, the last one; None where there are too few to say.
+    """Document events per second, in the seconds before the newest row of `batch`, the last one; None if there are too few.
 
-    Bounded by batches, too: files are skipped by their batch, and `ts_ms` alone would read all of bronze.
+    Limited by batches, too: files are skipped by batch, and a limit on `ts_ms` alone would read all of bronze.
     """
     after, columns = batch - within_batches, ["kind", "batch", "ts_ms"]
     rows = batch_rows.behind(log, after, columns, limit=MANY_ROWS)
@@ -65,7 +64,7 @@ def captured_rate(
 def of_layers(
     spark: SparkSession, log: tables.TableRef, bounds: Mapping[registry.Namespace, Bounds]
 ) -> Mapping[registry.Namespace, Sequence[Backlog]]:
-    """For each collection that has events behind its bounds what waits for each layer: one look at bronze, however many there are."""
+    """The backlog of each layer, for each collection with events after its bounds: bronze is read once for all of them."""
     if not bounds:
         return {}
     after = min(at for each in bounds.values() for pair in each for at in pair)
@@ -109,7 +108,7 @@ def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds])
 def _by_query(
     spark: SparkSession, log: tables.TableRef, after: int, bounds: Mapping[registry.Namespace, Bounds]
 ) -> dict[registry.Namespace, list[Backlog]]:
-    # The bounds as a table of values and a join, not as a condition a collection: the plan stays small with hundreds of them.
+    # Join a table of bounds, instead of a condition per collection: the plan stays small with hundreds of collections.
     layers = range(len(next(iter(bounds.values()))))
     names = ", ".join(f"from_{layer}, to_{layer}" for layer in layers)
     values = ", ".join(
@@ -134,7 +133,7 @@ def _by_query(
 
 
 def _counted(layer: int) -> str:
-    """A `Backlog` as columns of SQL."""
+    """The fields of a `Backlog` as SQL columns."""
     waits = f"batch > to_{layer}"
     return (
         f"count_if({waits}) AS events_{layer}, count(DISTINCT IF({waits}, batch, NULL)) AS batches_{layer}, "

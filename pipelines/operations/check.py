@@ -1,4 +1,4 @@
-"""Is everything there that a pipeline needs? Questions to the source, each with what to mend. Changes nothing."""
+"""Checks that everything is there that a pipeline needs, and says what to fix. Changes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class CheckVerdict(enum.Enum):
-    """What an answer means."""
+    """How severe a finding is."""
 
     FINE = "fine"
     WARNING = "warning"
@@ -42,7 +42,7 @@ class CheckVerdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer: about what, what was found, what to do, and the error that a run would end with."""
+    """One result: its subject, what was found, what to do, and the error that a run would end with."""
 
     about: str
     verdict: CheckVerdict
@@ -53,25 +53,23 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """What is checked: the settings, and the server behind them."""
+    """The input of the questions: the settings, and their server."""
 
     settings: Settings
     client: mongodb.Client
     collections: Sequence[catalog.SourceCollection]
     refused: Mapping[str, errors.AccessRefused]
-    """The databases whose collections this user may not list."""
+    """The databases whose collections this user may not list, with the error."""
 
 
 Question = Callable[[CheckedSource], Iterator[Finding]]
 
 
 def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -> tuple[Finding, ...]:
-    """All findings, in the order of a run. Raises `SettingsError` where a secret cannot be resolved, or the class of a custom
-    snapshot mode not be made.
+    """All findings, in the order of a run; an unusable server is the last one.
 
-    `session` starts the Spark that a store is tried with; a folder is looked at without.
-
-    A server that cannot be used ends the questions: the findings before it, and that one.
+    `session` starts Spark, which only a store or a catalog needs. Raises `SettingsError` if a secret cannot be resolved, or the
+    class of a custom snapshot mode cannot be instantiated.
     """
     custom_mode.snapshotter(settings.source)
     findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
@@ -89,7 +87,7 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
 
 
 def refuse(findings: Sequence[Finding]) -> None:
-    """Raises the error of the first finding that is wrong; nothing where none is."""
+    """Raise the class of the first error, naming all findings with errors; does nothing without any."""
     wrong = [(finding.about, finding.error) for finding in findings if finding.error is not None]
     if wrong:
         kind = type(wrong[0][1])
@@ -126,7 +124,7 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
 
 
 def _catalog(bronze: tables.TableRef, session: Callable[[], SparkSession]) -> Finding:
-    """Whether Spark has the catalog, and keeps it when it ends, and what lies in bronze's place is ours."""
+    """Check that Spark has the catalog and that it outlives the session, and that an existing bronze table is ours."""
     try:
         delta.found(session(), bronze)
         return Finding("lakehouse", CheckVerdict.FINE, bronze.label)
@@ -137,7 +135,7 @@ def _catalog(bronze: tables.TableRef, session: Callable[[], SparkSession]) -> Fi
 
 
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
-    """Whether the store can be written and listed, and lets one of two drivers win that commit the same version."""
+    """Check that the store can be written and listed, and lets only one of two drivers commit the same version."""
     try:
         return Finding("store", CheckVerdict.FINE, store_exclusion.prove(session(), location))
     except errors.MedallionError as error:
@@ -145,7 +143,7 @@ def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
 
 
 def _kafka(settings: Settings) -> Iterator[Finding]:
-    """A capture runs without its Kafka channels: what is wrong with them is a warning."""
+    """Check the Kafka topics; problems are only warnings, because a capture runs without its Kafka channels."""
     for topic, trouble in kafka.troubles(settings).items():
         if trouble is None:
             yield Finding("kafka", CheckVerdict.FINE, f"the topic {topic} exists")
@@ -173,9 +171,9 @@ def _server(client: mongodb.Client) -> Finding:
 def _listed(
     settings: Settings, client: mongodb.Client
 ) -> tuple[Sequence[catalog.SourceCollection], Mapping[str, errors.AccessRefused]]:
-    """Everything in the databases that may be captured, and those of them that cannot be listed.
+    """The collections of all databases that may be captured, and the databases whose collections cannot be listed.
 
-    Where listing databases is refused, they are those that the lists name.
+    If databases cannot be listed, they are the ones that the include lists name.
     """
     chosen = filters.of(settings.source)
     names = {*catalog.database_names(client), *(db for db, _ in chosen.named())}
@@ -195,7 +193,7 @@ def _captured(checked: CheckedSource) -> list[catalog.SourceCollection]:
 
 
 def _collections(checked: CheckedSource) -> Iterator[Finding]:
-    """Views and time-series collections have no change stream; a collection that is named ought to exist."""
+    """Check that named collections exist, and that captured ones have a change stream: views and time-series collections do not."""
     source = checked.settings.source
     chosen = filters.of(source)
     named = set(chosen.named())
@@ -226,7 +224,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
 
 
 def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
-    """A capture over `guardrail.collections.max` warns, or ends."""
+    """Check `guardrail.collections.max`, over which a capture warns or ends."""
     if not deployment.is_over_limit(source, captured):
         return
     found = f"{captured} are captured, but guardrail.collections.max is {source.guardrail_collections_max}"
@@ -237,7 +235,7 @@ def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
 
 
 def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
-    """The entries of `snapshot.include.collection.list` that mean nothing: what they were to let in is read by no snapshot."""
+    """Find entries of `snapshot.include.collection.list` that match no captured collection."""
     entries = zip(source.snapshot_include_collection_list, filters.of(source).snapshots.include, strict=True)
     for text, entry in entries:
         if not any(map(entry.matches, captured)):
@@ -246,7 +244,7 @@ def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
 
 
 def _left_out(namespace: str, *, is_named: bool) -> Finding:
-    """A collection of which the settings say something, and which they leave out."""
+    """A warning about a collection that the settings mention but do not capture."""
     does_nothing = "so its entries in silver.collections or snapshot.collection.filter.overrides have no effect"
     why = "although an include list names it" if is_named else does_nothing
     mend = "check the lists of source, and capture.scope"
@@ -273,7 +271,7 @@ def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
 
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:
-    """The change stream is opened as a capture would, and closed."""
+    """Open the change stream as a capture does, and close it."""
     options = connections.stream_options(checked.settings.source, checked.client)
     stream = change_stream.ChangeStream(checked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
@@ -292,7 +290,7 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
 
 
 def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
-    """One document of each collection is read as a snapshot would."""
+    """Read one document of each collection as a snapshot does."""
     watched = [each for each in _captured(checked) if each.kind == "collection"]
     refused = [(each, error) for each in watched if (error := _refusal(checked.client, each)) is not None]
     for collection, error in refused:
@@ -302,10 +300,10 @@ def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
 
 
 def _filters(checked: CheckedSource) -> Iterator[Finding]:
-    """The server is asked whether it takes each filter of a snapshot: one that it refuses ends that collection's snapshot."""
+    """Check that the server accepts each filter of a snapshot: a refused one ends that collection's snapshot."""
     texts = checked.settings.source.snapshot_collection_filter_overrides
     for namespace in sorted(texts.keys() & {each.namespace for each in _captured(checked)}):
-        # A right that is missing is told by the reads.
+        # _snapshot_reads reports a missing privilege.
         with contextlib.suppress(errors.MedallionError):
             reason = snapshot_read.refusal_of_filter(checked.client, namespace, query.loads(texts[namespace]))
             if reason is not None:
@@ -328,7 +326,7 @@ def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> er
     except (
         mongodb_failures.SnapshotExpired,
         mongodb_failures.CollectionChanged,
-    ):  # dropped or made anew just now: a snapshot copes with it
+    ):  # dropped or recreated just now: a snapshot handles that
         return None
     return None
 
@@ -354,7 +352,7 @@ def _oplog(checked: CheckedSource) -> Iterator[Finding]:
 
 
 def _images(checked: CheckedSource) -> Iterator[Finding]:
-    """A collection keeps pre- and post-images, or neither."""
+    """Check that each collection keeps the pre- or post-images that the capture mode needs; MongoDB keeps both or neither."""
     given = checked.settings.source
     wanted = ["pre-images"] * given.capture_mode.has_pre_images
     is_post_image = given.capture_mode_full_update_type is FullUpdateType.POST_IMAGE

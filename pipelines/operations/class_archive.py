@@ -1,9 +1,9 @@
 """The classes that Spark and Delta load, archived once in an environment: a JVM that maps them starts in half the time.
 
 `python -m pipelines.operations.class_archive` makes the archive (HotSpot's dynamic class data archive, JEP 350), some 200 MB at
-`jvm.CLASS_ARCHIVE`, in about a minute. Each JVM that is started from this environment from then on takes it. HotSpot compares it
-with its own version and with the jars before: where Java or Spark is another one, a JVM starts as it does without, and the
-archive is to be made anew. With ``--root s3a://…`` it holds the classes of S3A and of Amazon's SDK, too.
+`jvm.CLASS_ARCHIVE`, in about a minute. Every JVM that starts from this environment later uses it. HotSpot ignores the archive if its
+version or the jars differ: after an upgrade of Java or Spark make it again. With ``--root s3a://…`` it also contains the classes of S3A
+and of Amazon's SDK.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _WRITING_SECONDS = 300.0
 
 
 def make(root: str | None = None) -> Path:
-    """Make the archive, in place of one that is there: start a session, do what the layers do to a table, and end its JVM.
+    """Make or replace the archive: start a session, run the layers' kinds of statements on a table, and end its JVM.
 
-    Where `root` lies in S3, requests are made, too, which this process answers: no store is needed.
+    With a `root` in S3 it also sends requests, which this process answers: no store is needed.
 
-    Raises `DecisionNeeded` where this user may not write into the environment or the JVM wrote no archive, `Temporary` where it was not
-    done in time, and what `session` raises.
+    Raises `DecisionNeeded` if this user may not write into the environment or the JVM wrote no archive, `Temporary` if the JVM took
+    too long, and what `session` raises.
     """
     archive = jvm.CLASS_ARCHIVE
     draft = archive.with_suffix(f".{os.getpid()}")
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
-        for left in draft.parent.glob(f"{archive.stem}.*"):  # by one that was killed
+        for left in draft.parent.glob(f"{archive.stem}.*"):  # left by a run that was killed
             if scratch.is_gone(left.suffix[1:]):
                 left.unlink()
         draft.touch()
@@ -60,13 +60,13 @@ def make(root: str | None = None) -> Path:
             _use(spark, tables.TableRef.at(f"{folder}/table"))
         if stores.scheme(root) == "s3a":
             _use_s3(spark)
-        if not sparks.stop(_WRITING_SECONDS):  # it writes at its end: a half of it would not do
+        if not sparks.stop(_WRITING_SECONDS):  # the JVM writes the archive when it ends
             raise errors.Temporary(
                 f"Java did not write the archive in {_WRITING_SECONDS:.0f} s; try again when the machine is less busy"
             )
         if not draft.is_file():
             raise errors.DecisionNeeded(f"Java wrote no archive (log: {jvm.log_file()})")
-        table_files.sync(draft)  # a JVM ends at once that maps one of which a power failure left less
+        table_files.sync(draft)  # a JVM that maps a file cut short by a power failure ends at once
         draft.replace(archive)
     finally:
         draft.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def make(root: str | None = None) -> Path:
 
 
 def _use(spark: SparkSession, table: tables.TableRef) -> None:
-    """Load what the layers load: a table made, merged into, changed, laid out and looked at, and rows that go through Python."""
+    """Load the classes that the layers use: create a table, merge, alter, optimize and query it, and pass rows through Python."""
     columns = "key STRING, document STRUCT<a: INT, b: ARRAY<STRING>>, at TIMESTAMP, amount DECIMAL(38, 10)"
     delta.create(spark, table, columns=columns, properties={"delta.enableDeletionVectors": "true"}, cluster_by=["key"])
     rows = spark.range(100).selectExpr(
@@ -101,7 +101,7 @@ def _use(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def _use_s3(spark: SparkSession) -> None:
-    """Load what a lakehouse in S3 loads beside that: an object looked for, listed, read, written and deleted."""
+    """Load the classes that a lakehouse in S3 needs: check, list, read, write and delete an object."""
     path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")
     file_system = jvm.java_class(spark, "org.apache.hadoop.fs.FileSystem")
     with _answering() as url:
@@ -129,7 +129,7 @@ _NO_KEYS = {
 
 
 class _EveryObject(BaseHTTPRequestHandler):
-    """A store in which each object that is asked for is there, with one byte, and no list names any."""
+    """An S3 store in which every object exists with one byte, and every list is empty."""
 
     protocol_version = "HTTP/1.1"
 
@@ -148,12 +148,12 @@ class _EveryObject(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: whoever makes an archive asked for none of it."""
+        """Log nothing."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: the client ends its connections without a word when it is done."""
+        """Ignore errors: the client closes its connections without notice."""
 
 
 _EMPTY_LIST = (
@@ -164,7 +164,7 @@ _EMPTY_LIST = (
 
 @contextlib.contextmanager
 def _answering() -> Iterator[str]:
-    """The URL of an S3 of this process, until the block ends."""
+    """Yields the URL of an S3 store in this process, until the block ends."""
     with _Server(("127.0.0.1", 0), _EveryObject) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -176,7 +176,7 @@ def _answering() -> Iterator[str]:
 
 
 def main() -> None:
-    """Make the archive, and say where it is."""
+    """Make the archive, and print its path."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.operations.class_archive", description=__doc__.splitlines()[0]
     )

@@ -1,14 +1,14 @@
-"""A consistent cut: all gold tables at one cluster time of the source, with transactions whole.
+"""Makes a consistent cut: all gold tables at one cluster time of the source, without splitting transactions.
 
-    chosen      the newest end of a batch in bronze that is clean (`cdc_core.gold.cut`), and to which all tables can come
-    applied     silver, up to that batch and no further
-    published   gold, and the models over these very versions
-    noted       `ops/cuts`: for each table the version that shows the cut, all in one commit
+    chosen      the newest clean end of a batch in bronze (`cdc_core.gold.cut`) that all tables can reach
+    applied     silver, up to exactly that batch
+    published   gold, and the models over exactly these versions
+    recorded    `ops/cuts`: the version of each table that shows the cut, all in one commit
 
-Readers go back to these versions by time travel, as long as the tables' retention keeps them. Running it again over the same
-log gives the same cut; one that is killed has noted nothing, and its tables stand at positions of their own.
+Readers use time travel to these versions, as long as the tables' retention keeps them. Running it again over the same log gives the
+same cut. A run that is killed has recorded nothing, and its tables have their own positions.
 
-Tables of versions (`history: true`) need no cut: `past` says how they are read at any time that they hold.
+History tables (`history: true`) need no cut: `past` says how to read them at any time that they cover.
 """
 
 from __future__ import annotations
@@ -59,21 +59,20 @@ SCHEMA = pa.schema(
         ("name", pa.string()),
     ]
 )
-"""`name` is the pipeline's, which may share its lakehouse; null in rows of earlier versions. `time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other.
-`documents` is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in
-bronze, and models that wait for a table and are as they were before."""
+"""`name` is the pipeline's (pipelines may share a lakehouse); null in rows of earlier versions. `time` and `until` are cluster times as 16
+hex digits: the tables show the source at every time from `time` to before `until`. `documents` is `exact`, or `as captured` if updates
+are looked up. `missing` names collections that are incomplete in bronze, and models that wait for a table and were not updated."""
 
 EXACT, AS_CAPTURED = "exact", "as captured"
 
 PATIENCE_SECONDS = 90.0
-"""A capture that is asked says within seconds how far it has read; one that nobody asks, and where nothing happens, once a minute."""
+"""Long enough for a capture to commit its position: within seconds when asked, once a minute without events otherwise."""
 PAUSE = 0.5
 
 
 @dataclass(frozen=True)
 class CutTable:
-    """A table of a cut, and the version that shows it; of a table of versions the condition, in SQL, that chooses the
-    rows."""
+    """A table of a cut, with the version that shows it, or for a history table the SQL condition that selects the rows."""
 
     name: str
     identifier: str
@@ -82,14 +81,14 @@ class CutTable:
 
     @property
     def relation(self) -> str:
-        """The table at the cut, as SQL names it in a FROM clause."""
+        """The query that reads the table at the cut."""
         at = "" if self.version is None else f" VERSION AS OF {self.version}"
         return f"SELECT * FROM {self.identifier}{at}" + (f" WHERE {self.where}" if self.where else "")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The gold tables at one cluster time; see `SCHEMA`."""
+    """The gold tables at one cluster time; the fields are described at `SCHEMA`."""
 
     name: str
     made_ms: int
@@ -114,7 +113,7 @@ class Cut:
 
 
 def _query_names(names: Sequence[str]) -> list[str]:
-    """Names for parts of a query: easy to write, and different also without regard to case, as Spark compares them."""
+    """Quoted names for the parts of a query: easy to type, and unique without regard to case, as Spark compares them."""
     taken: dict[str, str] = {}
     for name in names:
         plain = "".join(c if c.isalnum() else "_" for c in name)
@@ -135,19 +134,19 @@ def run(
     patience: float = 0.0,
     ask: Callable[[], None] = lambda: None,
 ) -> Cut:
-    """Bring silver and gold to the newest cut at `as_of` or before, and note it.
+    """Bring silver and gold to the newest cut at `as_of` or before, and record it.
 
-    For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied
-    already; each time before it looks again, `ask` asks the capture how far it has read. Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a
-    cluster time, `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version
-    (then there is no cut), and what silver and gold raise.
+    If silver is already past the newest clean cut, waits up to `patience` seconds for the capture; `ask` requests that the capture
+    commits its position. Raises `SettingsError` for an invalid time, `Temporary` if bronze has not reached it or ends inside a cluster
+    time, `DecisionNeeded` if tables are past it, `GateFailed` if a version does not meet its expectations (then there is no cut), and
+    what silver and gold raise.
     """
     asked = times.parsed(as_of)
     audit = publish.gate(spark, settings)
     chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event(), ask=ask)
-    # Only silver has to be held at the batch: gold goes no further than silver.
+    # Only silver needs the limit: gold never goes further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
-    # After silver and not beside it: a table must not be published from a silver that is still below the batch.
+    # After silver, not at the same time: no table may be published from a silver table that is still before the batch.
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
     found = [*_collections(spark, settings, chosen)]
     waiting: list[str] = []
@@ -158,11 +157,11 @@ def run(
         waiting += [each.name for each in made.models if each.did == "waits"]
         for each in made.models:
             table = layout.model(each.name)
-            # A view has no versions that readers could go back to, and what waits is at no cut.
+            # A view has no versions to travel to, and a model that waits is not at the cut.
             if each.did not in ("view", "waits") and delta.exists(spark, table):
                 version = each.version if each.version is not None else table_history.version(spark, table)
                 found.append(CutTable(each.name, str(table), version))
-    # A run that is stopped ends without an error, and its tables may be anywhere before the cut.
+    # A run that was stopped ends without an error, and its tables may be anywhere before the cut.
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables had reached the cut; nothing was recorded")
     noted = Cut(
@@ -184,8 +183,7 @@ def _name(time_: str) -> str:
 
 
 def _documents(settings: Settings) -> str:
-    """Whether documents of a cut are exact, or as captured: a document that is looked up after its event may be newer
-    than the event."""
+    """`EXACT` or `AS_CAPTURED`: a document that is looked up after its event may be newer than the event."""
     is_looked_up = settings.source.capture_mode.has_full_updates and (
         settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
     )
@@ -193,16 +191,16 @@ def _documents(settings: Settings) -> str:
 
 
 def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
-    """How the tables of versions are read at a cluster time, transactions whole; nothing is written.
+    """How to read the history tables at a cluster time, without splitting transactions. Writes nothing.
 
-    Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where
-    bronze, or one of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
+    Raises `SettingsError` for an invalid time or if no collection has `history: true`, `Temporary` if bronze or a history table has not
+    reached the time, and `DecisionNeeded` for a time before bronze begins.
     """
     asked = times.parsed(as_of)
     held = _histories(spark, settings)
     reached = _applied(spark, settings, held)
     near = _before(spark, settings, asked, reached)
-    # All batches of the log, which in a year are tens of millions, only where the near ones do not tell.
+    # Read all batches (tens of millions in a year) only if the near ones are not enough.
     for at in dict.fromkeys((near, 0)):
         found = _boundaries(spark, settings, at=at)
         applied = [each for each in found if each.batch <= reached]
@@ -218,7 +216,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
             f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}. If old "
             "events were removed, query the history tables yourself, by valid_from and valid_to"
         )
-    # A snapshot's rows, and the last change of a cluster time, have sequences up to this one.
+    # The greatest sequence of a cluster time: that of a snapshot's rows.
     last = literal(f"{time_}ffffffff")
     where = f"`__sequence` <= {last} AND (`__until` IS NULL OR `__until` > {last})"
     return Cut(
@@ -234,28 +232,28 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
 
 
 NEAR = 1000
-"""So many batches before a time one nearly always is where bronze may be cut: of a stream that follows its source each second one is."""
+"""Among so many batches before a time there is nearly always a clean cut: about every other batch is one while the capture keeps up."""
 
 
 def _before(spark: SparkSession, settings: Settings, asked: str | None, reached: int) -> int:
-    """A batch long before the last one with a change up to a time, or before what all have applied."""
+    """The batch `NEAR` before the last one with a change up to the time, or before `reached`, whichever is first."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if asked is None or not delta.exists(spark, table):
         return max(0, reached - NEAR)
-    until = f"kind <> 'snapshot' AND sequence < {literal(asked + 'g')}"  # behind each of the time's own
+    until = f"kind <> 'snapshot' AND sequence < {literal(asked + 'g')}"  # sorts after every sequence of that time
     last = spark.sql(f"SELECT max(batch) AS batch FROM {table} WHERE {until}").collect()[0].batch or 0
     return max(0, min(last, reached) - NEAR)
 
 
 def _are_behind(found: Sequence[times.CutBoundary], asked: str | None) -> bool:
-    """Whether the last of some boundaries, if there is any, does not show a time yet."""
+    """Whether there is no boundary, or the last one is before the time."""
     return not found or (asked is not None and found[-1].until <= asked)
 
 
 def _histories(
     spark: SparkSession, settings: Settings
 ) -> list[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]]:
-    """The tables of versions that there are, by the names of their collections, with their positions."""
+    """The existing history tables with their collections' names and their positions."""
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:
@@ -273,9 +271,9 @@ def _applied(
     settings: Settings,
     held: Sequence[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]],
 ) -> int:
-    """The batch of bronze up to which no table of versions lacks anything.
+    """The bronze batch up to which all history tables are complete.
 
-    The position of a collection stays where its last event is: what counts is whether bronze has more of it.
+    A collection's position stays at its last event: what counts is whether bronze has more events of it.
     """
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
@@ -302,7 +300,7 @@ def _applied(
 
 
 def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[times.CutBoundary]:
-    """Where bronze may be cut, from a batch on; raises `Temporary` where there is no bronze."""
+    """The batches at which bronze may be cut, from batch `at` on; raises `Temporary` if there is no bronze."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
@@ -311,7 +309,7 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
 
 
 def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked: str | None) -> None:
-    """Raise `Temporary` where bronze does not hold all changes up to a time."""
+    """Raise `Temporary` if bronze does not have all changes up to a time."""
     if asked is not None and _are_behind(found, asked):
         to = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
@@ -329,7 +327,7 @@ def _awaited(
     stop: threading.Event,
     ask: Callable[[], None],
 ) -> times.CutBoundary:
-    """What `_chosen` gives; of `now` as soon as there is such a cut, at the latest when the time is over."""
+    """The result of `_chosen`; without an `asked` time it retries until the deadline `until`."""
     while True:
         try:
             return _chosen(spark, settings, asked)
@@ -342,7 +340,7 @@ def _awaited(
 
 
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
-    # No table goes back: the cut has to lie at or after the one that is furthest.
+    # Tables cannot go back: the cut must not be before the furthest one.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = _boundaries(spark, settings, at=at)
     _check_reached(settings, found, asked)
@@ -361,21 +359,21 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
 
 
 def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, int]:
-    """The cluster time before which bronze is complete, where its owner said so after its newest batch; and that batch."""
-    # Behind it may lie what others committed, such as an OPTIMIZE, which brings no events.
+    """The cluster time before which bronze is complete, None if its newest batch does not say; and the newest batch."""
+    # Later commits may be of others, such as an OPTIMIZE, which adds no events.
     at = table_history.standing(spark, table)
     said = {} if at.is_restored else at.said
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     complete = said.get("complete")
-    # What was said before the newest batch is no promise about the events in it.
+    # A statement from before the newest batch says nothing about the events in it.
     is_of_newest = isinstance(complete, str) and said.get("batch") == batch
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
 def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[times.BatchTimes]:
-    """The cluster times in each batch, from narrow columns; those before `at`, where no cut can be any more, as one.
+    """The cluster times of each batch, from narrow columns; all batches before `at`, which cannot be a cut, are combined into one.
 
-    A log has millions of batches. Heartbeats tell by their token how far the stream was when they came.
+    A log has millions of batches. The token of a heartbeat says how far the stream was.
     """
     rows = spark.sql(
         f"SELECT greatest(batch, {at - 1}) AS number, min(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS first, "
@@ -392,8 +390,7 @@ def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespa
 
 
 def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
-    """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one
-    on."""
+    """The collections' tables with the versions that show the cut; raises `CommitConflict` if another run has advanced one."""
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:
@@ -407,7 +404,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
             if at.version < 0:
                 continue
             to = at.said.get("to")
-            # Below the batch silver may stay: a collection without events does not move its position with each batch.
+            # Silver may be before the batch: the position of a collection without events does not advance with every batch.
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(
                     f"{table.label}: another run advanced silver or gold while the cut was made; nothing was recorded. Stop "
@@ -418,7 +415,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
 
 
 def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> tuple[str, ...]:
-    """The collections of which the batches of the cut do not hold all: a snapshot is not whole, or changes were lost."""
+    """The collections that are incomplete up to the cut's batch: a snapshot is unfinished, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     return snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))
 
@@ -440,11 +437,11 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:
-    """The cuts that were made of the pipeline, newest first; one that was made more than once is listed once, as it was made last."""
+    """The pipeline's cuts, newest first; a cut that was made again is listed once, as it was made last."""
     table = delta.layout(settings.lakehouse).ops("cuts")
     if not delta.exists(spark, table):
         return []
-    # A cut that was made again has the same name: the time of making tells the rows of one from those of the other.
+    # A cut that was made again has the same name: `made_ms` distinguishes the rows.
     by_cut: dict[tuple[int, str], list[dict[str, object]]] = {}
     for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
         if row["name"] not in (None, settings.name):
@@ -474,7 +471,7 @@ def _of_rows(rows: Sequence[dict[str, object]]) -> Cut:
 
 
 def named(found: Sequence[Cut], name: str | None) -> Cut:
-    """The cut of this name, or the newest. Raises `SettingsError` where there is none."""
+    """The cut of this name, or the newest for None. Raises `SettingsError` if there is none."""
     for each in found:
         if name is None or each.name == name:
             return each

@@ -1,15 +1,15 @@
-"""Cuts beside a running pipeline: it is asked for one, and makes it while its own silver and gold stand still.
+"""Requests a cut from a running pipeline, which makes it while its own silver and gold are paused.
 
-`ops/cut_requests` is where the two meet, a table of facts:
+Both sides communicate through the append-only table `ops/cut_requests`. The states of its rows:
 
-    serving     a process runs all layers, and looks here
-    asked       somebody wants a cut
+    serving     a process runs all layers, and polls this table
+    asked       a client requests a cut
     taken       the running pipeline makes it
     made        it is in `ops/cuts`; or
-    failed      with the message and exit code that the maker would have had
-    withdrawn   who asked waits no longer
+    failed      with the message and exit code of the error
+    withdrawn   the client has stopped waiting
 
-A pipeline that is killed in between has noted no cut, and who asked is told so.
+A pipeline that is killed in between has recorded no cut, and the client gets an error.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ SCHEMA = pa.schema(
         ("message", pa.string()),
     ]
 )
-"""`name` is the pipeline's, `host`, `process` and `started` the process that says it; the others are of single states."""
+"""`name` is the pipeline's; `host`, `process` and `started` identify the writing process; the other columns belong to single states."""
 
 SERVING, ASKED, TAKEN, MADE, FAILED, WITHDRAWN = "serving", "asked", "taken", "made", "failed", "withdrawn"
 
 LOOK_SECONDS = 0.5
 TAKE_SECONDS = 60.0
-"""How long a running pipeline may take to begin: it looks every `signal.poll.interval.ms`."""
+"""How long a running pipeline may take to accept a request: it polls every `signal.poll.interval.ms`."""
 SAY_SECONDS = 43_200.0
-"""How often a pipeline says that it serves: rows of ops get old, a pipeline need not."""
+"""How often a pipeline writes `serving` again: old rows of ops expire while it runs."""
 
 
 def run(
@@ -78,9 +78,9 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
 ) -> cut.Cut:
-    """The cut that the running pipeline makes, or what `cut.run` makes here where none runs.
+    """The cut, made by the running pipeline, or by `cut.run` in this process if none runs.
 
-    Raises what `cut.run` raises, and `Temporary` where the pipeline ends before it is made.
+    Raises what `cut.run` raises, and `Temporary` if the pipeline ends before the cut is made.
     """
     if take_over or not _is_served(spark, settings):
         return cut.run(spark, settings, as_of=as_of, take_over=take_over, sessions=sessions, stop=stop)
@@ -111,8 +111,7 @@ def _process(said: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | None = None) -> bool:
-    """Whether the process that holds bronze is a pipeline that makes cuts; with `by`, whether it is the one that said
-    this."""
+    """Whether the process that holds bronze's claim serves requests; with `by`, whether it wrote this row."""
     holder = owners.holder(spark, delta.layout(settings.lakehouse).bronze(settings.name))
     if holder is None:
         return False
@@ -120,7 +119,7 @@ def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | 
     return _process(holder) in map(_process, serving)
 
 
-# Who asks
+# The client
 
 
 def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threading.Event) -> cut.Cut:
@@ -130,7 +129,7 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
     until = time.monotonic() + TAKE_SECONDS
     taken: Mapping[str, Any] | None = None
     while not stop.wait(LOOK_SECONDS):
-        # Before what was said: who ends right behind the cut has said that it is made.
+        # Check this before reading the rows: a pipeline that ends right after the cut has written `made` by then.
         is_served = _is_served(spark, settings, taken)
         said = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
         if MADE in said:
@@ -157,7 +156,7 @@ def _noted(spark: SparkSession, settings: Settings, said: Mapping[str, Any]) -> 
 
 
 def _error(said: Mapping[str, Any]) -> errors.MedallionError:
-    """What the maker met, with its exit code."""
+    """The pipeline's error, with its exit code."""
     match said["code"]:
         case 2:
             return errors.SettingsError(said["message"])
@@ -168,24 +167,23 @@ def _error(said: Mapping[str, Any]) -> errors.MedallionError:
     return errors.MedallionError(said["message"])
 
 
-# Who makes it
+# The running pipeline
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of a request."""
+    """The outcome of a request: a state and its columns."""
 
     state: str
     fields: Mapping[str, object]
 
 
 def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut], *, stop: threading.Event) -> int:
-    """Make the cuts that are asked for until `stop` is set; how many. What fails is told to who asked, and ends nothing but a Spark that
-    is gone."""
+    """Make requested cuts until `stop` is set; returns how many. Errors go to the client; only `SparkLost` is raised."""
     pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
     said_at: float | None = None
     told = ""
-    # Kept until it is said: who asked waits for it as long as this process lives.
+    # Kept until they are written: the client waits as long as this process lives.
     untold: dict[str, _Answer] = {}
     while not stop.is_set():
         try:
@@ -193,30 +191,30 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
                 _say(spark, settings, SERVING)
                 said_at = time.monotonic()
             _tell(spark, settings, untold)
-            # The version costs less than the rows, and a request is seldom.
+            # Reading the version is cheaper than reading rows, and requests are rare.
             version = table_history.version(spark, _table(settings))
             for request in _open(spark, settings) if version != seen else ():
                 untold[request["id"]] = answer = _answer(spark, settings, request, make)
                 made += answer.state == MADE
                 _tell(spark, settings, untold)
             seen, told = version, ""
-        except Exception as error:  # the table could not be read, say: the next look tries again
+        except Exception as error:  # for example an unreadable table: the next poll tries again
             known = spark_failures.translated(error) or error
             if stop.is_set():
                 break
-            if isinstance(known, errors.SparkLost):  # which layers that take no query may not meet
+            if isinstance(known, errors.SparkLost):  # layers that run no query would not notice
                 raise known from error
             before, told = told, errors.message_of(known)
-            if told != before:  # the same each few seconds, while a store is away, would hide all others
+            if told != before:  # repeated every few seconds while a store is down, it would hide other messages
                 log.warning("requests for cuts were not looked at: %s", told)
         stop.wait(pause)
     return made
 
 
 def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
-    """What is asked for and nobody has begun or withdrawn; oldest first.
+    """The requests that are neither taken nor withdrawn, oldest first.
 
-    However old it is, which two clocks would have to agree upon: of one who was killed while he waited a cut is made, and that is all.
+    Includes old ones, because the clocks of two hosts may differ: at worst a cut is made for a client that was killed.
     """
     rows = _rows(spark, settings)
     settled = {row["id"] for row in rows if row["state"] not in (ASKED, SERVING)}
@@ -224,9 +222,9 @@ def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
 
 
 def _answer(spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]) -> _Answer:
-    """The cut, made, or why it was not."""
+    """Make the cut; returns the outcome."""
     try:
-        # A commit without an answer may have said it, and nobody takes the request up again: it fails, and is told so.
+        # If this commit fails with an unknown outcome, the request may count as taken and would never be retried: it fails.
         _say(spark, settings, TAKEN, request["id"])
         found = make(request["as_of"])
     except Exception as error:
@@ -238,7 +236,7 @@ def _answer(spark: SparkSession, settings: Settings, request: Mapping[str, Any],
 
 
 def _tell(spark: SparkSession, settings: Settings, untold: dict[str, _Answer]) -> None:
-    """Say what came of requests to who asked; what could not be said stays in `untold`."""
+    """Write outcomes for the clients; those that could not be written stay in `untold`."""
     for id_, answer in list(untold.items()):
         _say(spark, settings, answer.state, id_, **answer.fields)
         del untold[id_]

@@ -1,18 +1,17 @@
-"""Maintenance: tables compacted, and what nobody needs any more taken away, without the loss of a position.
+"""Maintains tables: compacts them, and removes old data, without losing a position.
 
-For each table, bronze first:
+The steps for each table, bronze first:
 
-    written     a checkpoint, and the log behind it cleaned up
-    trimmed     what the settings say is too old goes; never what silver, gold or a history has still to read
-    compacted   OPTIMIZE by the table's clustering, files without the rows that deletion vectors hide
-    vacuumed    files that no version within the table's retention names
+    checkpoint  written; then the log before it is cleaned up
+    trim        rows past their retention are removed, but none that silver, gold or a history still has to read
+    compaction  OPTIMIZE with the table's clustering; rewrites files without the rows that deletion vectors hide
+    vacuum      removes files that no version within the table's retention names
 
-A table whose writer is alive is left as it is but for what is safe beside it: VACUUM and the checkpoint, which commit nothing.
-With `beside_writers` it is compacted too: a commit without metadata, after which the writer's position still is the last one.
-Bronze alone is claimed, as by any writer, where events of it go; beside a capture of this process they go between its commits.
+A table with a live writer only gets what commits nothing: the checkpoint and VACUUM. With `beside_writers` it is compacted too, in a
+commit without metadata, so that the writer's position remains the last one. Removing events from bronze needs its claim; if the
+capture runs in this process, they are removed between its commits.
 
-Exactly once: nothing here moves a position, and what is taken away was applied everywhere before. Killed at any moment, run
-it again.
+Exactly once: no step moves a position, and only data that every layer has applied is removed. If a run is killed, run it again.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 
 _ClaimedWriter = Callable[[], contextlib.AbstractContextManager[Writer]]
-"""A table's writer for one thing that is done to it, while nothing else is."""
+"""Gives the table's writer for one operation, exclusively."""
 
 OPS = {
     "notifications": "timestamp",
@@ -61,20 +60,20 @@ OPS = {
     "cuts": "made_ms",
     "cut_requests": "at_ms",
 }
-"""Tables of ops whose rows get old, and the column that says how old."""
+"""The tables of ops whose rows expire, each with the column of their age in milliseconds since 1970."""
 
 KEPT_OPS = ("collections", "schemas")
-"""Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
+"""The tables of ops whose rows never expire: every run depends on them."""
 
 IDLE_ROWS = "(kind IN ('transaction', 'notification') OR (kind = 'heartbeat' AND payload = '{}'))"
-"""Rows of bronze that nobody needs once they are old. Heartbeats that record snapshots, gaps or filters are not among them; they stay,
-except for those of a snapshot's chunk which that of a later chunk replaces."""
+"""Rows of bronze that are not needed once they are old. Heartbeats that record snapshots, gaps or filters stay, except for those of a
+snapshot's chunk that a later chunk's heartbeat replaces (`superseded_heartbeats`)."""
 
 HELD = "not compacted: its writer is running (--beside-writers compacts it anyway)"
 
 
 class TableKind(str, Enum):
-    """What a table holds."""
+    """What a table contains."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -93,7 +92,7 @@ class TableKind(str, Enum):
 
 @dataclass(frozen=True)
 class TableResult:
-    """What was done to one table, and what was not and why."""
+    """What was done to one table, and what was not done (`left`) and why."""
 
     table: str
     kind: TableKind
@@ -105,7 +104,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """What one run did; `left` tables were not begun when it was stopped."""
+    """The result of one run; `left` are the tables that were not started when the run was stopped."""
 
     name: str
     tables: tuple[TableResult, ...]
@@ -123,10 +122,10 @@ def run(
     stop: threading.Event | None = None,
     failures: parallel.Failures,
 ) -> MaintenanceResult:
-    """Maintain the tables of a pipeline, or those of one collection; `capture` holds bronze in this process.
+    """Maintain the tables of a pipeline, or of one collection; `capture` is the bronze writer if the capture runs in this process.
 
-    A table that is damaged, or somebody else's, is noted in `failures` and keeps no other from its maintenance: what was done to those
-    is told here alone. Raises `SettingsError` for a collection that silver does not know.
+    Errors of single tables (damaged, or not ours) go to `failures`; the other tables are maintained. Raises `SettingsError` for a
+    collection that silver does not know.
     """
     began = time.monotonic()
     ended = stop or threading.Event()
@@ -141,7 +140,7 @@ def run(
     if collection is None:
         try:
             left += maintaining.models()
-        except errors.SettingsError as error:  # without their folder nobody knows their names
+        except errors.SettingsError as error:  # the names of models come from their folder
             failures.note("models", error)
     while left and not ended.is_set():
         found.append(maintained(spark, left.pop(0)))
@@ -150,7 +149,7 @@ def run(
 
 
 def refuse(result: MaintenanceResult) -> None:
-    """Raise `Temporary` where tables were not begun."""
+    """Raise `Temporary` if tables were not started."""
     if result.left:
         raise errors.Temporary(f"stopped with {len(result.left)} tables left; start it again")
 
@@ -162,7 +161,7 @@ def to_json(result: MaintenanceResult) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """One table, the collection that it is of, and the column by which its rows get old."""
+    """One table, its collection, and the column of its rows' age."""
 
     ref: tables.TableRef
     kind: TableKind
@@ -172,7 +171,7 @@ class _Table:
 
 @dataclass
 class _ResultLines:
-    """The lines of one table's result: what was done, and what was left and why."""
+    """The lines of one table's result; see `TableResult`."""
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -192,13 +191,13 @@ class _MaintenanceRun:
 
     @functools.cached_property
     def _log(self) -> str | None:
-        """Whose batches this bronze counts; None where it is not there, or has no name."""
+        """The identity of the bronze log, which its batch numbers belong to; None if bronze does not exist or has no identity."""
         return bronze_log.newest(self.spark, self.bronze).log if delta.exists(self.spark, self.bronze) else None
 
     # --- which tables
 
     def tables(self, collection: str | None) -> list[_Table]:
-        """The tables that are there."""
+        """The existing tables of a collection, or of the pipeline without its models."""
         namespaces = registry.chosen(self.spark, self.settings, collection)
         found = [each for namespace in namespaces for each in self._of(namespace)]
         if collection is None:
@@ -208,7 +207,7 @@ class _MaintenanceRun:
         return [each for each in found if delta.exists(self.spark, each.ref)]
 
     def models(self) -> list[_Table]:
-        """The tables of the models that are there; a view is none."""
+        """The existing tables of the models; views are not tables."""
         found = [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
         return [each for each in found if delta.exists(self.spark, each.ref)]
 
@@ -223,11 +222,11 @@ class _MaintenanceRun:
     # --- one table
 
     def maintained(self, table: _Table) -> TableResult:
-        """One table, in its steps."""
+        """Maintain one table."""
         delta.check_ours(self.spark, table.ref)
-        # Ours, or nothing is touched: VACUUM of another program's table could take what its readers still need.
+        # Only our tables: VACUUM could remove files that readers of another program's table still need.
         before, words = delta.size(self.spark, table.ref, stored=True), _ResultLines()
-        # First: what a compaction commits says no position, and the log must not be cleaned up behind that.
+        # First, while the last commit names a position: a compaction's commit does not, and the log must not be cleaned up before that.
         if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
         if table.kind.is_claimed:
@@ -235,7 +234,7 @@ class _MaintenanceRun:
         else:
             self._facts(table, words)
         after = before
-        # Of thousands of tables most were not written since the last time: each statement takes a second.
+        # Of thousands of tables most are unchanged, and each statement takes a second.
         if not maintenance.is_clean(table.ref):
             maintenance.vacuum(self.spark, table.ref)
             after = delta.size(self.spark, table.ref, stored=True)
@@ -243,16 +242,19 @@ class _MaintenanceRun:
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
     def _claimed(self, table: _Table, words: _ResultLines) -> None:
-        """A table with one writer at a time, compacted without a claim: it would end a writer that comes to an idle table just
-        then, and a compaction's commit says no position. Rows are removed from bronze under a claim."""
+        """Maintain a table with one writer at a time.
+
+        Compaction needs no claim, because its commit names no position; a claim would stop a writer that starts just then. Removing rows
+        from bronze needs the claim.
+        """
         if table.kind is TableKind.BRONZE:
-            # First what goes, then the compaction: rows that go are not rewritten before.
+            # Remove rows before the compaction, so that it does not rewrite them.
             self._trim(table.ref, words)
         is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
         self._compacted(table, words) if is_free else words.left.append(HELD)
 
     def _compacted(self, table: _Table, words: _ResultLines) -> None:
-        """Where there is anything to compact: several files, or rows that are hidden in one."""
+        """Compact a table with several files or with deletion vectors."""
         purges = definition.is_on(delta.properties(self.spark, table.ref), definition.DELETION_VECTORS)
         if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
             return
@@ -263,7 +265,7 @@ class _MaintenanceRun:
             words.left.append("not compacted: its writer committed first")
 
     def _facts(self, table: _Table, words: _ResultLines) -> None:
-        """A table to which anybody appends."""
+        """Maintain a table to which any process may append."""
         try:
             if table.kind is TableKind.DELETES:
                 self._forget(table, words)
@@ -281,19 +283,19 @@ class _MaintenanceRun:
         return self.now_ms - days * DAY_MS
 
     def _expire(self, table: _Table, words: _ResultLines) -> None:
-        """Rows of a table of ops that are too old; signals only when the capture has handled them."""
+        """Remove old rows of a table of ops; signals only once the capture has handled them."""
         days = self.settings.maintenance.ops_retention_days
         if table.age not in self.spark.table(str(table.ref)).columns:
             return
         where = f"`{table.age}` < {self._before(days)}"
         if table.ref == self.layout.ops("signals"):
-            # A signal that no capture has read yet, however old, is still to be carried out.
+            # A signal that no capture has read yet is still to be handled, however old.
             handled = bronze_log.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
     def _dismiss(self, table: _Table, words: _ResultLines) -> None:
-        """Events whose stay in quarantine has ended: applied, or superseded, in a range that every layer has behind it."""
+        """Remove old events that left quarantine (applied or superseded) in batches that every layer has applied."""
         assert table.namespace is not None
         days = self.settings.maintenance.ops_retention_days
         count = quarantine_table.dismiss(
@@ -302,7 +304,7 @@ class _MaintenanceRun:
         _note_removed(words, count, f"events that left quarantine, older than {days} days,")
 
     def _forget(self, table: _Table, words: _ResultLines) -> None:
-        """Remembered deletes that gold has published and that nothing late can come before."""
+        """Remove old remembered deletes that every layer has applied, if no late event can precede them."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
         held = quarantine_table.count(self.spark, self.layout.quarantine(*table.namespace))
@@ -310,48 +312,47 @@ class _MaintenanceRun:
             words.left.append(f"remembered deletes kept: {held} quarantined events may be older than them")
             return
         applied = self._applied(table.namespace)
-        # By the sequence, the time of the delete in the source: a delete of long ago may have been read just now.
+        # By sequence, the time of the delete in the source: an old delete may have been captured just now.
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
         where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
         last = _of_all(self.spark, table.ref, "max(`__batch`)", where)
-        if last is not None:  # said before they go: a gold table that has not applied them has to be written anew
+        if last is not None:  # recorded before they are removed: a gold table that has not applied them must be rewritten
             known = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
             said = f"'{registry.FORGOTTEN_TO}' = '{max(last, known)}'"
             self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({said})").collect()
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:
-        """The batch up to which every layer that reads behind silver, and silver, is."""
+        """The batch up to which silver, gold and the history have applied events."""
         found = [self.layout.silver(*namespace), self.layout.gold(*namespace)]
         if self.settings.silver.for_collection(str(namespace)).history:
             found.append(self.layout.history(*namespace))
-        # A table that is not there counts as batch 0: it is still to be made from what would be taken away.
+        # A table that does not exist counts as batch 0: it is still to be built from this data.
         return min(self._position(each) for each in found)
 
     def _position(self, table: TableRef) -> int:
         said = table_history.standing(self.spark, table).said
-        # The batches of another bronze say nothing of what was applied of this one.
+        # The batch numbers of another bronze log mean nothing for this one.
         is_of_other = None not in (said.get("log"), self._log) and said["log"] != self._log
         to = said.get("to")
         return to if isinstance(to, int) and not is_of_other else 0
 
     def _trim(self, table: TableRef, words: _ResultLines) -> None:
-        """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
+        """Remove old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
             return
         before, stays = self._before(days), f"events older than {days} days kept: the capture is running"
-        # Each collection would be looked at for nothing.
+        # Without the claim nothing can be removed: do not query each collection.
         if self.capture is None and owners.is_held(self.spark, table):
             words.left += [stays] * _has_rows(self.spark, table, f"ts_ms < {before}")
             return
         newest = _of_all(self.spark, table, "max(batch)", "true") or 0
-        # Nobody asks for them again. The first batch and the last one stay: the one says that bronze has its beginning, the other
-        # has the position.
+        # The first batch stays as proof that bronze has its beginning, the last one for its position.
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
         own = self._trimmed(registry.read(self.spark, self.settings).namespaces, before, words)
-        # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
+        # Check first: the claim refuses a capture that starts meanwhile, and each property is a commit.
         has_idle = _has_rows(self.spark, table, idle)
         if not (has_idle or _has_rows(self.spark, table, survey.old_events(own, before))):
             return
@@ -372,8 +373,8 @@ class _MaintenanceRun:
         claimed: _ClaimedWriter,
         words: _ResultLines,
     ) -> None:
-        """Take what may go of each collection, and idle rows, as bronze's writer."""
-        # Under the claim: where another process' capture is alive nothing goes, and no history has a gap.
+        """Remove old events of each collection, and idle rows, as bronze's writer."""
+        # Only under the claim: if a capture in another process is alive nothing is removed, and no history gets a gap.
         gone = {
             each: last
             for each, last in own.items()
@@ -381,8 +382,8 @@ class _MaintenanceRun:
         }
         events = survey.old_events(gone, before)
         last = _of_all(self.spark, table, "max(batch)", events)
-        # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
-        # were added to the setting: what an earlier run took is gone all the same.
+        # Recorded before anything is removed: a rebuild must never take the remaining events for all of them. Never moved back when
+        # the retention is made longer: earlier runs have removed events all the same.
         known = delta.properties(self.spark, table)
         taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
         said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
@@ -395,7 +396,7 @@ class _MaintenanceRun:
                     count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)
             with claimed() as writer:
                 others = maintenance.delete_claimed(writer, idle)
-        finally:  # whatever fails; of one that was killed the capture's next start does it
+        finally:  # after any error; if this process is killed, the next start of the capture does it
             with claimed() as writer:
                 writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         days = self.settings.maintenance.bronze_retention_days
@@ -405,12 +406,15 @@ class _MaintenanceRun:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
     def _trimmed(self, of: Iterable[registry.Namespace], before: int, words: _ResultLines) -> dict[registry.Namespace, int]:
-        """The batch before which a collection's events may go: the last that all layers applied, which tells of a table that has not, or the
-        first with a younger event, behind which none may be missing: one that came again has its old time, and a clock may be set back."""
+        """For each collection the batch before which its old events may be removed.
+
+        That is the last batch that all layers have applied, which itself stays to show what a table has not applied, or the first one
+        with an event that is not old: after that nothing may be missing, though replayed events have old times and clocks can be set back.
+        """
         applied = {each: self._applied(each) for each in of if not self._waits(each, words)}
         if not applied:
             return {}
-        # All of them by one look at bronze: there may be thousands.
+        # One query for all collections: there may be thousands.
         bounds = ", ".join(f"({names.literal(db)}, {names.literal(name)}, {to})" for (db, name), to in applied.items())
         young = f"min(CASE WHEN ts_ms >= {before} THEN batch END)"
         chosen = f"""SELECT db, collection, least(max(batch), {young}) AS last FROM {self.bronze}
@@ -419,7 +423,7 @@ class _MaintenanceRun:
         return {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(chosen).collect()}
 
     def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
-        """Whether an event in quarantine, or an incomplete row that updates are folded onto, or were before `capture.mode` was changed, waits."""
+        """Whether events must stay: for quarantined events, or for incomplete rows if updates are folded, or were under another `capture.mode`."""
         waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
         at = registry.silver_position(self.spark, silver := self.layout.silver(*namespace))
         if at.version >= 0 and (at.documents or self.settings.keeps_document(str(namespace))):
@@ -428,7 +432,7 @@ class _MaintenanceRun:
         return bool(waiting)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
-        """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
+        """Whether the history permits the removal: an existing one that is switched off has to record that it has a gap."""
         table = self.layout.history(*namespace)
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
@@ -451,7 +455,7 @@ class _MaintenanceRun:
 
 @contextlib.contextmanager
 def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog | None) -> Iterator[_ClaimedWriter]:
-    """Bronze's writer for each thing that is done to it: one of its own, or the capture's, which goes on in between."""
+    """Yields bronze's writer for single operations: a writer of its own, or the capture's, which continues in between."""
     if capture is not None:
         yield capture.between_commits
         return
@@ -463,7 +467,7 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
 
 
 def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
-    """The batches of bronze that hold what is left of some events, as SQL, a day's at a time, because a capture waits for each."""
+    """SQL conditions for the batches of the remaining events, one day at a time, because a capture waits during each removal."""
     while (first := _of_all(spark, table, "min(ts_ms)", events)) is not None:
         day = f"{events} AND ts_ms < {first + DAY_MS}"
         low, high = _of_all(spark, table, "array(min(batch), max(batch))", day)

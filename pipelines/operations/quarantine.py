@@ -1,9 +1,9 @@
-"""What a person does with events that silver could not read: list them, and bring them back through bronze.
+"""Lists events that silver could not read, and replays them through bronze.
 
-    listed    what is in a collection's quarantine, and what became of it
-    replay    events that can be read now, appended to bronze again with their own place in the order
+    listed    the events in a collection's quarantine, and their state
+    replay    appends events that can be read now to bronze again, with their original sequence
 
-The tables, and how events come into them, are in `pipelines.bronze.quarantine_table`.
+`pipelines.bronze.quarantine_table` has the tables, and how events get into them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import Settings
 
 CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
-"""The texts of an event that a replay may bring anew."""
+"""The texts of an event that a replay may correct."""
 
 
 class EventState(str, Enum):
-    """What became of an event."""
+    """Whether an event is still in quarantine."""
 
     HELD = "held"
     ENDED = "ended"
@@ -54,9 +54,9 @@ class EventState(str, Enum):
 
 @dataclass(frozen=True)
 class QuarantinedEvent:
-    """One event of a quarantine: what it is, why it is there, and whether it still is.
+    """One event of a quarantine, with the reason and its state.
 
-    `texts` are its documents by the names of `CORRECTABLE`; None where `with_texts` was not set.
+    `texts` has its documents by the names of `CORRECTABLE`; None without `with_texts`.
     """
 
     collection: str
@@ -73,9 +73,9 @@ class QuarantinedEvent:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Events that bronze holds again, in batches up to this one; None where there was nothing to bring back.
+    """How many events were appended to bronze again, and the last batch of them; None without any.
 
-    `held` counts those that stay where they are: they still cannot be read, or follow one that cannot.
+    `held` counts the events that stay in quarantine: they still cannot be read, or follow one that cannot.
     """
 
     events: int
@@ -91,11 +91,11 @@ def listed(
     with_texts: bool = False,
     most: int | None = None,
 ) -> list[QuarantinedEvent]:
-    """The events that are held, or the first so many of them, in the order of their sequence; with `all_states` those that were, too."""
+    """The held events by sequence, at most `most`; with `all_states` also those that have left quarantine."""
     if not delta.exists(spark, table):
         return []
     here = None if all_states else quarantine_table.HeldEvents.of(spark, table)
-    if here is not None and here.count() == 0:  # as of most, and no query says so
+    if here is not None and here.count() == 0:  # the usual case, without a query
         return []
     facts = spark.table(str(table))
     chosen = quarantine_rules.current(facts) if all_states else quarantine_rules.held(facts)
@@ -121,17 +121,15 @@ def replay(
     now_ms: int,
     take_over: bool = False,
 ) -> ReplayResult:
-    """Append events that are held to the bronze table of pipeline `name` again; silver then puts each in its
-    place.
+    """Append held events to the bronze table of pipeline `name` again; silver then applies them in their original order.
 
-    `tokens` chooses events by their resume token (all by default); whatever else is held of the same
-    documents comes along, because later updates only make sense with the ones before them. `corrections`
-    gives new texts, by token and by name (one of `CORRECTABLE`). An event that still cannot be read stays, with
-    all that follow it; one that is superseded by now changes nothing. Running it again before silver has run
-    appends nothing.
+    `tokens` chooses events by resume token (default: all), together with all other held events of the same documents, because later
+    updates need the earlier ones. `corrections` gives new texts by token and name (one of `CORRECTABLE`). An event that still cannot be
+    read stays, with all later ones of its document; one that is superseded by now changes nothing. Running it again before silver has
+    run appends nothing.
 
-    It writes bronze, so it needs bronze's claim: raises `TableOwned` or `LeaseHeld` while a capture service
-    runs, and `SettingsError` for tokens that are not held and corrections that cannot be read.
+    Needs bronze's claim: raises `TableOwned` or `LeaseHeld` while a capture runs. Raises `SettingsError` for tokens that are not held
+    and corrections that cannot be read.
     """
     table, texts = layout.quarantine(*namespace), corrections or {}
     if not delta.exists(spark, table):
@@ -142,7 +140,7 @@ def replay(
     _check(named, tokens, texts)
     if tokens is not None:
         held = query_execution.with_values(held, "key", [row["key"] for row in named])
-    # One without a key is no document's, and a correction gives it none.
+    # An event without a key belongs to no document; a correction cannot give it one.
     without = held.where("key IS NULL").count() if tokens is None else sum(row["key"] is None for row in named)
     documents = _held_documents(held)
     portions = [*_portions(documents)]
@@ -170,7 +168,7 @@ def replay(
 
 def _opened(spark: SparkSession, table: tables.TableRef, *, take_over: bool) -> bronze_log.BronzeLog:
     log = bronze_log.BronzeLog.open(spark, table, take_over=take_over)
-    # The capture goes by what the newest commit says of its stream: this commit must say the same.
+    # The capture reads its stream's settings from the newest commit: this commit must repeat them.
     log.extra = {name: log.writer.metadata.get(name) for name in bronze_log.OF_THE_STREAM}
     return log
 
@@ -185,9 +183,9 @@ def of_pipeline(
     most: int | None = None,
     failures: parallel.Failures,
 ) -> list[QuarantinedEvent]:
-    """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know.
+    """The result of `listed` for all captured collections, or for one; `SettingsError` if silver does not know it.
 
-    One of several whose table cannot be read is noted in `failures`, and hides no other.
+    Errors of single collections go to `failures`, except for a chosen one.
     """
     layout = delta.layout(settings.lakehouse)
 
@@ -210,9 +208,9 @@ def replay_pipeline(
     take_over: bool = False,
     failures: parallel.Failures,
 ) -> dict[str, ReplayResult]:
-    """What `replay` did for each captured collection, or for one; tokens and corrections are of that one.
+    """The result of `replay` for each captured collection, or for one, to which tokens and corrections belong.
 
-    One of several that fails is noted in `failures`, and hinders no other.
+    Errors of single collections go to `failures`, except for a chosen one.
     """
 
     def again(session: SparkSession, namespace: registry.Namespace) -> ReplayResult:
@@ -233,7 +231,7 @@ def replay_pipeline(
 
 
 def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
-    """New texts by resume token and name, from a JSON object; `SettingsError` where it is none."""
+    """New texts by resume token and name, from a JSON object; raises `SettingsError` for other content."""
     try:
         found = orjson.loads(text)
     except ValueError:
@@ -246,7 +244,7 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
 
 
 def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> str:
-    """Events, or what a replay did, as one JSON object with the names of the dataclasses' fields."""
+    """Events, or the results of a replay, as one JSON object with the names of the dataclasses' fields."""
     if isinstance(found, Mapping):
         done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
         return json.dumps({"collections": done}, indent=2)
@@ -268,12 +266,12 @@ def _event(row: Any) -> QuarantinedEvent:
 
 PORTION_EVENTS = 20_000
 PORTION_BYTES = 64 * 2**20
-"""Events of so many documents come back in one commit: they are held here, and a quarantine may hold a million, or some of 16 MB each. One
-document's stay together."""
+"""Limits of the events in one commit, which are in memory: a quarantine may have a million events, or documents of 16 MB. The events of
+one document stay together."""
 
 
 def _of_tokens(held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]:
-    """Token and key of the events of these tokens."""
+    """Token and key of the events with these tokens."""
     if not tokens:
         return []
     found = query_execution.with_values(held, "resume_token", tokens).select("resume_token", "key")
@@ -281,7 +279,7 @@ def _of_tokens(held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]
 
 
 def _held_documents(held: DataFrame) -> pa.Table:
-    """The documents of which events are held: how many, in how many bytes, and the first batch of those by which they are."""
+    """For each document with held events their count, their bytes, and the smallest batch at which one was quarantined (`to`)."""
     texts = ("before", "after", "payload", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
     size = functools.reduce(operator.add, (F.coalesce(F.length(text), F.lit(0)) for text in texts))
     of_each = held.where("key IS NOT NULL").groupBy("key")
@@ -289,7 +287,7 @@ def _held_documents(held: DataFrame) -> pa.Table:
 
 
 def _portions(documents: pa.Table) -> Iterator[list[str]]:
-    """The keys of documents whose events come back together."""
+    """The keys of documents in portions, each for one commit."""
     keys: list[str] = []
     events = size = 0
     for key, count, size_bytes in zip(*(documents[name].to_pylist() for name in ("key", "events", "bytes"))):
@@ -303,8 +301,8 @@ def _portions(documents: pa.Table) -> Iterator[list[str]]:
 
 
 def _with_copies(held: DataFrame, bronze_rows: DataFrame, *, since: int) -> DataFrame:
-    """The events with `is_again`: whether bronze holds a copy of one after the range in which it was found."""
-    # Bronze keeps the first copy of an event, which is not after the range that put it into quarantine.
+    """The events with `is_again`: whether bronze has a copy after the range that quarantined the event."""
+    # The first copy of an event is within that range.
     later = bronze_rows.where(F.col("batch") > since).select(*quarantine_rules.IDENTITY, "batch")
     own = later.join(F.broadcast(held.select("resume_token").distinct()), "resume_token", "left_semi")
     copies = own.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(
@@ -320,14 +318,14 @@ def _with_copies(held: DataFrame, bronze_rows: DataFrame, *, since: int) -> Data
 
 
 def _collected(rows: DataFrame) -> list[dict[str, Any]]:
-    """The events as bronze's rows, in the order that they must apply in."""
+    """The events as rows of bronze, in the order in which they apply."""
     return [row.asDict(recursive=True) for row in rows.orderBy("sequence", "batch", "offset").collect()]
 
 
 def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> list[dict[str, Any]]:
     if tokens is None:
         return list(rows)
-    # All of a document's events come along, also those before the chosen one: a partial update makes sense only after them.
+    # All held events of a document, also those before the chosen one: a partial update needs them.
     named = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
     return [row for row in rows if row["resume_token"] in tokens or row["key"] in named]
 
@@ -337,7 +335,7 @@ def _check(
     tokens: Collection[str] | None,
     corrections: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Raise `SettingsError` with every token that is not held and every text that is no JSON document."""
+    """Raise `SettingsError` with all tokens that are not held and all texts that are not JSON documents."""
     held: dict[str, list[Mapping[str, Any]]] = {}
     for row in chosen:
         held.setdefault(row["resume_token"], []).append(row)
@@ -366,10 +364,10 @@ def _is_document(text: str) -> bool:
 
 
 def _is_of(row: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
-    """Whether new texts are of this event: all documents of a snapshot's chunk have one token, and an `after` has an `_id`."""
+    """Whether new texts belong to this event: all events of a snapshot's chunk share one token, so the `_id` in `after` decides."""
     try:
         return canonical_keys.canonical_raw(json_to_bson.loads(texts.get("after", ""))) == row["key"]
-    except (KeyError, ValueError):  # fields may be left out of documents, `_id` too
+    except (KeyError, ValueError):  # documents may lack fields, even `_id`
         return True
 
 
@@ -387,16 +385,16 @@ def _corrected(row: Mapping[str, Any], corrections: Mapping[str, Mapping[str, st
 
 
 def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that can be read now: of each document those before the first that still cannot."""
+    """The rows that can be read now; for each document only those before the first unreadable one."""
     if not rows:
         return []
-    # The offset carries the row's number through Spark, which keeps no order.
+    # The row number goes through Spark as offset, because Spark does not keep the order.
     numbered = [{name: row[name] for name in bronze.SCHEMA.names} | {"offset": at} for at, row in enumerate(rows)]
     frame = spark.createDataFrame(pa.Table.from_pylist(numbered, schema=bronze.SCHEMA))
     judged = frame.select("offset", quarantine_rules.reason().alias("reason")).where("reason IS NOT NULL").collect()
     reasons = {row.offset: row.reason for row in judged}
-    # Backwards, so that a document's first unreadable event stays. One without a place in the order holds nothing back: nothing
-    # can be said to come after it.
+    # Backwards, so that a document's first unreadable event wins. An event without a sequence blocks none, because none is known to be
+    # later.
     blocked = {
         rows[at]["key"]: at
         for at, reason in sorted(reasons.items(), reverse=True)
@@ -406,12 +404,12 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
 
 
 def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> int:
-    """One commit: the events, then a heartbeat that keeps the capture service's position; its batch."""
+    """Append the events in one commit, then a heartbeat that keeps the capture's position; returns the batch."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty; there is nothing to replay")
     token = log.position.token
 
-    # The heartbeat comes last because a capture starts from the token of bronze's last row: the events' own tokens are old.
+    # The heartbeat is last: a capture starts from the token of bronze's last row, and the events' tokens are old.
     def numbered(batch: int, first: int) -> pa.Table:
         again = [
             {name: row[name] for name in bronze.SCHEMA.names} | {"batch": batch, "offset": first + number}

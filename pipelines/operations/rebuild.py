@@ -1,7 +1,7 @@
-"""Rebuild one table, beside the table that readers see, and swap it in.
+"""Rebuilds one table beside the live one, and swaps it in.
 
-A silver table is rebuilt from bronze (`pipelines.silver.rebuild`), a gold table from silver as it is now: it is a function of that and
-of nothing else. The table is claimed first, so that nobody writes it meanwhile; a refused rebuild has changed nothing.
+A silver table is rebuilt from bronze (`pipelines.silver.rebuild`), a gold table from the current silver table, its only input. The
+table is claimed first, so that nobody else writes it; a refused rebuild has changed nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ def run(
 ) -> RebuildResult:
     """Rebuild the table of `database.collection`; with `is_trial` only compare.
 
-    Nothing is swapped where rows would be lost that no delete in bronze explains, unless `drops_lost` says so: `refuse`
-    raises then. Raises `SettingsError` for an unknown collection, `GateFailed` where expectations refuse a gold table's rows, `DecisionNeeded` where bronze no longer begins with its
-    first batch, nor holds a whole snapshot, or silver has nothing to make gold of, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
+    Does not swap if rows would be lost without a delete in bronze, unless `drops_lost` is set: `silver.rebuild.refuse` then raises.
+
+    Raises `SettingsError` for an unknown collection, `GateFailed` if a gold table's rows do not meet their expectations,
+    `DecisionNeeded` if bronze has neither its first batch nor a whole snapshot, or silver has applied nothing that gold could show,
+    `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set. The table is then unchanged.
     """
     if layer is Layer.BRONZE:
         raise errors.SettingsError(errors.Problem("--layer", "bronze is the log itself", "silver is rebuilt from it"))
@@ -66,11 +68,11 @@ def run(
 def _gold(
     spark: SparkSession, settings: Settings, namespace: registry.Namespace, writer: Writer, *, is_trial: bool
 ) -> RebuildResult:
-    """The gold table, from silver as it is now."""
+    """Rebuild the gold table from the current silver table."""
     history_position.check_free(writer.table, writer.metadata, namespace)
     audit = expectations.Gate.of(settings)
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
-    if not table.work.silver.to:  # removed, or repaired: readers keep what they have
+    if not table.work.silver.to:  # silver was removed or repaired: readers keep what they have
         raise errors.DecisionNeeded(
             f"{table.silver.label}: nothing has been applied yet, so gold stays as it was; run medallion silver first"
         )

@@ -1,19 +1,19 @@
-"""Repair: tables whose log names data files that are not there.
+"""Repairs tables whose log names data files that do not exist.
 
-    found    each table below the lakehouse's root whose newest version has files that cannot be found
-    mended   by one commit a table that takes them out and puts its position back so far that nothing is lost in silence:
+Checks each table below the lakehouse's root. One commit per damaged table removes missing files from its log, and moves its position
+back far enough that nothing is lost silently:
 
-    bronze            and all that came after: the next capture reads that from the oplog again, under new numbers of batches. Where the
-                      oplog does not reach back so far, the capture says so, and snapshot.mode: when_needed reads everything anew
-    silver, history   position 0: the next run applies all of bronze once more, guarded by `sequence`; where old events were taken
-                      from it, the run asks for a snapshot first
-    gold              no position: the next run writes the table anew from silver
-    ops/deletes       what is left stays; the collection's gold table, which may lack some of the deletes, has no position
-    ops/collections   all of it: the next run of silver finds the collections again
-    ops/schemas       all of it: silver refuses tables whose columns nobody can tell, until they are rebuilt
-    the others        facts, each for itself: the result says what is gone
+    bronze            also removes all later batches: the next capture reads their events from the oplog again, under new batch numbers.
+                      If the oplog does not reach back far enough, the capture says so; snapshot.mode: when_needed then reads everything
+    silver, history   position 0: the next run applies all of bronze again, guarded by `sequence`; if old events were removed from
+                      bronze, the run asks for a snapshot first
+    gold              no position: the next run rewrites the table from silver
+    ops/deletes       keeps the other files; the collection's gold table, which may lack some of the deletes, loses its position
+    ops/collections   removes all files: the next run of silver finds the collections again
+    ops/schemas       removes all files: silver refuses tables with unknown columns until they are rebuilt
+    others            only the missing rows are lost, and the result says so
 
-Every commit is fenced and leaves the table whole: killed at any moment, run it again.
+Every commit is fenced and leaves a readable table: if a run is killed, run it again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RepairResult:
-    """A table with missing files: how many were missing, how many went with them, and what brings their rows back.
+    """A table with missing files: their names, the number of files removed from the log (`taken_out`), and what restores their rows.
 
-    `version` is the table's after that, None where nothing was changed.
+    `version` is the repaired table's, None if nothing was changed.
     """
 
     table: str
@@ -63,11 +63,10 @@ def run(
     take_over: bool = False,
     failures: parallel.Failures,
 ) -> list[RepairResult]:
-    """Mend every table of the lakehouse that names missing files; with `is_trial` only name them.
+    """Repair every table of the lakehouse with missing files; with `is_trial` only list them.
 
-    A table that cannot be mended is noted in `failures`, and the others are: what went with a table is told here alone. That is
-    `TableOwned` or `LeaseHeld` where another process writes it, which has to be stopped first. Raises `DecisionNeeded` where the
-    tables do not lie on a file system that this process sees.
+    Errors of single tables go to `failures` (`TableOwned` or `LeaseHeld` while another process writes the table); the others are
+    repaired. Raises `DecisionNeeded` if the tables are not on a file system that this process can access.
     """
     layout = delta.layout(settings.lakehouse)
     root = None if layout.root is None else local_log.folder(tables.TableRef.at(layout.root))
@@ -83,10 +82,10 @@ def run(
     found: list[RepairResult] = []
     for folder in delta.tables_below(root):
         names = folder.relative_to(root).parts
-        # Of a copy that lies beside the layers nobody would put the position back.
+        # Copies beside the layers' folders are not tables of a pipeline.
         if not names or names[0] not in tables.FOLDERS:
             continue
-        # A shadow is removed by the next rebuild; another pipeline's bronze has a position that only its own capture can mend.
+        # The next rebuild removes a shadow table; another pipeline's bronze can only be repaired with that pipeline's settings.
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):
             continue
         try:
@@ -95,7 +94,7 @@ def run(
             failures.note(str(folder), error)
             continue
         if repaired is not None and is_trimmed and repaired.next in _AGAIN.values():
-            # Its rows were made of events that bronze may not hold any more: the next run looks, and refuses.
+            # Bronze may not have all events of this table: the next run checks that, and refuses.
             then = "run medallion signal execute-snapshot for this collection: old events were removed from bronze"
             repaired = dataclasses.replace(repaired, next=then)
         found += [repaired] if repaired is not None else []
@@ -123,7 +122,7 @@ def _table(
     version = None
     if not is_trial:
         if names[:2] == ("ops", "deletes"):
-            # First: killed in between, the next repair finds the deletes missing once more.
+            # First: if killed in between, the next repair finds the missing deletes again.
             root = Path(table.path or "").parents[3]
             _forget_position(spark, tables.TableRef.at(str(root.joinpath("gold", *names[2:]))), take_over=take_over)
         with Writer.claim(spark, table, take_over=take_over, kept=("batch", "log")).released() as writer:
@@ -133,7 +132,7 @@ def _table(
 
 
 def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: bool) -> None:
-    """Let a gold table be written anew from silver by its next run."""
+    """Remove a gold table's position, so that its next run rewrites it from silver."""
     if not delta.exists(spark, table):
         return
     with Writer.claim(spark, table, take_over=take_over).released() as writer:
@@ -144,17 +143,17 @@ _AGAIN = {
     "silver": "medallion silver will apply all of bronze again",
     "history": "medallion gold will apply all of bronze again",
 }
-"""What brings back the rows of tables that are made of bronze's events."""
+"""What restores the rows of tables that are built from bronze."""
 
 
 def _plan(
     files: Sequence[data_file.DataFile], missing: Sequence[data_file.DataFile], names: Sequence[str]
 ) -> tuple[Sequence[data_file.DataFile], str]:
-    """The files that go, and what brings their rows back."""
+    """The files to remove from the log, and what restores their rows."""
     match names:
         case ("bronze", _):
             batches = {file.name: file.between("batch") for file in files}
-            # Whole batches from the first missing one on: the position must be a token before which nothing is missing.
+            # Whole batches from the first missing one on: nothing may be missing before the new position.
             chosen = set(bronze_repair.rewound(batches, [file.name for file in missing]))
             return [file for file in files if file.name in chosen], (
                 "medallion capture will read the later events from the oplog again; if it says that the position is lost, set "
@@ -172,7 +171,7 @@ def _plan(
         case ("ops", "collections"):
             return files, "medallion silver will find the collections again"
         case ("ops", "schemas"):
-            # All of them: by an older schema than its table's, columns would be taken for others.
+            # All files: with a schema older than the table, columns would be mistaken for others.
             return (
                 files,
                 "run medallion rebuild for each collection, to rebuild its table and schema from bronze; until then silver refuses it",
@@ -181,10 +180,10 @@ def _plan(
 
 
 def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.DataFile]) -> tuple[object, dict[str, object]]:
-    """The position and the extras of a table out of which files are taken."""
+    """The position and the extra metadata for the commit that removes files."""
     match names:
         case ("bronze", _):
-            # What is left came by these settings: the next start compares its own with them, and tells what they had left out.
+            # The remaining events were captured with these settings: the next start compares them with its own, to report gaps.
             first = min(span[0] if (span := file.between("batch")) else 0 for file in gone)
             left = table_history.last_commit(
                 writer.spark, writer.table, saying=lambda said: (said.get("batch") or first) < first
@@ -192,10 +191,10 @@ def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.Dat
             said = {**((left.metadata if left is not None else None) or {}), **_named(writer.metadata, "batch", "log")}
             return writer.metadata.get("to"), _named(said, "batch", "log", *bronze_log.OF_THE_STREAM)
         case ("silver", *_):
-            # Without `high`, so that what is applied again counts as late and is compared with the rows that are left.
+            # Without `high`: events that are applied again then count as late, and are compared with the remaining rows.
             return 0, _named(writer.metadata, "generation", "log", "added")
         case ("history", *_):
-            # Where old events are not in bronze any more, it would begin in the middle, without a word.
+            # Otherwise it would silently begin in the middle if old events were removed from bronze.
             return 0, {history_position.GAP: True, **_named(writer.metadata, "added")}
         case ("gold", *_):
             return None, {}

@@ -1,7 +1,4 @@
-"""What each collection's documents look like now, and how they came to: the columns, and a line for each change.
-
-Reads `ops/schemas` and the positions of the silver tables; claims nothing, changes nothing.
-"""
+"""Reads each collection's columns, and the history of their changes, from `ops/schemas`. Claims and changes nothing."""
 
 from __future__ import annotations
 
@@ -32,10 +29,10 @@ class SilverColumn:
 
 @dataclass(frozen=True)
 class SchemaLogEntry:
-    """One change: the dotted path of a field, what became of its column, and when.
+    """One change of a field's column.
 
-    `batch` is the last bronze batch of the range that brought it and `event` the sequence of that range's first event,
-    which happened at second `at`; both are None for what a rebuild changed.
+    `path` is dotted, `what` an `evolution.ChangeKind`. `batch` is the last bronze batch of the range with the change, `event` the
+    sequence of that range's first event, and `at` its time in seconds since 1970; both are None for changes by a rebuild.
     """
 
     version: int
@@ -50,7 +47,7 @@ class SchemaLogEntry:
 
 @dataclass(frozen=True)
 class SchemaHistory:
-    """One collection's schema: `version` counts its changes; changes from before a rebuild are among them."""
+    """One collection's schema and its changes, those from before a rebuild included; `version` counts the changes."""
 
     collection: str
     version: int
@@ -59,7 +56,7 @@ class SchemaHistory:
 
 
 def read(spark: SparkSession, settings: Settings, *, collection: str | None = None) -> tuple[SchemaHistory, ...]:
-    """The evolution of each captured collection, or of one; a collection without documents has no columns.
+    """The schemas of all captured collections, or of one; without documents a collection has no columns.
 
     Raises `SettingsError` for a collection that silver does not know.
     """
@@ -79,7 +76,7 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
 
 
 def _evolution(collection: str, rows: Sequence[Mapping[str, Any]], now: schemas.SchemaVersion) -> SchemaHistory:
-    """The evolution that led to the table's generation; attempts at a rebuild that were not completed led to nothing."""
+    """The changes that led to the table's current generation; incomplete rebuilds are left out."""
     columns = tuple(SilverColumn(name, column_types.ddl(type_)) for name, type_ in now.schema.table())
     line = _line(rows, now.generation)
     changes = [row for row in rows if row["generation"] in line]
@@ -88,7 +85,7 @@ def _evolution(collection: str, rows: Sequence[Mapping[str, Any]], now: schemas.
 
 
 def _line(rows: Sequence[Mapping[str, Any]], generation: str) -> list[str]:
-    """The generations that led to this one, oldest first: a rebuild's first row says which table it took the place of."""
+    """The generations that led to this one, oldest first: the first row of a rebuild names the generation that it replaced."""
     before = {row["generation"]: row["from"] or "" for row in rows if row["change"] == evolution.ChangeKind.REBUILT.value}
     line = [generation]
     while line[0] in before and before[line[0]] not in line:
@@ -104,5 +101,5 @@ def _change(row: Mapping[str, Any]) -> SchemaLogEntry:
 
 
 def to_json(found: Sequence[SchemaHistory]) -> str:
-    """The evolutions as one JSON object, with the names of the dataclasses' fields."""
+    """The schemas as one JSON object, with the names of the dataclasses' fields."""
     return json.dumps({"collections": [dataclasses.asdict(each) for each in found]}, indent=2)

@@ -1,6 +1,6 @@
-"""Where each layer stands, read from the tables themselves and from the source. Claims nothing, changes nothing.
+"""Reads the status of each layer from the tables and the source. Claims and changes nothing.
 
-Lag counts what waits: a collection without new events is not behind, however many batches others have written.
+Lag counts events that wait: a collection without new events has no lag, however many batches other collections have.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 THREADS = 4
-"""Tables that are read side by side: Spark plans each query for longer than it reads."""
+"""Tables that are read in parallel: planning a query takes Spark longer than reading."""
 RATE_SECONDS = 600
-"""A rate is that of the last ten minutes before the layer's last commit."""
+"""Rates are of this time before the layer's last commit."""
 PATIENCE_MS = 3000
-"""How long the source may take to answer: status is also for when it does not."""
+"""How long to wait for the source: status must also work without it."""
 COMMITS = 1000
-"""At most so many commits or batches are looked at for a rate."""
+"""Commits or batches that are read for a rate, at most."""
 FEW_COMMITS = 30
-"""Of most tables so many go back further than a rate does."""
+"""Enough commits of most tables to cover `RATE_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """The server: what it is and how far its oplog reaches back; `problem` where it does not say."""
+    """The server's version, operation time and oldest oplog entry in seconds since 1970; `problem` if it does not answer."""
 
     server: str | None = None
     now: int | None = None
@@ -61,7 +61,7 @@ class ServerStatus:
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """The last writer of a table; `lease_seconds` is 0 where it left or its lease is over."""
+    """The last writer of a table; `lease_seconds` is 0 if it released the table or its lease expired."""
 
     host: str
     process: int
@@ -71,7 +71,7 @@ class WriterStatus:
 
 @dataclass(frozen=True)
 class SnapshotStatus:
-    """A collection's snapshot; `failed` is why it was given up, `is_paused` whether it waits for `resume-snapshot`."""
+    """A collection's snapshot; `failed` is the reason if it failed, `is_paused` whether it waits for `resume-snapshot`."""
 
     documents: int
     is_done: bool
@@ -81,8 +81,8 @@ class SnapshotStatus:
 
 @dataclass(frozen=True)
 class BronzeStatus:
-    """The log: `position` is the cluster time in seconds up to which it is complete, `slow_commits` why commits go through
-    Spark and not straight into Delta's log (None where they do)."""
+    """Bronze: `position` is the cluster time in seconds up to which it is complete; `slow_commits` is the reason if commits go through
+    Spark instead of straight into Delta's log."""
 
     table: str
     batch: int
@@ -99,8 +99,8 @@ class BronzeStatus:
 class TableStatus:
     """One collection's table in silver or gold, or its history.
 
-    `version` is -1 for a history that has not begun. `batch` is the bronze batch up to which it is applied; `lag_batches`
-    and `lag_events` are what waits for it, the oldest of it since `lag_seconds`; `rate` is in events a second.
+    `version` is -1 for a history that does not exist yet. `batch` is the bronze batch up to which events are applied; `lag_batches` and
+    `lag_events` wait, the oldest for `lag_seconds`; `rate` is in events per second.
     """
 
     table: str
@@ -119,12 +119,12 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class CollectionStatus:
-    """One captured collection through the layers; None where a layer has no table of it yet.
+    """One captured collection in all layers; None for layers that have no table of it yet.
 
-    `history` is there wherever the settings keep one and silver has a table: one that does not begin is seen to wait.
-    `incomplete_since` is set from the loss of changes (the oplog no longer held the position, say) to the end of the snapshot
-    that makes up for it; `incomplete_because` says what was lost, and why none has. `problem` is why its tables cannot be read, of which
-    nothing is said then, and `exit_code` what a command ends with for it.
+    `history` is set if the settings ask for one and silver has a table, so that its lag shows even before it exists.
+    `incomplete_since` is set from a loss of changes (for example the oplog lost the position) until the end of a snapshot that repairs
+    it; `incomplete_because` says what was lost, and why no snapshot has repaired it. If its tables cannot be read, `problem` is the
+    reason, `exit_code` that of its error, and the tables are None.
     """
 
     collection: str
@@ -142,7 +142,7 @@ class CollectionStatus:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """A pipeline at `at_ms`, milliseconds since 1970; `metrics` are those of its capture, where it runs and shows them."""
+    """A pipeline at `at_ms`, milliseconds since 1970; `metrics` are those of its running capture, if it exposes them."""
 
     name: str
     at_ms: int
@@ -153,7 +153,7 @@ class PipelineStatus:
 
 
 def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
-    """The status of a pipeline, also where it never ran or the source does not answer."""
+    """The status of a pipeline, also if it has never run or the source does not answer."""
     now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
@@ -166,7 +166,7 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
 
 
 def refuse(status: PipelineStatus) -> None:
-    """Raise `CollectionsFailed` where the tables of a collection cannot be read; the status is told before."""
+    """Raise `CollectionsFailed` if the tables of a collection cannot be read; call it after showing the status."""
     unread = {each.collection: each.exit_code for each in status.collections if each.problem is not None}
     if unread:
         worst = errors.worst_code(unread.values())
@@ -179,7 +179,7 @@ def to_json(status: PipelineStatus) -> str:
 
 
 def _source(settings: Settings) -> ServerStatus:
-    # A server that cannot be reached is a line of the status, not its end: the tables say where they stand without it.
+    # A server that cannot be reached is part of the status: the tables can be read without it.
     try:
         client = connections.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
     except errors.MedallionError as error:
@@ -196,7 +196,7 @@ def _source(settings: Settings) -> ServerStatus:
 
 @dataclass(frozen=True)
 class _TableProgress:
-    """A table of silver or gold: the batch that it is at, and the one that it was at `seconds` before its last commit."""
+    """A table of silver or gold: its position (`batch`), and its position `seconds` before its last commit (`before`)."""
 
     table: tables.TableRef
     version: int
@@ -207,7 +207,7 @@ class _TableProgress:
     log: str | None = None
 
     def of_bronze(self, log: str | None) -> _TableProgress:
-        """The same, at the beginning where its batches are another bronze's than the one whose history is called `log`: none of this one is applied."""
+        """The same, but at batch 0 if its batch numbers are of another bronze log than `log`: it has applied nothing of this one."""
         is_of_other = None not in (log, self.log) and self.log != log
         return dataclasses.replace(self, batch=0, before=0) if is_of_other else self
 
@@ -224,12 +224,12 @@ class _CollectionTables:
 
 
 _Waiting = Mapping[registry.Namespace, Sequence[backlog.Backlog]]
-"""What waits for silver, gold and the history of each collection."""
+"""The backlogs of silver, gold and the history of each collection."""
 
 
 @dataclass(frozen=True)
 class _StatusReader:
-    """One look at the tables of a pipeline."""
+    """Reads the tables of a pipeline once."""
 
     spark: SparkSession
     settings: Settings
@@ -261,7 +261,7 @@ class _StatusReader:
         )
 
     def _why_slow(self) -> str | None:
-        # Commands build a session here that reaches the log of a folder; to start one for this takes seconds.
+        # A session that commands start can commit straight to a folder's log; starting one to verify that takes seconds.
         if not (sparks.is_started(self.spark) or sparks.is_given() or local_log.folder(self.log) is None):
             return None
         why = direct_log.why_not(self.spark, self.log)
@@ -271,11 +271,11 @@ class _StatusReader:
     def collections(self) -> tuple[CollectionStatus, ...]:
         payloads = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
-        # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
+        # Show also collections whose snapshot has begun, which may have no event and no table yet.
         log = bronze_log.newest(self.spark, self.log).log
         known = registry.read(self.spark, self.settings, log=log)
         planned = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}}
-        # Of one that silver has not met bronze holds nothing up to where silver has looked for others.
+        # Bronze has no events of a collection that silver does not know, up to the batch that silver has searched.
         begins = dict.fromkeys(planned - {*known.namespaces, *known.refused}, known.discovered)
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(lambda each: self._both(each, log), sorted({*known.namespaces, *planned}, key=str)))
@@ -285,7 +285,7 @@ class _StatusReader:
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
     def _both(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
-        """The tables of one collection; one that is damaged hides no other."""
+        """The tables of one collection, or the error of a damaged one."""
         try:
             return self._tables(namespace, log)
         except Exception as error:
@@ -294,7 +294,7 @@ class _StatusReader:
     def _tables(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         silver, gold = (self._progress(place(*namespace)) for place in (self.layout.silver, self.layout.gold))
         if silver is not None and gold is not None:
-            # Gold goes by silver, and says nothing of bronze.
+            # Gold follows silver, and does not name the bronze log.
             gold = dataclasses.replace(gold, log=silver.log).of_bronze(log)
         history = None
         if silver is not None and self.settings.silver.for_collection(str(namespace)).history:
@@ -303,13 +303,13 @@ class _StatusReader:
         return _CollectionTables(namespace, silver and silver.of_bronze(log), gold, history)
 
     def _progress(self, table: tables.TableRef) -> _TableProgress | None:
-        """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
+        """A table's position, and that of `RATE_SECONDS` before its last commit; None without a table."""
         if not delta.exists(self.spark, table):
             return None
         commits = self._lately(table)
         if not commits:
             return None
-        # Newest first. Commits of maintenance say no position, and `_with_position` left them out.
+        # Newest first.
         last, batch = commits[0]
         first, before = next(
             each for each in reversed(commits) if last.timestamp_ms - each[0].timestamp_ms <= RATE_SECONDS * 1000
@@ -320,7 +320,7 @@ class _StatusReader:
         )
 
     def _lately(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
-        """The commits that say a position, newest first, as far back as a rate looks or further."""
+        """The commits with a position, newest first, at least as far back as a rate needs."""
         found: list[tuple[local_log.Commit, int]] = []
         for limit in (FEW_COMMITS, COMMITS):
             commits = table_history.commits(self.spark, table, limit=limit)
@@ -379,7 +379,7 @@ class _StatusReader:
         here = _counts_here(table)
         if here is not None:
             return here
-        # Gold has some of these columns only where the settings ask for them.
+        # Gold has some of these columns only if the settings ask for them.
         columns = self.spark.table(str(table)).columns
         wanted = ["count(*) AS rows"]
         for name, column in _COUNTED.items():
@@ -405,8 +405,10 @@ _COUNTED = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__
 
 
 def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
-    """How many rows a table has, and how many of them are `_COUNTED`, without a query; None where its files are in a store, from
-    which they would be copied whole, or only Spark can read them, or does so sooner."""
+    """A table's number of rows, and how many of them have each of `_COUNTED`, without a query.
+
+    None if the files are in a store, from which they would be copied whole, if only Spark can read them, or if Spark is faster.
+    """
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
     try:
@@ -422,7 +424,7 @@ def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
 
 
 def _true_or_filled(column: pa.ChunkedArray) -> int:
-    """How many values are true, or maps that hold something."""
+    """The number of values that are true, or maps that are not empty."""
     values = column.combine_chunks()
     if pa.types.is_map(column.type):
         values = pc.greater(pc.pairwise_diff(values.offsets), 0) if len(values) else values.is_valid()
@@ -430,7 +432,7 @@ def _true_or_filled(column: pa.ChunkedArray) -> int:
 
 
 def _of_table(error: Exception) -> Exception:
-    """Why a table cannot be read, in our words; raises where it is not the table's: Spark is gone."""
+    """The translated error of a table; raises `SparkLost`, which is not the table's."""
     known = spark_failures.translated(error) or error
     if isinstance(known, errors.SparkLost):
         raise known from error
@@ -438,11 +440,11 @@ def _of_table(error: Exception) -> Exception:
 
 
 def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:
-    """The last snapshot of each collection, from what heartbeats tell."""
+    """The last snapshot of each collection, from the payloads of heartbeats."""
     found: dict[str, SnapshotStatus] = {}
     for state in snapshot_state.states(payload for payload in payloads if "snapshot" in payload):
         for name in state.planned:
-            # A snapshot that was stopped reads no more of the collection: the one before it says where that stands.
+            # A collection that was removed from a snapshot keeps the status of the snapshot before.
             if name not in state.stopped:
                 own = state.of(name)
                 is_paused = state.is_paused and name in state.missing
@@ -455,9 +457,9 @@ def _with_gap(each: CollectionStatus, gap: snapshot_state.Gap | None) -> Collect
 
 
 def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_log.Commit, int]]:
-    """The commits, newest first, that say a position, without what a RESTORE has undone.
+    """The commits with a position, newest first, without those that a RESTORE has undone.
 
-    A table that had one, and whose newest commit of ours says none, is at its beginning: its next run writes it anew.
+    If the newest commit of a writer has no position but earlier ones have, the table is at batch 0: its next run rewrites it.
     """
     reached: int | None = None
     without: local_log.Commit | None = None
@@ -478,7 +480,7 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
 
 
 def _bounds(each: _CollectionTables, begins: int) -> backlog.Bounds:
-    """From where to where each layer's table came lately, in the order of the layers; from where on a collection without any may have events."""
-    # Without a table of gold, or a history, those of silver, so that no more of bronze is read for it: nothing is told of them.
+    """Each layer's positions for `backlog.of_layers`; a collection without tables may have events after batch `begins`."""
+    # Without a gold table or a history use silver's bounds, so that no more of bronze is read; the result is not shown.
     layers = (each.silver, each.gold or each.silver, each.history or each.silver)
     return [(layer.before, layer.batch) if layer else (begins, begins) for layer in layers]

@@ -1,10 +1,10 @@
-"""Amounts as people read them; apart from the tables, so that whoever only words a message needs no terminal."""
+"""Formats amounts for people. Apart from `terminal`, so that messages need no terminal library."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units, as `3 d 4 h`."""
+    """A duration in its two largest units, as `3 d 4 h`."""
     left, parts = int(seconds), []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, length)

@@ -1,8 +1,8 @@
-"""Change events in a file, rows in another: `medallion unwrap`, to try options in a second, without Spark or a server.
+"""Unwraps a file of change events into a file of records: `medallion unwrap`, to try options without Spark or a server.
 
-One line in, one line out. In: whatever `cdc_core.unwrap.change_event` reads, as a line of JSON. Out: `{"key": …, "value": …,
-"headers": [[name, value], …]}`, `{"dropped": true}`, or the line's own record where it is no change event. The lines
-of one collection are one table: the file is read twice, for the schema and for the rows.
+Each input line gives one output line. Input: JSON that `cdc_core.unwrap.change_event` reads. Output: `{"key": …, "value": …, "headers":
+[[name, value], …]}`, `{"dropped": true}`, or the unchanged record if it is no change event. The lines of one collection form one table:
+the file is read twice, first for the schema, then for the records.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _Result = ExtractedRecord | UnchangedRecord | DroppedRecord
 
 
 class _Sink(Protocol):
-    """What takes the output."""
+    """A binary output."""
 
     def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True)
 class UnwrapSummary:
-    """What became of the lines."""
+    """How many lines were unwrapped, and how."""
 
     lines: int = 0
     rows: int = 0
@@ -61,11 +61,11 @@ class UnwrapSummary:
 
 
 def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:
-    """Writes the rows of the events in `in_path` to `out_path`; `-` is standard input or output, `.gz` is compressed.
+    """Write the rows of the events in `in_path` to `out_path`; `-` is standard input or output, `.gz` is compressed.
 
-    The options are a JSON object of the SMT's options, or a connector's whole JSON. The output appears whole or not
-    at all, so running it again is safe. Raises `SettingsError` where the options are wrong, a file cannot be opened, or
-    a line is not JSON (it names the file and the line).
+    The options are a JSON object with the SMT's options, or a connector's whole JSON. The output appears whole or not at all: running
+    it again is safe. Raises `SettingsError` if the options are wrong, a file cannot be opened, or a line is not JSON (with file and
+    line).
     """
     options = load_options(options_path)
     events = os.fspath(in_path)
@@ -77,7 +77,7 @@ def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:
 
 
 def load_options(path: Name) -> UnwrapOptions:
-    """The options in a file: an object of options, or a connector's JSON, whose unwrap transformation counts."""
+    """The options in a file: an object of options, or the unwrap transformation of a connector's JSON."""
     name = os.fspath(path)
     found = _json(_read(name), name)
     if not isinstance(found, dict):
@@ -128,7 +128,7 @@ def _line(record: Json, where: str) -> bytes:
 
 
 def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[str, bytes, _Result]]:
-    """Each line that is not blank, with its place and what becomes of it."""
+    """Each line that is not blank, with its place (`file:line`) and its result."""
     with _foreign_errors(shown), _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -160,7 +160,7 @@ def _read(path: str) -> bytes:
 
 
 def _opened(path: pathlib.Path) -> io.BufferedIOBase:
-    """The file, whether it is compressed or not: its first bytes say so."""
+    """The file, decompressed if its first bytes are gzip's."""
     with open(path, "rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
     return gzip.open(path, "rb") if is_compressed else open(path, "rb")
@@ -168,7 +168,7 @@ def _opened(path: pathlib.Path) -> io.BufferedIOBase:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[pathlib.Path]:
-    """A path that can be read twice; standard input, or what comes through a pipe, is copied to a temporary file."""
+    """A path that can be read twice: standard input or a pipe is copied to a temporary file."""
     if path != STANDARD_STREAM and not _is_stream(path):
         with _foreign_errors(path):
             open(path, "rb").close()
@@ -185,13 +185,13 @@ def _readable(path: str) -> Iterator[pathlib.Path]:
 
 
 def _is_stream(path: str) -> bool:
-    """Whether a path is there and is no file: a pipe, a terminal, `/dev/null`, a folder."""
+    """Whether a path exists and is not a file: a pipe, a terminal, `/dev/null`, a folder."""
     return os.path.exists(path) and not os.path.isfile(path)
 
 
 @contextlib.contextmanager
 def _writable(path: str) -> Iterator[_Sink]:
-    """A file that takes its name when all went well, and leaves nothing behind when not. A pipe stays one, and gets the whole then."""
+    """A file that gets its name after success, and is removed after an error. A pipe gets the whole output after success."""
     if path == STANDARD_STREAM or _is_stream(path):
         with tempfile.TemporaryFile(prefix="medallion-unwrap-") as file:
             yield file
@@ -235,6 +235,6 @@ def _umask() -> int:
 def _foreign_errors(path: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:  # the last two of a compressed file that is cut off, or damaged
+    except (OSError, EOFError, zlib.error) as error:  # the last two for a truncated or damaged compressed file
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise errors.SettingsError(errors.Problem(path, why)) from error
