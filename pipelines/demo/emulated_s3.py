@@ -1,4 +1,4 @@
-"""An S3 of this process' own on the loopback, in memory: for the demo, and for tests. It knows conditional requests."""
+"""An S3 emulator in this process, in memory, for the demo and the tests. It supports conditional requests."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from cdc_core import errors
 
 KEYS = {"AWS_ACCESS_KEY_ID": "emulated", "AWS_SECRET_ACCESS_KEY": "emulated"}
-"""It takes any."""
+"""The emulator accepts any keys."""
 
 Application = Callable[[dict[str, Any], Any], Any]
 
 
 @dataclass(frozen=True)
 class EmulatedS3:
-    """Where it listens."""
+    """A running emulator."""
 
     url: str
 
     @property
     def store(self) -> Mapping[str, str]:
-        """What S3A must know of it, as `lakehouse.store` has it, but for the keys."""
+        """The settings of S3A for `lakehouse.store`, without the keys."""
         return {
             "fs.s3a.endpoint": self.url,
             "fs.s3a.endpoint.region": "us-east-1",
@@ -34,16 +34,16 @@ class EmulatedS3:
 
     @property
     def hadoop(self) -> Mapping[str, str]:
-        """The same as settings of Spark, with the keys."""
+        """The same as Spark settings, with the keys."""
         keys = {"fs.s3a.access.key": KEYS["AWS_ACCESS_KEY_ID"], "fs.s3a.secret.key": KEYS["AWS_SECRET_ACCESS_KEY"]}
         return {f"spark.hadoop.{name}": value for name, value in {**self.store, **keys}.items()}
 
 
 @contextlib.contextmanager
 def running(bucket: str, around: Callable[[Application], Application] = lambda emulator: emulator) -> Iterator[EmulatedS3]:
-    """An emulated S3 with one bucket, until the block ends; `around` may look at its requests, and change them.
+    """Run an emulator with one bucket until the block ends; `around` wraps its WSGI application.
 
-    Raises `SettingsError` where the emulator is not installed.
+    Raises `SettingsError` if the emulator is not installed.
     """
     try:
         import boto3  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""What the demo makes of its gold tables at its end: a model whose gate lets it through, and one that its gate keeps out."""
+"""The demo's SQL models: one that meets its expectations, and one that does not and is not published."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ expectations:
 
 
 def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Console) -> None:
-    """Make the models, show what came out, and why the gate refused one of them."""
+    """Run the models, and show the result and why one of them was not published."""
     for name, text in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

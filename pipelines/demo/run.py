@@ -1,6 +1,6 @@
-"""The demo: a shop in MongoDB lives its life while the pipeline runs, and its tables are shown.
+"""Runs the demo: changes a shop's data in MongoDB while the pipeline runs, and shows the tables.
 
-MongoDB's data, the settings and the lakehouse lie together in one folder; run again, everything goes on from there.
+MongoDB's data, the settings and the lakehouse are in one folder; the next run continues from there.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ silver:
 
 
 def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool = False, stop: threading.Event) -> None:
-    """Plays, captures and shows; ends early and cleanly when `stop` is set.
+    """Change data, capture it, and show the result; ends early and cleanly when `stop` is set.
 
-    The settings are those of the file that it writes, with the server in the place of its reference.
+    Writes a settings file and uses it, with the server's URI instead of the reference.
     """
     screen = report.console(markup=True)
     folder = directory.absolute()
@@ -96,7 +96,7 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
 
 
 def _judge(stage: DemoStage, screen: Console) -> None:
-    """A verification of every collection, and the page that shows it all."""
+    """Verify every collection, and write the HTML page."""
     found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
     screen.print("\n[bold]Does gold match MongoDB?[/]  medallion verify")
     report.verified(found)
@@ -113,7 +113,7 @@ def _opened(
     screen: Console,
     stack: contextlib.ExitStack,
 ) -> DemoStage:
-    """MongoDB and Spark, started side by side; the server ends with `stack`, Spark with the process."""
+    """Start MongoDB and Spark in parallel; the server ends with `stack`, Spark with the process."""
     goes_on = store is None and (folder / "lakehouse").exists()
     screen.print(
         f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}"
@@ -138,7 +138,7 @@ def _opened(
         tell("Inserting the shop's first documents")
         shop.stock(client)
 
-    # A commit on S3 takes seconds.
+    # A commit to the emulated S3 takes seconds.
     text = SETTINGS.format(directory=folder, lakehouse=_lakehouse(root, store), interval=10_000 if store else 2000)
     (folder / "shop.yml").write_text(text, encoding="utf-8")
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
@@ -146,7 +146,7 @@ def _opened(
 
 
 def _lakehouse(root: str, store: EmulatedS3 | None) -> str:
-    """The settings of the lakehouse, as lines of YAML."""
+    """The lakehouse section of the settings, as YAML."""
     lines = [f"root: {json.dumps(root)}"]
     if store is not None:
         keys = {
@@ -158,12 +158,12 @@ def _lakehouse(root: str, store: EmulatedS3 | None) -> str:
 
 
 PLAIN_EVERY = 10.0
-"""Seconds between two lines where the output is no terminal."""
+"""Seconds between two lines of output without a terminal."""
 
 
 @contextlib.contextmanager
 def telling(screen: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Shows what goes on: a picture that changes on a terminal, a plain line every ten seconds elsewhere."""
+    """Yields a function that shows progress: live on a terminal, else as a plain line every `PLAIN_EVERY` seconds."""
     if screen.is_terminal:
         with Live(console=screen, refresh_per_second=4, transient=True) as live:
             yield lambda now: live.update(Spinner("dots", now) if isinstance(now, str) else now)
@@ -181,14 +181,14 @@ def telling(screen: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 def _plain(now: RenderableType) -> str:
-    """A picture as one line of text."""
+    """A renderable as one line of text."""
     with io.StringIO() as text:
         Console(file=text, width=400, color_system=None).print(now)
         return "; ".join(" ".join(line.split()) for line in text.getvalue().splitlines() if line.strip())
 
 
 def _tell_of_start(is_there: threading.Event, tell: Callable[[RenderableType], None]) -> None:
-    """Says what takes the time until Spark and MongoDB are there: the first time that is a download."""
+    """Show progress until Spark and MongoDB have started, with the size of the download in the first run."""
     while not is_there.wait(0.5):
         fetched = delta_jars.downloaded_megabytes()
         said = (
@@ -210,7 +210,7 @@ def _server(data: Path, mongodb_uri: str | None, stack: contextlib.ExitStack) ->
 
 
 def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
-    """The shop trades while the pipeline runs: until the snapshot is in gold, for `seconds` more, and until all is there."""
+    """Change data while the pipeline runs: until the snapshot is in gold, and `seconds` more; then wait until all changes are in gold."""
     played = DemoRun()
     ended, shut = threading.Event(), threading.Event()
 
@@ -228,7 +228,7 @@ def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Co
 
         def watch(doing: Callable[[], str], *, until: Callable[[], bool]) -> None:
             while not (stop.is_set() or any(each.done() for each in running[:1])):
-                tell(_picture(played, doing()))  # before the look, which takes Spark seconds the first time
+                tell(_picture(played, doing()))  # before the check, which takes Spark seconds the first time
                 if until():
                     break
                 time.sleep(0.25)
@@ -258,7 +258,7 @@ def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Co
 
 @dataclass
 class _PublishedCheck:
-    """Whether gold holds what bronze held when every collection was in it, and everything up to `sequence`."""
+    """Whether gold has everything that bronze had when it first had every collection, and all events up to `sequence`."""
 
     stage: DemoStage
     played: DemoRun
@@ -279,7 +279,7 @@ class _PublishedCheck:
         return delta.exists(self.stage.spark, gold) and self._batch(gold) >= batch
 
     def _landed(self) -> Mapping[str, int]:
-        """The last batch of each collection; nothing as long as one is missing, or the sequence."""
+        """The last batch of each collection; empty until bronze has all collections and the sequence."""
         rows = self.stage.spark.sql(
             f"SELECT collection, max(batch) AS batch, max(sequence) AS sequence FROM {self.stage.bronze} "
             "WHERE kind IN ('change', 'snapshot') GROUP BY collection"
@@ -295,7 +295,7 @@ class _PublishedCheck:
 
 
 def _picture(played: DemoRun, doing: str) -> Group:
-    """The demo as it runs: the shop, what is captured, and how many collections have come to gold."""
+    """The demo's progress: operations on the source, the capture, and the collections in gold."""
     last = f"[dim], last: {played.last_step}[/]" if played.steps else ""
     grid = Table.grid(padding=(0, 2))
     grid.add_row("MongoDB", f"{played.steps:,} operations{last}")

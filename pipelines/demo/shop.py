@@ -1,7 +1,7 @@
-"""The life of a shop, played against a real MongoDB: what the demo's pipeline captures.
+"""The demo's workload: operations of a shop on a real MongoDB.
 
-Step n is a function of n and of the documents that are there: a shop that is closed and opened again goes on where it
-was. The number of the last step lies in a database of its own, which the pipeline does not capture.
+Step n depends only on n and the stored documents, so that the next run continues after the last step. Its number is in a database of
+its own, which the pipeline does not capture.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STATUS = ("paid", "packed", "shipped", "delivered")
 
 
 def stock(client: Client) -> bool:
-    """Fills the shop before its first day; whether there was anything to do."""
+    """Insert the shop's first documents; returns False if they exist."""
     shop = client[DATABASE]
     if shop["orders"].estimated_document_count():
         return False
@@ -58,7 +58,7 @@ def stock(client: Client) -> bool:
 def open_for_business(
     client: Client, *, stop: threading.Event, pause: float = 0.02, each: Callable[[str], None] = lambda what: None
 ) -> int:
-    """Plays step after step until `stop` is set; how many. `each` hears the name of each step that was played."""
+    """Run steps until `stop` is set, and return how many; calls `each` with the name of each step."""
     diary = client[DIARY[0]][DIARY[1]]
     known = diary.find_one({"_id": DATABASE}) or {}
     played = 0
@@ -72,7 +72,7 @@ def open_for_business(
 
 
 def close(client: Client) -> str:
-    """Counts the till: the day's last write. The `sequence` that its event will have, up to the cluster time."""
+    """Write a last document; returns its event's cluster time as 16 hex digits, the beginning of its `sequence`."""
     with client.start_session() as session:
         orders = client[DATABASE]["orders"].estimated_document_count()
         till = {"orders": orders, "counted": datetime.now(timezone.utc)}
@@ -119,7 +119,7 @@ def _customer_gone(shop: Shop, random: Random, step: int) -> None:
 
 
 def _order_placed(shop: Shop, random: Random, step: int) -> None:
-    """Several documents, one transaction: the order, the stock of what was bought, the customer's count."""
+    """One transaction over several documents: the order, the products' stock, the customer's number of orders."""
     customer = _any(random, CUSTOMERS)
     order = _order(random, ORDERS + step, customer)
 
@@ -163,7 +163,7 @@ def _order_cancelled(shop: Shop, random: Random, step: int) -> None:
 def _product_described_anew(shop: Shop, random: Random, step: int) -> None:
     product = _product(random, _any(random, PRODUCTS)) | {"revised": _time(step)}
     if random.random() < 0.3:
-        product["weight"] = "ask us"  # a number until now: the column keeps its type, the word is rescued
+        product["weight"] = "ask us"  # a number before: the column keeps its type, and the string is rescued
     shop["products"].replace_one({"_id": product["_id"]}, product, upsert=True)
 
 
@@ -250,7 +250,7 @@ def _line(random: Random) -> dict[str, Any]:
 
 
 def _odd_things(random: Random) -> Iterator[dict[str, Any] | RawBSONDocument]:
-    """Things in the lost and found, with every BSON type as a value, and `_id`s of many types."""
+    """Documents with every BSON type as a value, and `_id`s of many types."""
     moment = _time(random.randint(0, 5000))
     identities: tuple[Any, ...] = (
         bson.ObjectId(b"lostandfound"),
@@ -298,7 +298,7 @@ def _every_type(random: Random, moment: datetime) -> dict[str, Any]:
 
 
 def _with_old_types(document: dict[str, Any], place: int) -> RawBSONDocument:
-    """The document with one value of a type that the driver itself no longer writes: symbol, undefined, dbPointer."""
+    """The document with a value of a deprecated type that pymongo cannot encode: symbol, undefined or dbPointer."""
     text = struct.pack("<i", 4) + b"old\0"
     kind, name, value = (
         (b"\x0e", b"symbol\0", text),

@@ -1,4 +1,4 @@
-"""What the demo plays on, and what has happened there so far."""
+"""The demo's environment and its progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DemoStage:
-    """What the demo plays on."""
+    """The demo's environment."""
 
     folder: Path
     settings: Settings
@@ -41,7 +41,7 @@ class DemoStage:
 
 @dataclass
 class DemoRun:
-    """What has happened so far: the shop's steps, and what the capture says of itself."""
+    """The progress of a run: the shop's operations, and the capture's progress."""
 
     steps: int = 0
     last_step: str = ""
@@ -52,5 +52,5 @@ class DemoRun:
     published: int = 0
 
     def note(self, step: str) -> None:
-        """One more step of the shop's life."""
+        """Count an operation."""
         self.steps, self.last_step = self.steps + 1, step

@@ -1,4 +1,4 @@
-"""What the demo shows when it has been played: rows of gold, what changed, lag and rates, and how to ask for more."""
+"""The demo's report: rows of gold, changes, lag and throughput, and how to query the tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHOWN = {
 
 
 def show(stage: DemoStage, played: DemoRun, *, screen: Console) -> None:
-    """Everything that came out, in the order in which one asks."""
+    """Show the whole report."""
     for collection in shop.COLLECTIONS:
         screen.print(_rows(stage, collection))
     screen.print(_changes(stage))
@@ -45,7 +45,7 @@ def show(stage: DemoStage, played: DemoRun, *, screen: Console) -> None:
 
 
 def _rows(stage: DemoStage, collection: str) -> Table:
-    """The rows of one gold table that changed last."""
+    """The last changed rows of one gold table."""
     df = stage.spark.table(str(stage.gold(collection)))
     columns = [name for name in SHOWN[collection] if name in df.columns]
     newest = df.orderBy(df[LATEST].desc()) if LATEST in df.columns else df
@@ -64,7 +64,7 @@ def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def _cell(value: object) -> Text:
-    """One value, cut to the width of a column."""
+    """One value, cut to the column's width."""
     if hasattr(value, "asDict"):
         value = value.asDict(recursive=True)
     match value:
@@ -84,7 +84,7 @@ def _cell(value: object) -> Text:
 
 
 def _changes(stage: DemoStage) -> Table:
-    """What bronze holds: rows of the snapshot, and changes by operation."""
+    """The number of events in bronze, by collection and operation."""
     rows = stage.spark.sql(
         f"SELECT collection, op, count(*) AS events FROM {stage.bronze} WHERE op IS NOT NULL GROUP BY collection, op"
     ).collect()
@@ -97,7 +97,7 @@ def _changes(stage: DemoStage) -> Table:
 
 
 def _one_order(stage: DemoStage) -> Table:
-    """The life of the order that changed most often, event by event."""
+    """The last events of the order with the most changes."""
     events = f"{stage.bronze} WHERE collection = 'orders' AND op IS NOT NULL"
     found = stage.spark.sql(
         f"""SELECT key, op, source.ts_ms AS at, updateDescription.updatedFields AS updated,
@@ -120,7 +120,7 @@ def _names(updated: str | None) -> list[str]:
 
 
 def _passage(stage: DemoStage, played: DemoRun) -> Table:
-    """How long events of this run took to each layer, and how many a second went through it while the shop was open."""
+    """The lag of this run's events in each layer, and each layer's throughput."""
     numbers = ("commits", "events", "events/s", "lag p50", "p95")
     table = _table("lag and throughput of each layer, after the snapshot", "layer", *numbers, right=numbers)
     for passage in passages(stage, since_ms=played.began_ms, until_ms=played.ended_ms):
@@ -131,7 +131,7 @@ def _passage(stage: DemoStage, played: DemoRun) -> Table:
 
 @dataclass(frozen=True)
 class LayerLag:
-    """One layer: its commits, events a second, and for each event the seconds from its operation until it was there."""
+    """One layer: its number of commits, events per second, and each event's lag behind its operation in seconds, ascending."""
 
     layer: str
     commits: int
@@ -140,11 +140,11 @@ class LayerLag:
 
 
 Arrivals = Sequence[tuple[int, int]]
-"""The commits of a table in their order: up to which batch, and when, in milliseconds since 1970."""
+"""The commits of a table in order: the batch of each, and its time in milliseconds since 1970."""
 
 
 def passages(stage: DemoStage, *, since_ms: int, until_ms: int) -> list[LayerLag]:
-    """What became of the operations of a span of time, as the tables say: when they committed, and up to where."""
+    """The lag of the operations in a time span, from the times and positions of the tables' commits."""
     events = stage.spark.sql(
         f"""SELECT collection, batch, coalesce(source.wallTime, source.ts_ms) AS at FROM {stage.bronze}
             WHERE kind = 'change' AND coalesce(source.wallTime, source.ts_ms) BETWEEN {since_ms} AND {until_ms}"""
@@ -171,7 +171,7 @@ def _passage_of(
 
 
 def _arrival(arrivals: Arrivals, batch: int) -> int | None:
-    """When a table held a batch: the time of its first commit at or behind it."""
+    """The time of a table's first commit at or after a batch."""
     return next((when for position, when in arrivals if position >= batch), None)
 
 
@@ -190,7 +190,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def _equality(stage: DemoStage) -> Table:
-    """Documents in MongoDB beside rows in gold."""
+    """The numbers of documents in MongoDB and of rows in gold."""
     table = _table("source and gold", "collection", "documents", "gold rows", "", right=("documents", "gold rows"))
     for collection in shop.COLLECTIONS:
         documents = stage.client[shop.DATABASE][collection].count_documents({})
@@ -201,7 +201,7 @@ def _equality(stage: DemoStage) -> Table:
 
 
 def queries(table: tables.TableRef) -> dict[str, str]:
-    """One line of Python for each reader, as it is shown. Delta takes no relative path in Spark's SQL."""
+    """One line of Python for each reader. Spark SQL needs the table's absolute path."""
     sql = "SELECT status, count(*) AS orders, sum(total) AS total FROM {} GROUP BY status"
     path = _text(near(table.label))
     return {
@@ -213,7 +213,7 @@ def queries(table: tables.TableRef) -> dict[str, str]:
 
 
 def _text(value: str) -> str:
-    """A text in Python, in the quotes that a shell's single ones leave alone."""
+    """A Python string literal in double quotes, for use inside a shell's single quotes."""
     return orjson.dumps(value).decode()
 
 
@@ -230,5 +230,5 @@ def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
 
 
 def near(path: str) -> str:
-    """A path as one types it: relative where that is shorter."""
+    """A path for display: relative if that is shorter."""
     return path if "://" in path else min(os.path.relpath(path), path, key=len)
