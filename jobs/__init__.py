@@ -1,1 +1,1 @@
-"""Entry points: arguments, then settings, then one pipeline, then an exit code."""
+"""Entry points: read arguments and settings, run one pipeline, return an exit code."""

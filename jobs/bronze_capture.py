@@ -1,4 +1,4 @@
-"""Lands MongoDB's change events in the bronze table.
+"""Appends MongoDB's change events to the bronze table.
 
 `spark-submit --properties-file conf/spark-defaults.conf jobs/bronze_capture.py --config conf/shop.yml`; the arguments are
 those of `medallion capture`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 try:
     from jobs import command_line
-except ModuleNotFoundError:  # a plain checkout: the packages lie beside this file's folder
+except ModuleNotFoundError:  # a plain checkout: the packages are beside this file's folder
     import sys
     from pathlib import Path
 

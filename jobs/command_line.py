@@ -1,4 +1,4 @@
-"""The command `medallion`: arguments, then settings, then one pipeline, then an exit code.
+"""The command `medallion`: reads arguments and settings, runs one pipeline, and returns an exit code.
 
     0   done
     2   settings or arguments are wrong
@@ -6,7 +6,7 @@
     75  temporary, try again
     1   a bug
 
-What a command needs is imported when it runs, so that `--help` answers at once.
+A command's modules are imported when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUG, WRONG, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the result is its exit code. Raises nothing."""
+    """Run one command and return its exit code. Raises nothing."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     try:
@@ -58,8 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without stdout or stderr (`>&-`) a place to write to, and stdout an escape for each
-    sign that its encoding lacks, as stderr has: what a name or a table's frame holds must not end a command."""
+    """Make the standard streams safe to use.
+
+    Opens closed ones (`>&-`) on the null device, and lets stdout escape characters that its encoding lacks, as stderr does: a name or a
+    table's frame must not end a command.
+    """
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -71,7 +74,7 @@ def _open_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe that takes also what nobody reads any more: a reader that ends first, as `head` does, changes nothing."""
+    """A pipe that discards output once its reader has ended, as `head` does."""
 
     def write(self, data: Any) -> int:
         with contextlib.suppress(BrokenPipeError):
@@ -83,7 +86,7 @@ class _Pipe(io.FileIO):
 
 
 def _piped(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """The stream, through a `_Pipe` where it goes into a pipe."""
+    """The stream, over a `_Pipe` if it writes to a pipe."""
     try:
         number = stream.fileno()
         is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
@@ -106,14 +109,14 @@ def _interrupted() -> int:
 
 
 def _is_of_interrupt(error: BaseException | None) -> bool:
-    """Whether the error came while an interrupt ended the command: Spark is gone by then, and says so."""
+    """Whether the error followed an interrupt, which ends Spark so that its calls fail."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 def _translated(error: Exception) -> errors.MedallionError | None:
-    """What Spark raised, in our words; where it was not started, that a command's output finds no room."""
+    """Spark's error, translated; without Spark only a full disk, which the command's output met."""
     if "pyspark" not in sys.modules:
         is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         return errors.StorageExhausted("no space left for the output; free some space and start again") if is_full else None
@@ -123,7 +126,7 @@ def _translated(error: Exception) -> errors.MedallionError | None:
 
 
 def job(verb: str, *options: str) -> None:
-    """What a file under `jobs/` does: the command `verb` with the file's own arguments, and its exit code."""
+    """Run the command `verb` for a file under `jobs/`, with the process' arguments, and exit with its exit code."""
     code = main([verb, *options, *sys.argv[1:]])
     if code:
         sys.exit(code)
@@ -143,7 +146,7 @@ Exit codes: 0 done, 2 settings or arguments are wrong, 3 a person must decide,
 """
 
 
-# In the order in which a person meets them.
+# In the order in which users need them; `--help` shows it.
 COMMANDS: tuple[click.Command, ...] = (
     tools.demo,
     inspection.check,
@@ -167,7 +170,7 @@ COMMANDS: tuple[click.Command, ...] = (
 
 
 class _InOrder(click.Group):
-    """Commands in the order in which a person meets them, with their first sentence whole."""
+    """Lists commands in the order of `COMMANDS`, with their whole first sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -213,12 +216,12 @@ def medallion() -> None:
 
 def _say(message: str) -> None:
     shown = "\n".join(map(signs.escaped, message.split("\n")))
-    with contextlib.suppress(OSError):  # a terminal that is gone, or a full disk, changes no exit code
+    with contextlib.suppress(OSError):  # a closed terminal or a full disk must not change the exit code
         click.echo(f"medallion: {shown}", err=True)
 
 
 def _place(error: BaseException) -> str:
-    """Where the project's own code raised, as `at silver.py:123`. The message stays out: it may hold a document."""
+    """Where the project's code raised, as `at silver.py:123`; without the error's message, which may contain a document."""
     packages = [Path(__file__).resolve().parents[1] / name for name in ("cdc_core", "pipelines", "jobs")]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(each) for each in packages)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 try:
     from jobs import command_line
-except ModuleNotFoundError:  # a plain checkout: the packages lie beside this file's folder
+except ModuleNotFoundError:  # a plain checkout: the packages are beside this file's folder
     import sys
     from pathlib import Path
 

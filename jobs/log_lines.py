@@ -1,4 +1,4 @@
-"""The log of a command: one line an event, on stderr. Only entry points configure it."""
+"""Configures a command's log: one line per record on stderr. Only entry points call it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LIBRARIES = {
     "SQLQueryContextLogger": logging.CRITICAL,
     "DataFrameQueryContextLogger": logging.CRITICAL,
 }
-"""py4j and PySpark log what they raise as well, with a traceback; Great Expectations what its results hold."""
+"""The minimum levels of libraries: py4j and PySpark also log the errors that they raise, with tracebacks; Great Expectations logs data."""
 
 
 def configure(*, level: int = logging.INFO) -> None:
-    """Send every event of this process to stderr, one line each; libraries speak from warnings on, or not at all."""
+    """Log every record of this process to stderr, one line each, and those of libraries from their levels in `_LIBRARIES`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLine())
     handler.addFilter(_is_wanted)
@@ -32,15 +32,14 @@ def configure(*, level: int = logging.INFO) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Whether a line of a library is to be seen; some give single loggers of theirs a level of their own when they are
-    imported."""
+    """Whether a record is at its library's level; needed because some libraries set the levels of single loggers on import."""
     return record.levelno >= _LIBRARIES.get(record.name.partition(".")[0], logging.NOTSET)
 
 
 class LogLine(logging.Formatter):
-    """`<UTC time> <level> <module> <event> key=value …`: what `extra` held comes as the pairs.
+    """`<UTC time> <level> <module> <event> key=value …`, with the pairs from `extra`.
 
-    A traceback is left to `--debug`; of an exception the line names the class.
+    Names the class of an exception; only `--debug` shows tracebacks.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""Compacts the tables of a pipeline, and takes away what nobody needs any more.
+"""Compacts the tables of a pipeline, and removes data past its retention.
 
 `spark-submit --properties-file conf/spark-defaults.conf jobs/maintain.py --config conf/shop.yml`; the arguments are
 those of `medallion maintain`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 try:
     from jobs import command_line
-except ModuleNotFoundError:  # a plain checkout: the packages lie beside this file's folder
+except ModuleNotFoundError:  # a plain checkout: the packages are beside this file's folder
     import sys
     from pathlib import Path
 

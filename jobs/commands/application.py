@@ -1,4 +1,4 @@
-"""What a command starts with: its log, its settings, and a Spark session."""
+"""Prepares a command: its log, its settings, and a Spark session."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ def opened(
     is_service: bool = False,
     stop: threading.Event | None = None,
 ) -> tuple[Settings, SparkSession]:
-    """The settings and a session for one command, with the log configured; `lazily`, Spark starts when it is needed.
+    """Configure the log, and return the settings and a session for one command.
 
-    A JVM of one run is started otherwise than that of a service (`is_service`).
-
-    One that `captures` looks at the source first: a wrong password is reported without waiting for Spark. The source need
-    not answer when `stop` is set.
+    With `lazily` Spark starts when it is first needed. `is_service` chooses the JVM's options for long runs. With `captures` the source
+    is checked first, until `stop` is set: a wrong password is reported without waiting for Spark.
     """
     import logging
 
@@ -40,12 +38,12 @@ def opened(
     quiet_log() if quiet else log_lines.configure()
     settings = file.load()
     for warning in settings.warnings:
-        # Lines of the log are searched by this name, which must not depend on how the command line is cut into modules.
+        # Users search the log by this name, whichever module logs the line.
         logging.getLogger("jobs.command_line").warning(warning)
     if captures:
         from pipelines.capture import service as capture
 
-        # Before Spark is started, which takes seconds.
+        # Before the start of Spark, which takes seconds.
         try:
             capture.check_source(settings, stop)
         except capture.StoppedBeforeStart:
@@ -59,7 +57,7 @@ def opened(
 
 
 def session(file: options.SettingsFile, settings: Settings, verb: str, *, is_service: bool = False) -> SparkSession:
-    """A session for one command, on a JVM that is started for what it has to do."""
+    """A session for one command, with JVM options for that command."""
     from pipelines.settings import secrets
     from pipelines.spark import conf as spark_conf
     from pipelines.spark import session as sparks
@@ -79,11 +77,11 @@ def session(file: options.SettingsFile, settings: Settings, verb: str, *, is_ser
 
 
 SHORT_RUN_BYTES = 1 << 30
-"""Of a bronze of at most so many bytes one run is short: about two million documents of 1 KB, as Parquet holds them."""
+"""A run is short if bronze is smaller: about two million documents of 1 KB in Parquet."""
 
 
 def _profile(settings: Settings, *, is_service: bool) -> Mapping[str, str]:
-    """How the JVM of a command compiles: a run over little has ended before the optimizing compiler has paid for itself."""
+    """JVM options for a command: a short run ends before the optimizing compiler pays off."""
     from pipelines.delta import local_log
     from pipelines.delta import tables as delta
     from pipelines.spark import conf as spark_conf
@@ -91,7 +89,7 @@ def _profile(settings: Settings, *, is_service: bool) -> Mapping[str, str]:
     if is_service:
         return {}
     bronze = local_log.folder(delta.layout(settings.lakehouse).bronze(settings.name))
-    # What lies elsewhere cannot be measured without the session that is to be started: most runs go on from the one before.
+    # The size in a store is unknown without a session: assume a short run, because most only continue the one before.
     is_short = bronze is None or local_log.is_smaller(bronze, SHORT_RUN_BYTES)
     return spark_conf.SHORT_RUN if is_short else {}
 

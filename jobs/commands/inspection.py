@@ -1,4 +1,4 @@
-"""Commands that look and write nothing, but for `verify --repair`."""
+"""Commands that only read, except for `verify --repair`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(file: options.SettingsFile) -> None:
     settings = file.load()
     findings = check.run(settings, lambda: application.session(file, settings, "check"))
     report.findings(findings)
-    # After the report: the exit code is for scripts, the findings for people.
+    # After the report, because this raises for the exit code.
     check.refuse(findings)
 
 
@@ -179,7 +179,7 @@ def verify(
     from pipelines.terminal import tables as report
     from pipelines.verify import run as verify
 
-    # What cannot be read is refused before Spark is started.
+    # Refuse an invalid time before Spark starts.
     if verify.as_of(as_of) is not None and sample is not None:
         raise click.UsageError("--sample compares current documents: leave out --as-of")
     with interrupts.stopping() as stop:

@@ -1,4 +1,4 @@
-"""What SIGTERM and Ctrl-C do to a command."""
+"""Handles SIGTERM and Ctrl-C in commands."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Result = TypeVar("Result")
 
 
 AGAIN_SECONDS = 0.5
-"""A signal so soon after the first is the same request: `timeout` sends one to its command, and one to the group that it is in."""
+"""A second signal within this time is the same request: `timeout` signals its command and also the process group."""
 
 
 STOP_SECONDS = 45.0
-"""So long a stop waits for the end of what is being written, of which a store that hangs may keep the answer for hours: less than who
-started the command waits before it kills."""
+"""How long a stop waits for running writes, because a store that hangs may not answer for hours; less than the time after which schedulers
+kill."""
 
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets; a second one interrupts at once, and so does the end of `STOP_SECONDS`."""
+    """Yields an event that SIGTERM or Ctrl-C sets. A second signal, or the end of `STOP_SECONDS`, interrupts at once."""
     stop, asked = threading.Event(), 0.0
 
     def ask(number: int, frame: object) -> None:
         nonlocal asked
         if not asked:
             asked = time.monotonic()
-            # In a thread: the one that was interrupted holds the event's lock for a moment each time that it waits for the event.
+            # In a thread: the interrupted thread may hold the event's lock, which it takes whenever it waits for the event.
             try:
                 threading.Thread(target=stop.set, name="stop", daemon=True).start()
-            except RuntimeError:  # it may start no more threads
+            except RuntimeError:  # no more threads can be started
                 stop.set()
             signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         elif time.monotonic() >= asked + AGAIN_SECONDS:
-            # Other threads wait for the JVM, too: without it their calls fail, and the process can end.
+            # Other threads also wait for the JVM: without it their calls fail, and the process can end.
             abandon()
             raise KeyboardInterrupt
 
@@ -55,7 +55,7 @@ def stopping() -> Iterator[threading.Event]:
 
 
 def finished(spark: SparkSession, stop: threading.Event, run: Callable[[], Result]) -> Result:
-    """What a run gives that has one end; `Temporary` where it was stopped before, and its jobs were cancelled."""
+    """The result of `run`; raises `Temporary` if `stop` cancelled its jobs."""
     from cdc_core import errors
     from pipelines.spark import session as sparks
 
@@ -65,12 +65,12 @@ def finished(spark: SparkSession, stop: threading.Event, run: Callable[[], Resul
 
 
 PATIENCE = 2
-"""How often Ctrl-C or SIGTERM wait for the end of what is being written; the next one interrupts."""
+"""The number of signals that `undisturbed` ignores; the next one interrupts."""
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """A block of seconds that writes one thing: Ctrl-C and SIGTERM wait for its end, and it is done then."""
+    """A short block with a single write, which Ctrl-C and SIGTERM do not interrupt, up to `PATIENCE` times."""
     requests = itertools.count(1)
 
     def ask(number: int, frame: object) -> None:
@@ -83,8 +83,8 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _handling(ask: Callable[[int, object], None], *others: signal.Signals) -> Iterator[None]:
-    """Handles SIGTERM and Ctrl-C, and others, in a block; in another thread than the main one the block is as it is without."""
-    # Python allows handlers of signals in the main thread only; tests and notebooks run commands in others.
+    """Handle SIGTERM, Ctrl-C and `others` in a block; does nothing outside the main thread."""
+    # Python only allows signal handlers in the main thread; tests and notebooks also use others.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,8 +97,8 @@ def _handling(ask: Callable[[int, object], None], *others: signal.Signals) -> It
 
 
 def abandon() -> None:
-    """End the JVM, so that no call waits for Spark any more."""
-    # Imported only where Spark was: a command without it ends at once.
+    """End the JVM, so that no call waits for Spark."""
+    # Import nothing if Spark was not used: then the command ends at once.
     if "pyspark" in sys.modules:
         from pipelines.spark import jvm
 

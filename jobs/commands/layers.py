@@ -1,4 +1,4 @@
-"""Commands that move data: capture, silver, gold, and all of them at once."""
+"""Commands that move data: capture, silver, gold, and run for all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             page=pages.text,
         )
     if stop.is_set():
-        # A snapshot's reads wait for a server that is silent, and the process would wait for their threads.
+        # A snapshot's threads may wait for a server that does not answer, and the process would wait for them.
         interrupts.abandon()
     report.result("capture", result)
 
@@ -49,9 +49,9 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
-        # A run that finds nothing new ends without the seconds that a start of Spark costs.
+        # A run without new events ends without starting Spark, which takes seconds.
         settings, spark = application.opened(file, "silver", lazily=True, is_service=not once)
-        # Stays None where the stop cancelled what was running: then there is no result to show.
+        # Stays None if the stop cancelled the run.
         result = None
         with sparks.cancelling(spark, stop):
             result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
@@ -84,7 +84,7 @@ def gold(
     if as_of is not None:
         if not once or only_models or full_refresh:
             raise click.UsageError("--as-of runs everything once: leave out --continuous, --models and --full-refresh")
-        # A cut is another pipeline behind the same verb: for a person it is gold, at a time that they name.
+        # A cut runs another pipeline, but for users it is gold at a given time.
         return _cut(file, as_of, take_over)
     from pipelines.bronze import registry
     from pipelines.gold import publish
@@ -117,7 +117,7 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
-    # A time that cannot be read is refused before Spark is started.
+    # Refuse an invalid time before Spark starts.
     times.parsed(as_of)
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "gold")

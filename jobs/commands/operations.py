@@ -1,4 +1,4 @@
-"""Commands that a person gives to a pipeline that exists: maintenance, signals, quarantine, rebuilds, repairs."""
+"""Commands that operate an existing pipeline: maintain, signal, quarantine, rebuild, repair."""
 
 from __future__ import annotations
 
@@ -137,22 +137,22 @@ def send_signal(
             raise click.UsageError(f"{type_} does not take {option}: leave it out")
     if snapshot_type == "blocking" and type_ != "execute-snapshot":
         raise click.UsageError(f"{type_} only takes --type incremental: other snapshots cannot be stopped or paused")
-    # Commas within a regular expression's braces or classes do not separate.
+    # Commas inside a regular expression's braces or classes are no separators.
     named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
     if collections and not named:
-        # Of an empty variable: a stop without names ends every snapshot.
+        # Probably an empty shell variable: a stop without names would end every snapshot.
         raise click.UsageError("--data-collections must not be empty")
     if named:
         content["data-collections"] = named
     if snapshot_type:
         content["type"] = snapshot_type
     if filter_ is not None:
-        # Debezium's form has a filter for each collection; the option is one for all that are named.
+        # Debezium's signal has one filter per collection; the option applies to all named ones.
         content["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
     if message is not None:
         content["message"] = message
     settings, spark = application.opened(file, "signal", quiet=True, lazily=True)
-    # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
+    # One commit: after an interrupt nobody would know whether the signal was sent.
     with interrupts.undisturbed():
         sent = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
     said = f"signal {sent.id} ({sent.type}) sent; the capture of {settings.name} handles it at its next poll"
@@ -298,7 +298,7 @@ def rebuild(
         )
         result = interrupts.finished(spark, stop, run)
     click.echo(rebuild.to_json(result)) if as_json else report.rebuilt(result)
-    # A dry run has done its work, whatever it shows.
+    # A dry run succeeds whatever it shows.
     if not dry_run:
         silver_rebuild.refuse(result)
 

@@ -1,4 +1,4 @@
-"""Options that commands share, and the settings file with what the deployment lays over it."""
+"""Options that commands share, and the settings file with overrides of the deployment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _packages = click.option(
 
 def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
     wrong = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
-    # Only the key: a value may be a secret.
+    # Show only the key: the value may be a secret.
     if wrong:
         raise click.UsageError(f"--conf {wrong[0]}: expected KEY=VALUE")
     conf = {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
@@ -65,7 +65,7 @@ def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """A settings file, and where the deployment keeps its tables, which wins over what the file says."""
+    """A settings file, with the deployment's place for tables, which overrides the file's."""
 
     path: Path
     catalog: str | None
@@ -78,7 +78,7 @@ class SettingsFile:
         from pipelines.settings import file as settings_file
 
         if "" in (self.root, self.catalog):
-            # Of an empty variable: what the file says is then another place than the one that was meant.
+            # Probably an empty shell variable: the file's place would be the wrong one.
             raise click.UsageError("--root and --catalog must not be empty")
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("use either --root, or --catalog with --schema-prefix")
@@ -100,7 +100,7 @@ class SettingsFile:
 
 
 def with_settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of a command that reads a settings file, given to it as one `SettingsFile`, with its `own` among them."""
+    """Decorates a command that reads a settings file: adds the shared options, passed as one `SettingsFile`, and its `own`."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -116,7 +116,7 @@ def with_settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], 
         ) -> Any:
             return command(SettingsFile(config, catalog, schema_prefix, root, _spark_conf(conf, packages)), **given)
 
-        # Decorators apply from the last to the first, and `--help` shows the first on top.
+        # Decorators apply in reverse order; `--help` shows options in this order.
         options = (_config, *own, _catalog, _schema_prefix, _root, _conf, _packages, debug)
         return functools.reduce(lambda command, option: option(command), reversed(options), with_file)
 

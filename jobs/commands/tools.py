@@ -1,4 +1,4 @@
-"""Commands that need no pipeline: the demo, and files of Debezium."""
+"""Commands without an existing pipeline: the demo, and Debezium's files."""
 
 from __future__ import annotations
 
