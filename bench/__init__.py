@@ -1,1 +1,1 @@
-"""Benchmarks: one module a hop, each rate beside a baseline measured in the same run."""
+"""Benchmarks: one module per hop, each with a baseline measured in the same run."""

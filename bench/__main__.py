@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other, each in a process of its own: `python -m bench [--quick] [hop …]`."""
+"""Runs all benchmarks one after another, each in its own process: `python -m bench [--quick] [hop …]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares source and gold after a random workload that ran beside the snapshot and the stream.
+"""Compares source and gold after a random workload during the snapshot and the stream.
 
 python -m bench.agreement --operations 20000
 """
@@ -15,7 +15,7 @@ from tests.harness import agreement
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it and prints the outcome; 0 when bronze holds each token once and gold equals the source."""
+    """Run the workload and print the result; 0 if bronze has each token once and gold equals the source."""
     parser = argparse.ArgumentParser(prog="python -m bench.agreement", description="Does gold equal the source?")
     parser.add_argument("--operations", type=int, default=20_000)
     parser.add_argument("--rate", type=float, default=0, help="changed documents a second; 0 for as many as go")

@@ -2,8 +2,8 @@
 
     python -m bench.bronze_log [--commits 10000]
 
-The log is synthesised: commits that each add one small file, and every `COMPACT_EVERY` of them a compaction that
-replaces these files by one, as the capture service does it; then a checkpoint. What is measured is real.
+The log is synthetic: each commit adds one small file, and every `COMPACT_EVERY` commits a compaction replaces these files by one, as in a
+capture; then comes a checkpoint. The measured commits are real.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipelines.spark import session as sparks
 
 
 def commit_times(log: bronze.BronzeLog, *, count: int) -> list[float]:
-    """Seconds of each of so many commits of one heartbeat row."""
+    """Seconds of each of `count` commits of one heartbeat row."""
     times = []
     for _ in range(count):
         began = time.perf_counter()
@@ -35,7 +35,7 @@ def commit_times(log: bronze.BronzeLog, *, count: int) -> list[float]:
 
 
 def synthesise(folder: Path, *, commits: int) -> None:
-    """Add so many commits to the table's log, all of one row in files that share one content."""
+    """Add commits to the table's log; their files all have the content of one real file with one row."""
     log = folder / "_delta_log"
     sample = next(folder.glob("*.parquet"))
     version = max(int(path.stem) for path in log.glob("*.json"))
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         log = bronze.BronzeLog.open(spark, table)
         opened = time.perf_counter() - began
-        # The statistics of the synthesised files name batches that the shared content does not hold.
+        # The statistics of the synthetic files name batches that their shared content does not have.
         log.position = bronze.BronzePosition("82" + "0" * 16, 2_000_000, 2_000_000)
         late = commit_times(log, count=arguments.measure)
         log.close()

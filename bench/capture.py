@@ -2,8 +2,8 @@
 
     python -m bench.capture [--events 200000] [--sizes "1 KB" "3.6 KB"] [--only stream|snapshot]
 
-The baseline of the stream is pymongo's own change stream over raw BSON, nothing decoded; that of the snapshot is a raw
-`find`. Both are measured in the same run, on the same documents. mongod shares the machine.
+The baseline of the stream is pymongo's change stream over raw BSON, without decoding; that of the snapshot is a raw `find`. Both are
+measured in the same run, on the same documents. mongod shares the machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import session as sparks
 
 WARM_UP = 100_000
-"""Documents that are captured before the clock starts, so many that every executor has had a chunk."""
+"""Documents that are captured before the measurement: enough to give every executor a chunk."""
 
 
 def raw_drain(uri: str, db: str, *, start: Timestamp, events: int) -> float:
-    """Events a second of pymongo's change stream over raw BSON, with update look-up on."""
+    """Events per second of pymongo's change stream over raw BSON, with update lookup."""
     client = mongodb.client(uri)
     try:
         database = client.get_database(db, codec_options=DEFAULT_RAW_BSON_OPTIONS)
@@ -41,7 +41,7 @@ def raw_drain(uri: str, db: str, *, start: Timestamp, events: int) -> float:
 
 
 def raw_find(uri: str, db: str, collection: str) -> float:
-    """Documents a second of a raw `find` over the whole collection."""
+    """Documents per second of a raw `find` over the whole collection."""
     client = mongodb.client(uri)
     try:
         began = time.perf_counter()
@@ -55,7 +55,7 @@ def raw_find(uri: str, db: str, collection: str) -> float:
 
 
 def stream_rate(spark: object, uri: str, *, db: str, size: int, events: int) -> tuple[float, float]:
-    """Rates of the raw drain and of the capture to committed bronze, in events a second."""
+    """Rates of the raw drain and of the capture to committed bronze, in events per second."""
     client = mongodb.client(uri)
     client[db].create_collection("orders")
     start = mongodb_server.operation_time(client)
@@ -71,7 +71,7 @@ def stream_rate(spark: object, uri: str, *, db: str, size: int, events: int) -> 
 
 
 def snapshot_rate(spark: object, uri: str, *, db: str, events: int) -> tuple[float, float]:
-    """Rates of a raw find and of the snapshot to committed bronze, in documents a second."""
+    """Rates of a raw find and of the snapshot to committed bronze, in documents per second."""
     raw = raw_find(uri, db, "orders")
     with ground.lakehouse() as root:
         settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}.orders"})

@@ -2,12 +2,15 @@
 
     python -m bench.end_to_end [--documents 200000] [--shapes flat nested wide mixed] [--seed N] [--indirect]
 
-For each shape: a first load, then a mix of changes (of 32 changes 20 inserts, 10 replaced fields, 2 deletes), each by
-`medallion capture`, `silver` and `gold`; wall time with the start of Python and Spark, and without: each verb once more with
-nothing to do is its start, and at least that of a Spark session, which silver and gold do without where there is nothing. Beside them the raw drains (pymongo's `find` and change stream over raw BSON), and what a Spark user would
-write by hand over the captured text in one session: `from_json` with the right schema, first written, then merged into one table.
-With `--indirect` each shape comes once more, into a lakehouse whose files and log no process reads or writes by itself: all goes through
-Spark's statements, as in a catalog. What its rows end with is their share of the direct way. Each row is said as soon as it is there.
+For each shape: a first load, then a mix of changes (20 inserts, 10 updates and 2 deletes of 32), each by `medallion capture`, `silver`
+and `gold`. Wall time is measured with the start of Python and Spark and without it: the start of a verb is a run with nothing to do, at
+least a Spark session, which silver and gold do not start then.
+
+Baselines: the raw drains (pymongo's `find` and change stream over raw BSON), and what a Spark user would write by hand over bronze's text
+in one session: `from_json` with the right schema, written for the first load and merged for the mix.
+
+With `--indirect` each shape runs again into a lakehouse without direct access to files and log: everything goes through Spark's
+statements, as in a catalog; the last column is the rate relative to the direct run. Each row is printed when it is measured.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from pipelines.mongodb import client as mongodb
 VERBS = ("capture", "silver", "gold")
 OF_THE_MIX = {"insert": 20, "update": 10, "delete": 2}
 PORTION = 2000
-"""Writes of one command."""
+"""Operations per bulk write."""
 SHARE = {"flat": 1.0, "nested": 1.0, "wide": 0.1, "mixed": 0.5}
-"""Documents of a shape, as a share of those that are asked for: wide ones are ten times as large."""
+"""Documents of a shape, as a share of `--documents`: wide ones are ten times as large."""
 
 
 @dataclass
 class Source:
-    """One collection of one shape, written as a shop would write it."""
+    """One collection of documents of one shape."""
 
     collection: Collection[dict[str, Any]]
     shape: str
@@ -54,7 +57,7 @@ class Source:
         self.templates = [json_util.loads(text) for text in texts]
 
     def insert(self, count: int) -> None:
-        """So many new documents."""
+        """Insert `count` new documents."""
         end = self.next + count
         while self.next < end:
             numbers = range(self.next, min(end, self.next + PORTION))
@@ -62,7 +65,7 @@ class Source:
             self.next = numbers.stop
 
     def change(self, count: int) -> None:
-        """So many inserts, updates and deletes, over keys of the whole collection: each one an event."""
+        """Make `count` inserts, updates and deletes, over keys of the whole collection; each gives one event."""
         rng, weights = random.Random(self.seed), OF_THE_MIX
         held = self.next
         chosen = rng.sample(range(held), count * 2 * OF_THE_MIX["delete"] // sum(weights.values()))
@@ -102,11 +105,11 @@ def unreachable(*_):
 local_log.folder, direct_log._reached = lambda table: None, unreachable
 sys.exit(command_line.main())
 """
-"""A command that finds neither the tables' files nor a way into their logs."""
+"""A command without direct access to the tables' files and logs."""
 
 
 def command(verb: str, config: Path, *, is_direct: bool = True) -> float:
-    """Seconds of one `medallion` verb, from its start to its end."""
+    """Wall seconds of one `medallion` verb."""
     began = time.monotonic()
     program = ["-m", "jobs.command_line"] if is_direct else ["-c", INDIRECT]
     done = subprocess.run(
@@ -119,20 +122,20 @@ def command(verb: str, config: Path, *, is_direct: bool = True) -> float:
 
 @dataclass
 class Measured:
-    """Seconds of each verb, with its start, and of each verb's start alone."""
+    """Seconds of each verb including its start, and of each verb's start alone."""
 
     seconds: dict[str, float]
     starts: dict[str, float]
 
     def rates(self, count: int) -> tuple[float, ...]:
-        """A second: of each verb without its start, of all without, of all with."""
+        """Rates per second: of each verb without its start, of all together without and with starts."""
         net = {verb: max(0.01, self.seconds[verb] - self.starts[verb]) for verb in VERBS}
         whole = sum(net.values()), sum(self.seconds.values())
         return (*(count / net[verb] for verb in VERBS), *(count / seconds for seconds in whole))
 
 
 def measured(config: Path, *, is_direct: bool, starts: dict[str, float] | None) -> Measured:
-    """One run of each verb over what there is, and one over nothing, unless that was measured before."""
+    """Run each verb once over the new data, and once over nothing, unless `starts` were measured before."""
     seconds = {verb: command(verb, config, is_direct=is_direct) for verb in VERBS}
     if starts is None:
         session = spark_start()
@@ -141,7 +144,7 @@ def measured(config: Path, *, is_direct: bool, starts: dict[str, float] | None) 
 
 
 def spark_start() -> float:
-    """Seconds of a process that makes the session of silver and gold, and runs one query."""
+    """Seconds of a process that creates the session of silver and gold, and runs one query."""
     began = time.monotonic()
     code = "from pipelines.spark import session; session.session('start').range(10).count()"
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
@@ -154,7 +157,7 @@ BY_HAND = "bench_by_hand"
 
 
 def by_hand(config: Path, namespace: str) -> tuple[float, float]:
-    """Seconds of the first load and of the mix, from bronze's text to a table, as one would write it by hand. A process of its own."""
+    """Seconds of the first load and of the mix, written by hand from bronze's text to a table, in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.end_to_end", "--by-hand", str(config), namespace], capture_output=True, text=True
     )
@@ -213,7 +216,7 @@ WRAPPED = {
 
 
 def plain(kind: Any, value: str, depth: int = 0) -> str:
-    """The value of a column of parsed Extended JSON without its wrappers, as SQL."""
+    """SQL for the value of a column of parsed Extended JSON, without type wrappers."""
     from pyspark.sql import types as T
 
     if isinstance(kind, T.StructType):
@@ -232,7 +235,7 @@ def plain(kind: Any, value: str, depth: int = 0) -> str:
 
 
 def settings(folder: Path, uri: str, db: str) -> Path:
-    """The settings of a pipeline with a lakehouse in the folder."""
+    """Write the settings of a pipeline with a lakehouse in the folder; returns their path."""
     folder.mkdir(exist_ok=True)
     config = folder / "bench.yml"
     config.write_text(
@@ -243,8 +246,7 @@ def settings(folder: Path, uri: str, db: str) -> Path:
 
 
 def shape_rows(uri: str, shape: str, *, documents: int, seed: int, indirect: bool = False) -> Iterator[ground.Row]:
-    """A row of the first load and one of the mix, each as soon as it is there, with one of the indirect way behind it; then the starts, and
-    what is written by hand."""
+    """Yields the rows of the first load and of the mix, each followed by the indirect one, then the starts and the rates by hand."""
     db, count = f"bench_{shape}", int(documents * SHARE[shape])
     changes = int(count * 0.64)
     client = mongodb.client(uri)

@@ -2,9 +2,9 @@
 
     python -m bench.environments [--rows 2000] [--events 50] [--batches 6] [--check]
 
-A disk that this process sees, an emulated S3, each with commits straight into Delta's log and through statements of Spark, and a
-session that takes no settings. `--check` fails where S3 costs more than it may: 60 requests a commit of bronze however long the
-log is, and one and a half times the CPU seconds of the disk.
+The places are a local disk and an emulated S3, each with direct commits to Delta's log and through Spark's statements, and a session that
+takes no settings. `--check` fails if S3 costs more than `MAX_REQUESTS` requests per commit of bronze, or `MAX_CPU` times the CPU seconds
+of the disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What one batch of one layer took."""
+    """The cost of one batch of one layer."""
 
     seconds: float
     cpu: float
@@ -53,7 +53,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Meter:
-    """What this process, its JVM and the store have done so far."""
+    """Measures the costs of this process, its JVM and the store."""
 
     spark: Any
     store: EmulatedS3
@@ -76,7 +76,7 @@ def _cpu(pid: int) -> float:
 
 
 def measured(meter: Meter, root: str, *, rows: int, events: int, batches: int) -> dict[str, Cost]:
-    """The median cost of a warm batch of each layer, and of its last commit of bronze."""
+    """The median cost of a warm batch of each layer."""
     spark = meter.spark
     chosen = ground.pipeline("mongodb://127.0.0.1", root)
     documents = bench_silver.Documents()
@@ -114,7 +114,7 @@ def places(spark: Any, store: EmulatedS3, folder: Path, **size: int) -> Iterator
 
 
 def too_dear(found: dict[str, dict[str, Cost]]) -> list[str]:
-    """Which of the aims are missed, in words."""
+    """A line for each limit that is exceeded."""
     disk, s3 = found["disk"], found["S3"]
     missed = [f"a commit of bronze on S3 takes {s3['bronze'].requests} requests"] * (s3["bronze"].requests > MAX_REQUESTS)
     for layer, cost in s3.items():

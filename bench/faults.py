@@ -1,4 +1,4 @@
-"""Torments capture, silver and gold with every kind of fault, at every border of a commit and at random, and judges what is left.
+"""Injects every kind of fault into capture, silver and gold, around commits and at random moments, and checks the tables.
 
 python -m bench.faults --count 1000
 """
@@ -15,7 +15,7 @@ from tests.harness import torment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it and prints how many of each kind struck, and what was lost, doubled or broken; 0 when nothing was."""
+    """Run the trial, print the number of faults of each kind and what was lost, doubled or broken; 0 if nothing was."""
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Every kind of fault, again and again.")
     parser.add_argument("--count", type=int, default=1000, help="faults over all layers")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no more faults after so long, whatever the count")

@@ -2,10 +2,10 @@
 
     python -m bench.freshness [--seconds 60] [--rate 100] [--collections 1 10] [--mix]
 
-A writer inserts at a steady rate, into the collections by turns; a reader outside Spark (delta-rs) asks the tables for what is new
-and compares it with the times of the inserts. With `--mix` the documents are nested, and of ten writes five change a document of before
-and one deletes one. For two minutes and more, so that the tables come to their checkpoints (`delta.checkpointInterval`). Bronze is the capture alone; gold is `medallion run`: capture, silver and gold in one
-application. It begins when a document of each collection was there and a second one followed: what the start takes is told beside it.
+A writer inserts at a steady rate into the collections in turn; a reader outside Spark (delta-rs) polls the tables and compares with the
+times of the inserts. With `--mix` the documents are nested, and of ten writes five update an earlier document and one deletes one; use two
+minutes or more, so that the tables reach their checkpoints (`delta.checkpointInterval`). Bronze is the capture alone; gold is `medallion
+run`. The measurement begins after two documents of each collection have arrived; the time of the start is printed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from pipelines.mongodb import client as mongodb
 from pipelines.spark import session as sparks
 
 PAUSE_SECONDS = 0.1
-"""Between two looks at the tables."""
+"""Between two polls of the tables."""
 
 INSERTS, UPDATES = 4, 5
-"""Of ten writes of the mix; the others are deletes."""
+"""Numbers of ten writes of the mix; the others are deletes."""
 
 
 @dataclass
 class Trial:
-    """The inserts of one collection, and the seconds after which each was seen."""
+    """The times of one collection's inserts, and the seconds until each was visible."""
 
     table: Path
     key: str
@@ -50,7 +50,7 @@ class Trial:
     seen: list[float] = field(default_factory=list)
 
     def look(self) -> None:
-        """Note what the table holds by now; documents come in the order of their numbers."""
+        """Record the documents that are visible now; they arrive in the order of their numbers."""
         if (newest := self.newest()) is None:
             return
         now = time.time()
@@ -58,13 +58,13 @@ class Trial:
             self.seen.append(now - self.inserted[len(self.seen)])
 
     def newest(self) -> int | None:
-        """The greatest number in the table; None while there is none."""
+        """The greatest number in the table, None without rows."""
         if not (self.table / "_delta_log").is_dir():
             return None
         try:
             held = QueryBuilder().register("held", DeltaTable(str(self.table)))
             rows = pa.table(held.execute(f"SELECT max({self.key}) AS newest FROM held"))
-        except Exception:  # it is being made
+        except Exception:  # the table is being created
             return None
         found = rows["newest"][0].as_py()
         return None if found is None else int(found)
@@ -73,7 +73,7 @@ class Trial:
 def measured(
     spark: Any, uri: str, *, seconds: float, rate: float, collections: int, into: str, is_mix: bool = False
 ) -> list[float]:
-    """Seconds from insert to visibility of all inserts."""
+    """The seconds from insert to visibility, for all inserts."""
     with ground.lakehouse() as root:
         db = f"fresh_{into}_{collections}"
         settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}[.].*"})

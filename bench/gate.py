@@ -2,7 +2,7 @@
 
     python -m bench.gate [--rows 1000000] [--changed 20000] [--rounds 3]
 
-The baseline is the same run without a suite, in turns with it: the query, the check of its key, and the commit.
+The baseline is the same run without expectations, in alternation: the query, the check of its key, and the commit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _seconds(spark: Any, shop: gold_shop.Shop, audit: Audit, is_anew: bool) -> f
 
 
 def _write(shop: gold_shop.Shop, rows: int, *, mark: int, changed: int) -> None:
-    """Publish the documents; of so many of them the amount depends on `mark`."""
+    """Publish the documents; the amounts of the first `changed` ones depend on `mark`."""
     spark = shop.spark
     table = delta.layout(shop.settings.lakehouse).gold("cases", "orders")
     ddl = ", ".join(f"{name} {type_}" for name, type_ in gold_shop.COLUMNS["orders"].items())

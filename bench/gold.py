@@ -2,10 +2,9 @@
 
     python -m bench.gold [--rows 300000] [--events 60000] [--sizes 100000 1000000 5000000] [--changes 20000]
 
-Silver's tables are written by hand, so that gold alone is measured: nested documents of 1 KB (thirty values, an array of eight
-documents) for the first load and for mixes of inserts, updates and deletes, and short documents for what a batch costs as the
-table grows. The baselines, in the same run: the same columns read and written once more, and `MERGE … UPDATE SET * … INSERT *` of
-the same rows into a copy.
+Silver's tables are written directly, so that only gold is measured: nested documents of 1 KB (thirty values, an array of eight documents)
+for the first load and for mixes of inserts, updates and deletes, and short documents for the cost of a batch as the table grows. The
+baselines, in the same run: reading and writing the same columns again, and `MERGE … UPDATE SET * … INSERT *` of the same rows into a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pipelines.spark import session as sparks
 DB, COLLECTION = "bench", "orders"
 
 FIRST_LOOKS = 8
-"""A service reads a large table's keys some times before it holds where they are (`pipelines.delta.key_index`)."""
+"""A service reads a large table's keys several times before it caches their places (`pipelines.delta.key_index`)."""
 
 NESTED = """
     substr(h, 1, 24) AS customer_id, substr(h, 3, 24) AS cart_id, concat('ORD-', id) AS number, concat('status', id % 7 + v) AS status,
@@ -54,7 +53,7 @@ ENGINE = "false AS __incomplete, CAST(NULL AS STRING) AS __known, CAST(NULL AS M
 
 @dataclass
 class Silver:
-    """A collection's silver table, with its remembered deletes, written batch by batch without a bronze."""
+    """A collection's silver table and its remembered deletes, written batch by batch without bronze."""
 
     spark: Any
     settings: Settings
@@ -73,7 +72,7 @@ class Silver:
         registry.note(self.spark, self.settings, new=[registry.Namespace(DB, COLLECTION)], discovered=0, log=None)
 
     def rows(self, numbers: Sequence[int] | range) -> Any:
-        """The documents of these numbers, as the batch writes them."""
+        """The rows of the documents with these numbers in the current batch."""
         if isinstance(numbers, range):
             found = self.spark.range(numbers.start, numbers.stop)
         else:
@@ -92,12 +91,12 @@ class Silver:
         return registry.SilverPosition(self.batch, self._sequence()).extra
 
     def load(self, numbers: range) -> None:
-        """The next batch appends documents."""
+        """Append documents in a new batch."""
         self.batch += 1
         self.writer.append(self.rows(numbers), to=self.batch, extra=self._extra())
 
     def change(self, written: Sequence[int], removed: Sequence[int] = ()) -> None:
-        """The next batch writes some documents and removes others."""
+        """Upsert and delete documents in a new batch."""
         self.batch += 1
         rows = query_execution.materialized(self.rows(list(written)))
         gone = self.rows(list(removed)).select("__key", "__sequence", "__batch") if removed else None
@@ -122,7 +121,7 @@ class Contest:
         return timed(lambda: gold.run(self.spark, self.silver.settings, sessions=sparks.sessions(self.spark)))
 
     def copied(self) -> float:
-        """Seconds of reading silver's columns and writing them once more."""
+        """Seconds of reading and writing silver's columns."""
         rows = self._plain(self.spark.table(str(self.silver.table)))
         return timed(lambda: rows.write.format("delta").mode("overwrite").save(f"{self.root}/copy"))
 
@@ -173,7 +172,7 @@ def nested(spark: Any, root: Path, *, rows: int, events: int, rounds: int) -> It
 
 
 def growth(spark: Any, root: Path, *, sizes: Sequence[int], changes: int) -> Iterator[ground.Row]:
-    """A batch of updates, of keys all over the table, over each size of table."""
+    """A batch of updates of random keys, for each size of table."""
     contest = _begun(spark, root, SHORT)
     filled, first = 0, None
     for size in sizes:

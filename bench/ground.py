@@ -1,4 +1,4 @@
-"""What the benchmarks stand on: a server, documents of a size, a lakehouse, settings, and a table at the end."""
+"""Support for the benchmarks: a server, documents of a given size, a lakehouse, settings, and output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = {"400 B": 400, "1 KB": 1000, "3.6 KB": 3600, "20 KB": 20000}
 
 @contextlib.contextmanager
 def server(**options: Any) -> Iterator[str]:
-    """The connection string of a replica set of one, with room for the documents of a benchmark."""
+    """Run a single-node replica set for a benchmark; yields its connection string."""
     with tempfile.TemporaryDirectory(prefix="medallion-bench-") as folder:
         chosen = embedded_mongodb.ServerOptions(cache_gb=1.0, oplog_mb=4096, **options)
         running = embedded_mongodb.EmbeddedMongoDB(Path(folder) / "mongodb", chosen).start()
@@ -41,14 +41,14 @@ def server(**options: Any) -> Iterator[str]:
 
 
 def _speaker(to: TextIO) -> Callable[[str], None]:
-    """Says lines with the seconds since now."""
+    """A function that prints lines with the seconds since now."""
     begun = time.monotonic()
     return lambda text: print(f"{time.monotonic() - begun:7.1f} s  {text}", file=to, flush=True)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A pipeline of processes with a server of its own, and how to tell how far a trial is."""
+    """A pipeline of processes with its own server, and a function that prints progress."""
 
     pipeline: processes.Pipeline
     say: Callable[[str], None]
@@ -56,7 +56,7 @@ class Trial:
 
 @contextlib.contextmanager
 def trial(name: str, *, keep: Path | None, source: str = "") -> Iterator[Trial]:
-    """A trial in a folder that is gone afterwards, or in `keep`; `source` is more YAML of the settings' source."""
+    """A trial in a temporary folder, or in `keep`; `source` is additional YAML of the settings' source section."""
     say = _speaker(sys.stdout)
     with tempfile.TemporaryDirectory(prefix=f"medallion-{name}-") as scratch:
         folder = keep or Path(scratch)
@@ -67,7 +67,7 @@ def trial(name: str, *, keep: Path | None, source: str = "") -> Iterator[Trial]:
 
 
 def verdict(outcome: kills.Outcome, *, good: str) -> int:
-    """Print what a trial found; its exit code."""
+    """Print a trial's outcome; returns the exit code."""
     for layer, count in sorted(outcome.kills.items()):
         print(f"{layer:10} killed {count} times")
     print(f"{outcome.events:,} events in bronze, {outcome.documents:,} documents, {outcome.seconds:,.0f} s")
@@ -79,13 +79,13 @@ def verdict(outcome: kills.Outcome, *, good: str) -> int:
 
 @contextlib.contextmanager
 def lakehouse() -> Iterator[Path]:
-    """A folder for tables, gone afterwards."""
+    """A temporary folder for tables."""
     with tempfile.TemporaryDirectory(prefix="medallion-bench-") as folder:
         yield Path(folder)
 
 
 def document(size: int, *, rng: random.Random) -> dict[str, Any]:
-    """A document of about `size` bytes of BSON, of the shape of an order: strings, numbers, a date, nesting, an array."""
+    """A document of about `size` bytes of BSON: strings, numbers, a date, nesting, an array."""
     text = size - 260
 
     def letters(count: int) -> str:
@@ -105,7 +105,7 @@ def document(size: int, *, rng: random.Random) -> dict[str, Any]:
 
 
 def insert(uri: str, namespace: tuple[str, str], *, count: int, size: int) -> None:
-    """Insert so many documents of a size, in large batches."""
+    """Insert `count` documents of about `size` bytes, in large batches."""
     rng = random.Random(size)
     batch = min(1000, max(1, 8_000_000 // size))
     templates = [document(size, rng=rng) for _ in range(min(batch, count))]
@@ -120,7 +120,7 @@ def insert(uri: str, namespace: tuple[str, str], *, count: int, size: int) -> No
 
 
 def pipeline(uri: str, root: Path | str, *, name: str = "bench", **source: Any) -> settings.Settings:
-    """Settings of a pipeline from `uri` into `root`."""
+    """The settings of a pipeline from `uri` into `root`."""
     return settings.parse(
         {
             "name": name,
@@ -131,7 +131,7 @@ def pipeline(uri: str, root: Path | str, *, name: str = "bench", **source: Any) 
 
 
 def told(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, each also said as soon as it is there: a long benchmark shows what it has."""
+    """The rows, each printed to stderr as soon as it is measured."""
     say = _speaker(sys.stderr)
     for row in rows:
         say(" · ".join(text for text in map(_text, row) if text))
@@ -139,7 +139,7 @@ def told(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """One table at the end of a benchmark."""
+    """Print the result of a benchmark as a table."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")

@@ -2,9 +2,9 @@
 
     python -m bench.history [--rows 100000 1000000 5000000] [--events 20000]
 
-Bronze is written by hand and applied by silver before the clock starts; what is timed is gold's run over a collection with
-`history: true`, of which its current documents take a tenth of a second. The baseline, in the same run: a plain MERGE of the same versions, typed
-before, into a copy: it ends those that were open and inserts the new ones.
+Bronze is written directly and applied by silver before the measurement; measured is gold's run over a collection with `history: true`, of
+which the current documents take a tenth of a second. The baseline, in the same run: a plain MERGE of the same versions, already typed,
+into a copy, which ends open versions and inserts new ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MERGE = """
 
 @dataclasses.dataclass
 class Contest:
-    """A collection with a history, and a plain copy of its versions, brought to the same state."""
+    """A collection with a history table, and a plain copy of its versions in the same state."""
 
     spark: Any
     root: Path
@@ -49,14 +49,14 @@ class Contest:
         self.copy, self.new = f"delta.`{self.root}/copy`", f"{self.root}/new"
 
     def fill(self, rows: int, *, start: int) -> float:
-        """Seconds of the first versions of documents, which the copy gets, too."""
+        """Seconds of the first versions of documents; also copies them."""
         fill(self.log, self.documents, rows=rows, start=start)
         took = self._gold()
         self.spark.table(self.history).write.format("delta").mode("overwrite").save(f"{self.root}/copy")
         return took
 
     def change(self, numbers: Sequence[int]) -> tuple[float, float]:
-        """Seconds of a version more of these documents, and of the same by a MERGE into the copy."""
+        """Seconds of one more version of these documents, and of a MERGE of the same versions into the copy."""
         self.version += 1
         update(self.log, self.documents, numbers, version=self.version)
         took = self._gold()
@@ -71,7 +71,7 @@ class Contest:
 
 
 def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iterator[ground.Row]:
-    """A batch of updates, of keys all over the table, and one of five, over each number of documents."""
+    """A batch of updates of random keys, and one of five updates, for each number of documents."""
     contest, filled = Contest(spark, root), 0
     for rows in sizes:
         yield (f"first versions of {rows - filled:,} documents", rows - filled, "", contest.fill(rows, start=filled), "")

@@ -1,4 +1,4 @@
-"""Compares source and gold after an incremental snapshot of a large collection, beside writers, that was killed on its way.
+"""Compares source and gold after an incremental snapshot of a large collection that was killed on the way, with concurrent writes.
 
 python -m bench.incremental --documents 1000000
 """
@@ -14,7 +14,7 @@ from tests.harness import incremental
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it and prints the outcome; 0 when gold equals the source."""
+    """Run the trial and print the outcome; 0 if gold equals the source."""
     parser = argparse.ArgumentParser(prog="python -m bench.incremental", description="An incremental snapshot, killed.")
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2, help="kills of the pipeline while the snapshot is read")

@@ -1,4 +1,4 @@
-"""Kills each layer many times at random moments while a workload runs, and shows whether anything was lost.
+"""Kills each layer many times at random moments during a workload, and shows whether anything was lost.
 
 python -m bench.kills --rounds 20
 """
@@ -14,7 +14,7 @@ from tests.harness import kills
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it and prints the outcome; 0 when nothing was lost, doubled or different."""
+    """Run the trial and print the outcome; 0 if nothing was lost, doubled or different."""
     parser = argparse.ArgumentParser(prog="python -m bench.kills", description="Kill each layer, again and again.")
     parser.add_argument("--rounds", type=int, default=20, help="kills of each of capture, silver and gold")
     parser.add_argument("--rate", type=float, default=60, help="changed documents a second")

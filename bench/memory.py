@@ -2,8 +2,8 @@
 
     python -m bench.memory [--gigabytes 2]
 
-The bound that is stated in `docs/benchmarks.md` is that of the Python process and its JVM together. Baseline: the same
-process before it read anything.
+The limit in `docs/benchmarks.md` is for the Python process and its JVM together. The baseline is the same process before it reads
+anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.mongodb import client as mongodb
 
 
 def resident_mb(pid: int) -> float:
-    """Resident megabytes of a process and of all that it started."""
+    """Resident megabytes of a process and its children."""
     total = 0.0
     for line in subprocess.run(["ps", "-eo", "pid,ppid,rss"], capture_output=True, text=True).stdout.splitlines()[1:]:
         found, parent, size = map(int, line.split())
@@ -31,7 +31,7 @@ def resident_mb(pid: int) -> float:
 
 
 def peak(uri: str, root: Path, db: str) -> tuple[float, float, float]:
-    """Megabytes at the start, at most, and the seconds of one run that catches up with everything in `db`."""
+    """Start and peak megabytes, and the seconds, of one run that captures everything in `db`."""
     config = root / "bench.yml"
     config.write_text(
         f"name: bench\nlakehouse: {{root: {root}/lakehouse}}\nsource:\n"

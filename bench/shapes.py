@@ -1,9 +1,9 @@
-"""Documents of the shapes that people have, drawn from a seed: as type-exact Extended JSON, the same for the same seed.
+"""Random documents of typical shapes as type-exact Extended JSON, the same for the same seed.
 
 flat     a dozen short fields
-nested   1 KB: ObjectIds, dates, int64, decimals, documents inside documents, an array of eight documents
+nested   1 KB: ObjectIds, dates, int64, decimals, nested documents, an array of eight documents
 wide     300 fields, one in twenty missing
-mixed    deep, with one value in twenty of another type than the others of its path
+mixed    deep, with one value in twenty of another type than the others at its path
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 POOL = 2000
-"""So many documents are drawn; the others repeat them under another `_id`."""
+"""Distinct documents; others repeat them under another `_id`."""
 
 BASE_SECONDS = 1_700_000_000
 
@@ -43,7 +43,7 @@ def _decimal(rng: random.Random) -> dict[str, str]:
 
 
 def flat(rng: random.Random) -> dict[str, Any]:
-    """A short document without a document inside."""
+    """A short document without nesting."""
     return {
         "number": rng.randrange(10**6),
         "name": _letters(rng, 12),
@@ -58,7 +58,7 @@ def flat(rng: random.Random) -> dict[str, Any]:
 
 
 def nested(rng: random.Random) -> dict[str, Any]:
-    """A document as a shop has them, of 1 KB."""
+    """A document of 1 KB, like a shop's order."""
     lines = [
         {"sku": _letters(rng, 6), "quantity": rng.randrange(10), "price": round(rng.random() * 100, 2)} for _ in range(8)
     ]
@@ -102,7 +102,7 @@ def wide(rng: random.Random) -> dict[str, Any]:
 
 
 def mixed(rng: random.Random) -> dict[str, Any]:
-    """A deep document with strangers among its values."""
+    """A deep document with some values of unexpected types."""
 
     def often(value: Any) -> Any:
         others = [rng.randrange(100), "a text", 2.5, _long(rng), _date(rng), [1, 2], {"a": 1}, True]
@@ -131,7 +131,7 @@ SHAPES: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
 
 @dataclass
 class Documents:
-    """Documents of one shape as text, by number; the text of a version differs from that of another."""
+    """The texts of documents of one shape, by number and version."""
 
     shape: str
     seed: int = 1

@@ -2,12 +2,11 @@
 
     python -m bench.silver [--rows 1000000] [--events 200000] [--rounds 3] [--partial]
 
-A table of documents of 1 KB gets updates of the whole document, over uniform and over recent-heavy keys. The baselines,
-in the same run: parsing the same events and appending them to a Delta table; and `MERGE … UPDATE SET * … INSERT *` of the
-same rows, parsed and reduced to one a key before the clock starts, into a plain Delta table of the same documents. Both
-have merged once before. A JVM grows faster for minutes, and a machine is not always the same: kinds and contestants take turns,
-round after round, and the medians count. With `--partial` the updates say what changed and no more, and silver folds them onto the documents
-that it keeps; the plain MERGE gets the rows that came of it.
+A table of documents of 1 KB gets updates with the whole document, over uniform and over recent-heavy keys. The baselines, in the same
+run: parsing the same events and appending them to a Delta table; and `MERGE … UPDATE SET * … INSERT *` of the same rows, already parsed
+and reduced to one per key, into a plain Delta table of the same documents. Both are warmed up. Because a JVM becomes faster for minutes,
+and machines vary, kinds and contestants alternate in rounds, and the medians count. With `--partial` the updates only contain the changes,
+which silver folds onto its stored documents; the plain MERGE gets the resulting rows.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ DB, COLLECTION = "bench", "orders"
 CHUNK = 50_000
 BASE_SECONDS = 1_700_000_000
 WARM_UP = 25_000
-"""Updates that both merge before the clock starts: a JVM's first MERGE compiles for seconds, whoever asks for it."""
+"""Updates that both merge before the measurement: a JVM's first MERGE compiles for seconds."""
 PLAIN_SCHEMA = (
     "_id STRUCT<`$oid`: STRING>, number INT, total DOUBLE, placed STRUCT<`$date`: STRUCT<`$numberLong`: STRING>>, "
     "points STRUCT<`$numberLong`: STRING>, paid BOOLEAN, customer STRUCT<name: STRING, city: STRING>, "
@@ -54,7 +53,7 @@ PLAIN_COLUMNS = """
 
 
 class Documents:
-    """Documents of 1 KB as text, by number; the text of a version differs from that of another."""
+    """The texts of documents of 1 KB, by number and version."""
 
     def __init__(self, seed: int = 1) -> None:
         rng = random.Random(seed)
@@ -75,7 +74,7 @@ class Documents:
         )
 
     def change(self, number: int, version: int) -> dict[str, Any]:
-        """An update's description: a field, one inside an array, a new one, and one that goes."""
+        """An update's description: a changed field, one in an array, a new field, and a removed one."""
         letters = self._texts[(number * 7 + version * 13) % len(self._texts)]
         fields = f'{{"paid":{"true" if version % 2 else "false"},"lines.0.quantity":{version},"comment":"{letters[540:700]}","seen":{version}}}'
         return {"updatedFields": fields, "removedFields": ["points"], "truncatedArrays": []}
@@ -117,7 +116,7 @@ def update(
     is_partial: bool = False,
     name: str = COLLECTION,
 ) -> None:
-    """Commit updates with the whole document, or with what changed, in order."""
+    """Commit updates with the whole document, or only with the changes."""
     for start in range(0, len(numbers), CHUNK):
         some = numbers[start : start + CHUNK]
 
@@ -156,7 +155,7 @@ def token(number: int) -> str:
 
 
 def chosen(kind: str, *, rows: int, events: int, turn: int = 0) -> list[int]:
-    """The documents that are updated: any of them, or mostly those that were made last."""
+    """The numbers of documents to update: `uniform`, or mostly the newest ones."""
     rng = random.Random(f"{kind} {turn}")
     if kind == "uniform":
         return [rng.randrange(rows) for _ in range(events)]
@@ -180,7 +179,7 @@ def timed(action: Any) -> float:
 
 @dataclass(frozen=True)
 class Turn:
-    """One batch of updates, and the seconds that each took for it; `appended` is 0 where that was not tried."""
+    """The number of keys in one batch of updates, and each contestant's seconds; `appended` is 0 if it was not run."""
 
     keys: int
     appended: float
@@ -190,7 +189,7 @@ class Turn:
 
 @dataclass
 class Contest:
-    """The tables of silver and the plain ones, brought from the same bronze to the same state batch by batch."""
+    """Silver's table and a plain one, brought from the same bronze to the same state batch by batch."""
 
     spark: Any
     root: Path
@@ -202,14 +201,14 @@ class Contest:
     version: int = 0
 
     def loaded(self) -> float:
-        """Seconds of silver's first load; the plain table is there afterwards, too."""
+        """Seconds of silver's first load; also creates the plain table."""
         fill(self.log, self.documents, rows=self.rows)
         seconds = timed(self._silver)
         self.plain = plain_table(self.spark, self.root, self.log.table)
         return seconds
 
     def turn(self, kind: str, count: int) -> Turn:
-        """Both take the next batch of so many updates, parsed and reduced beforehand for the plain MERGE."""
+        """Apply the next batch of `count` updates to both; for the plain MERGE they are parsed and reduced beforehand."""
         self.version += 1
         before = bronze.newest(self.spark, self.log.table).batch
         numbers = chosen(kind, rows=self.rows, events=count, turn=self.version)
@@ -237,7 +236,7 @@ class Contest:
 
 
 def measured(spark: Any, root: Path, *, rows: int, events: int, rounds: int, is_partial: bool) -> Iterator[ground.Row]:
-    """Rows of the result's table: work, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
+    """Rows of the result: work, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
     mode = {"capture.mode": "change_streams"} if is_partial else {}
     settings = ground.pipeline("mongodb://127.0.0.1", root, **{"collection.include.list": f"{DB}.{COLLECTION}", **mode})
     log = bronze.BronzeLog.open(spark, delta.layout(settings.lakehouse).bronze("bench"))
@@ -255,13 +254,13 @@ def measured(spark: Any, root: Path, *, rows: int, events: int, rounds: int, is_
 
 
 def _told(work: str, turns: Sequence[Turn], events: int) -> ground.Row:
-    """A row of the medians of some turns."""
+    """A row with the medians of some turns."""
     keys, appended, merged, ours = (statistics.median(each) for each in zip(*map(astuple, turns)))
     return (work, int(keys), events / appended if appended else "", events / merged, events / ours, merged / ours)
 
 
 def plain_table(spark: Any, root: Path, bronze_table: Any) -> str:
-    """A plain Delta table of the documents of bronze's snapshot, as SQL names it."""
+    """Create a plain Delta table of the documents of bronze's snapshot; returns its name in SQL."""
     spark.sql(f"SELECT key, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {bronze_table} WHERE kind = 'snapshot'").selectExpr(
         *_expressions()
     ).write.format("delta").mode("overwrite").save(f"{root}/plain")
@@ -269,7 +268,7 @@ def plain_table(spark: Any, root: Path, bronze_table: Any) -> str:
 
 
 def merge_plainly(spark: Any, plain: str, reduced: str) -> None:
-    """The MERGE that anybody would write, of rows that are parsed and one a key."""
+    """The usual MERGE, of parsed rows with one row per key."""
     spark.sql(
         f"MERGE INTO {plain} t USING delta.`{reduced}` s ON t._id = s._id "
         "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"

@@ -2,8 +2,8 @@
 
     python -m bench.silver_growth [--rows 100000 1000000 5000000] [--events 20000] [--fields 300] [--collections 50]
 
-A batch of updates over tables of more and more rows, beside a plain MERGE of the same rows parsed before; a batch of
-documents of many fields; and one batch whose events belong to many collections.
+Measures a batch of updates over tables of increasing size, a batch of documents with many fields, and a batch with events of many
+collections, each beside a plain MERGE of the same rows, already parsed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.spark import session as sparks
 
 
 class Wide(Documents):
-    """Documents of many fields: numbers, texts and dates."""
+    """Documents with many fields: numbers, strings and dates."""
 
     def __init__(self, fields: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def _ours(spark: Any, settings: Any) -> float:
 
 
 def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iterator[ground.Row]:
-    """A batch of updates over each size of table."""
+    """A batch of updates for each size of table."""
     documents, version, filled = Documents(), 0, 0
     log, settings = _begun(spark, root)
     for rows in sizes:
@@ -77,7 +77,7 @@ def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iter
 
 
 class Plain:
-    """Plain tables beside silver's, brought to the same state by a MERGE each, of the rows that silver's batch wrote."""
+    """Plain copies of silver's tables, brought to the same state by one MERGE each of the rows of silver's batch."""
 
     def __init__(self, spark: Any, root: Path, settings: Any, names: Sequence[str]) -> None:
         self.spark, self.root = spark, root
@@ -87,7 +87,7 @@ class Plain:
             self._rows(name, "true").write.format("delta").save(f"{root}/plain/{name}")
 
     def merged(self, after: int) -> float:
-        """Seconds of the MERGEs of what silver wrote behind a batch, as many side by side as silver's collections are."""
+        """Seconds of the MERGEs of the rows that silver wrote after a batch, as many in parallel as in silver."""
         for name in self.silver:
             self._rows(name, f"`__batch` > {after}").write.format("delta").mode("overwrite").save(self._reduced(name))
         return timed(self._merge)
@@ -109,7 +109,7 @@ class Plain:
 
 
 def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iterator[ground.Row]:
-    """Loading and updating documents of so many fields."""
+    """Loading and updating documents with `fields` fields."""
     documents = Wide(fields)
     log, settings = _begun(spark, root)
     fill(log, documents, rows=rows)
@@ -124,7 +124,7 @@ def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iter
 
 
 def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[ground.Row]:
-    """One batch of events of many collections."""
+    """One batch with events of many collections."""
     documents = Documents()
     log, settings = _begun(spark, root)
     names = [f"{COLLECTION}{number}" for number in range(collections)]

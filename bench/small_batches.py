@@ -2,9 +2,9 @@
 
     python -m bench.small_batches [--rows 100000] [--events 5] [--batches 12] [--behind 120] [--partial]
 
-What a change waits for in `medallion run` is this: what is planned, committed and looked up for a batch, however small it is. With
-`--partial` the updates say what changed and no more, as in `bench.silver`; the plain MERGE gets the rows that came of it. The tables have got
-`--behind` batches before, and their logs checkpoints: each run begins with one, as a scheduled run does.
+This is the fixed cost of a batch in `medallion run`: planning, commits and lookups. With `--partial` the updates only contain the changes,
+as in `bench.silver`; the plain MERGE gets the resulting rows. The tables have `--behind` earlier batches and their logs checkpoints, from
+which each run starts, as a scheduled run does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipelines.spark import session as sparks
 def measured(
     spark: Any, root: Path, *, rows: int, events: int, batches: int, behind: int = 0, is_partial: bool = False
 ) -> Iterator[ground.Row]:
-    """A row for each layer: medians over the batches, without the first ones."""
+    """A row for each layer with medians over the batches, without the first third."""
     mode = {"capture.mode": "change_streams"} if is_partial else {}
     chosen = ground.pipeline("mongodb://127.0.0.1", root, **mode)
     silver_table = delta.layout(chosen.lakehouse).silver(bench_silver.DB, bench_silver.COLLECTION)
@@ -71,7 +71,7 @@ def measured(
 
 
 def _counted(spark: Any, act: Callable[[], object]) -> tuple[float, int]:
-    """Seconds and Spark jobs of what `act` does."""
+    """Seconds and Spark jobs of `act`."""
     scheduler = spark._jsc.sc().dagScheduler()
     jobs, began = int(scheduler.numTotalJobs()), time.monotonic()
     act()

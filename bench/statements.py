@@ -1,4 +1,4 @@
-"""Strikes capture, silver and gold at statements drawn from all that they come to, and judges what is left after each process.
+"""Injects faults at random statements of capture, silver and gold, and checks the tables after each process.
 
 python -m bench.statements --count 200
 """
@@ -14,7 +14,7 @@ from tests.harness import statements
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it and prints how many of each kind struck, and what was lost, doubled or broken; 0 when nothing was."""
+    """Run the trial, print the number of faults of each kind and what was lost, doubled or broken; 0 if nothing was."""
     parser = argparse.ArgumentParser(prog="python -m bench.statements", description="A fault at any statement.")
     parser.add_argument("--count", type=int, default=200, help="faults over all layers")
     parser.add_argument("--a-process", type=int, default=25, help="faults in each process; everything is judged after it")

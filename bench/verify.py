@@ -2,10 +2,10 @@
 
     python -m bench.verify [--documents 1000000] [--writes 200] [--size 400]
 
-The baseline is what people do by hand: stop writing, export the whole collection, read the whole table, compare in one
-process. It is measured without writers, as it cannot be with them. mongod shares the machine. What the source had to do
-stands beside each: documents that its queries read and returned, and bytes that it sent, by its own counters (beside writes those of
-the pipeline and of the writer are among them), to be set against the size of the collection.
+The baseline is the comparison by hand: stop writing, export the whole collection, read the whole table, compare in one process. It only
+works without writers. mongod shares the machine. Each row also has the load on the source, from its own counters: documents read and
+returned by queries, and bytes sent, to compare with the size of the collection; with concurrent writes they include the pipeline's and
+the writer's.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load(client: Any) -> tuple[int, int, int]:
-    """What the source has done since it started: documents read by queries, documents returned, and bytes sent."""
+    """The source's counters since it started: documents read by queries, documents returned, and bytes sent."""
     status = client.admin.command("serverStatus")
     metrics = status["metrics"]
     return metrics["queryExecutor"]["scannedObjects"], metrics["document"]["returned"], status["network"]["bytesOut"]
 
 
 def since(before: tuple[int, int, int], client: Any) -> tuple[Any, ...]:
-    """The same since then, the bytes in megabytes."""
+    """The difference of `load` since `before`, bytes in megabytes."""
     scanned, returned, sent = (now - then for now, then in zip(load(client), before))
     return scanned, returned, sent / 1e6
 
@@ -84,7 +84,7 @@ def told(name: str, found: CollectionVerification) -> tuple[Any, ...]:
 
 
 def by_hand(spark: Any, uri: str, settings: Any) -> tuple[float, int]:
-    """Seconds, and documents that differ: everything in one process, document by document."""
+    """Seconds and the number of differing documents of a comparison in one process, document by document."""
     began = time.perf_counter()
     client = mongodb.client(uri)
     exported = {str(document["_id"]): document for document in client[DB][COLLECTION].find()}
@@ -99,7 +99,7 @@ def by_hand(spark: Any, uri: str, settings: Any) -> tuple[float, int]:
 
 
 def beside(spark: Any, uri: str, settings: Any, arguments: argparse.Namespace) -> CollectionVerification:
-    """A comparison while the pipeline runs and a writer updates documents anywhere in the collection."""
+    """A comparison while the pipeline runs and a writer updates random documents."""
     stop = threading.Event()
     pipeline = threading.Thread(target=lambda: layers.run(spark, settings, once=False, stop=stop))
     writer = threading.Thread(target=lambda: write(uri, arguments.writes, stop))

@@ -2,10 +2,10 @@
 
     python -m bench.whole_collections [--documents 100000] [--shape nested] [--seed N]
 
-What a migration does: a field gets another number, a new field, a field gets another name, another type, a field goes; then most
-documents are deleted and inserted again, updated and deleted before a capture looks them up, and the collection is dropped. The baselines, in the same run: the raw drain (pymongo's change
-stream over raw BSON), and the first operation, which shows no schema anything new: each row ends with its share of that one's rate. Rates
-are without the start of Python and Spark. Each row is said as soon as it is there.
+The operations of a migration: increment a field, add one, rename it, change a type, remove a field; then delete most documents and insert
+them again, update and delete them before the capture looks them up, and drop the collection. The baselines, in the same run: the raw drain
+(pymongo's change stream over raw BSON), and the first operation, which does not change the schema: the last column is the rate relative to
+it. Rates are without the start of Python and Spark. Each row is printed when it is measured.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ UPDATES: dict[str, Operation] = {
 
 
 def update_and_delete(held: Collection[dict[str, Any]], ids: Sequence[Any]) -> None:
-    """By the time that a capture looks the updates up their documents are gone."""
+    """Update documents and delete them before a capture can look them up."""
     held.update_many({"_id": {"$in": ids}}, {"$inc": {"revision": 1}})
     held.delete_many({"_id": {"$in": ids}})
 
 
 DROP = "drop"
-"""One event, and every row goes."""
+"""One event, which removes every row."""
 
 
 def operation_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterator[ground.Row]:
-    """A row an operation, each as soon as it is there."""
+    """Yields a row for each operation."""
     db = "bench_whole"
     client = mongodb.client(uri)
     try:
