@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from bench import ground
+from bench.silver import COLLECTION, DB, timed
 from cdc_core.settings.parse import Settings
 from pipelines.bronze import registry
 from pipelines.delta import ops_tables, query_execution
@@ -28,8 +28,6 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.silver import tables as silver_tables
 from pipelines.spark import session as sparks
-
-DB, COLLECTION = "bench", "orders"
 
 FIRST_LOOKS = 8
 """A service reads a large table's keys several times before it caches their places (`pipelines.delta.key_index`)."""
@@ -138,12 +136,6 @@ class Contest:
 
     def _plain(self, rows: Any) -> Any:
         return rows.select([name for name in rows.columns if not name.startswith("__")] + ["__key"])
-
-
-def timed(action: Any) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
 
 
 def _begun(spark: Any, root: Path, columns: str) -> Contest:

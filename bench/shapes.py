@@ -11,10 +11,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-import orjson
 
 POOL = 2000
 """Distinct documents; others repeat them under another `_id`."""
@@ -127,23 +124,3 @@ SHAPES: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "wide": wide,
     "mixed": mixed,
 }
-
-
-@dataclass
-class Documents:
-    """The texts of documents of one shape, by number and version."""
-
-    shape: str
-    seed: int = 1
-    pool: int = POOL
-    _texts: list[str] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        rng = random.Random(f"{self.shape} {self.seed}")
-        self._texts = [orjson.dumps(SHAPES[self.shape](rng)).decode() for _ in range(self.pool)]
-
-    def key(self, number: int) -> str:
-        return f'{{"$oid":"{BASE_SECONDS + number // 1000:08x}{number:016x}"}}'
-
-    def text(self, number: int, version: int) -> str:
-        return f'{{"_id":{self.key(number)},{self._texts[(number * 7 + version * 13) % self.pool][1:]}'
