@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipelines.operations.quarantine import QuarantinedEvent, ReplayResult
     from pipelines.operations.repair import RepairResult
     from pipelines.operations.schema import SchemaHistory
-    from pipelines.operations.status import CollectionStatus, PipelineStatus, TableStatus
+    from pipelines.operations.status import CollectionStatus, PipelineStatus, TableStatus, WriterStatus
     from pipelines.silver.rebuild import RebuildResult
     from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.result import Verification
@@ -203,9 +203,6 @@ def described(now: CaptureProgress, *, rate: float) -> str:
 
 def snapshot_line(now: SnapshotProgress) -> str:
     """A snapshot's progress: documents read, estimated total, rate, time left."""
-    from pipelines.snapshot import snapshot
-
-    assert isinstance(now, snapshot.SnapshotProgress)
     left = "" if now.seconds_left is None else f", {units.duration(now.seconds_left)} left"
     return (
         f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
@@ -419,10 +416,8 @@ def _bronze_line(found: PipelineStatus) -> Text:
     return _text(", ".join(filter(None, parts)))
 
 
-def _writer(writer: object) -> str:
-    from pipelines.operations.status import WriterStatus
-
-    if not isinstance(writer, WriterStatus) or writer.has_left:
+def _writer(writer: WriterStatus | None) -> str:
+    if writer is None or writer.has_left:
         return "no writer"
     lease = f"lease {writer.lease_seconds} s" if writer.lease_seconds else "lease expired"
     return f"written by process {writer.process} on {writer.host} ({lease})"
@@ -437,8 +432,7 @@ def _collections_table(found: PipelineStatus) -> Table:
     is_history = any(each.history is not None for each in found.collections)
     layers = ("silver", "gold", "history") if is_history else ("silver", "gold")
     troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("collection", overflow="fold")
+    table = _plain_table("collection")
     cells = [name for layer in layers for name in (layer, "backlog", "/s")]
     for name in (*(["snapshot"] if is_snapshot else []), *cells, *troubles):
         table.add_column(name, justify="right", no_wrap=True)
