@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -42,9 +41,6 @@ from pipelines.spark import delta_jars
 from pipelines.spark import session as sparks
 from pipelines.terminal import tables as report
 from pipelines.verify import run as verify
-
-if TYPE_CHECKING:
-    pass
 
 BUCKET = "demo"
 

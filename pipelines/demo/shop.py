@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DATABASE = "shop"
 COLLECTIONS = ("customers", "orders", "products", "lost_and_found")
 DIARY = ("shop_diary", "steps")
+PAUSE_SECONDS = 0.02
+"""Between two steps."""
 
 CUSTOMERS, PRODUCTS, ORDERS = 400, 120, 800
 OPENED = datetime(2024, 3, 1, 8, tzinfo=timezone.utc)
@@ -42,33 +44,27 @@ _TAGS = ("regular", "newsletter", "wholesale", "gift", "local")
 _STATUS = ("paid", "packed", "shipped", "delivered")
 
 
-def stock(client: Client) -> bool:
-    """Insert the shop's first documents; returns False if they exist."""
+def stock(client: Client) -> None:
+    """Insert the shop's first documents, unless they exist."""
     shop = client[DATABASE]
     if shop["orders"].estimated_document_count():
-        return False
+        return
     random = Random("stock")
     shop["products"].insert_many([_product(random, number) for number in range(PRODUCTS)])
     shop["customers"].insert_many([_customer(random, number) for number in range(CUSTOMERS)])
     shop["lost_and_found"].insert_many(_odd_things(random))
     shop["orders"].insert_many([_order(random, number, _any(random, CUSTOMERS)) for number in range(ORDERS)])
-    return True
 
 
-def open_for_business(
-    client: Client, *, stop: threading.Event, pause: float = 0.02, each: Callable[[str], None] = lambda what: None
-) -> int:
-    """Run steps until `stop` is set, and return how many; calls `each` with the name of each step."""
+def open_for_business(client: Client, *, stop: threading.Event, each: Callable[[str], None]) -> None:
+    """Run steps until `stop` is set; calls `each` with the name of each step."""
     diary = client[DIARY[0]][DIARY[1]]
     known = diary.find_one({"_id": DATABASE}) or {}
-    played = 0
     for step in itertools.count(int(known.get("step", 0))):
-        if stop.wait(pause):
+        if stop.wait(PAUSE_SECONDS):
             break
         each(_play(client, step))
         diary.replace_one({"_id": DATABASE}, {"step": step + 1}, upsert=True)
-        played += 1
-    return played
 
 
 def close(client: Client) -> str:

@@ -46,7 +46,7 @@ class DemoRun:
     steps: int = 0
     last_step: str = ""
     capture: CaptureProgress = field(default_factory=CaptureProgress)
-    began_ms: int = field(default_factory=lambda: clock.now_ms())
+    began_ms: int = field(default_factory=clock.now_ms)
     ended_ms: int = 0
     rate: report.Rate = field(default_factory=report.Rate)
     published: int = 0
