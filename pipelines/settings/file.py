@@ -142,7 +142,12 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyEr
 """What PyYAML raises; the last two for a value that does not match its tag."""
 
 
-# PyYAML's own resolvers are those of YAML 1.1: they read `on` as true, `1:30` as 90 and 2026-01-01 as a date.
+def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(loader.construct_scalar(node))
+
+
+# PyYAML follows YAML 1.1: it reads `0500` as octal, `on` as true, `1:30` as 90 and 2026-01-01 as a date.
+_Loader.yaml_constructors = {**yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:int": _decimal}
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _regex, _first in (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),

@@ -258,6 +258,14 @@ def test_nothing_printed_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "${env:PW}" in text
 
 
+@pytest.mark.parametrize(("text", "number"), [("0500", 500), ("08", 8), ("-010", -10), ("+7", 7), ("0", 0)])
+def test_numbers_are_decimal(text: str, number: int, tmp_path: Path) -> None:
+    """Zeros in front make no number octal, as in YAML 1.1."""
+    file = tmp_path / "numbers.yml"
+    file.write_text(f"number: {text}\n")
+    assert settings_file.document(file) == {"number": number}
+
+
 @pytest.mark.parametrize("each", properties.PROPERTIES, ids=lambda each: each.name)
 def test_the_table_of_properties(each: properties.Property) -> None:
     """Each property has one attribute, a sentence, and a default that its own type reads."""
