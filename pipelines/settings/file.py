@@ -137,6 +137,12 @@ class _Dumper(yaml.SafeDumper):
 class _Loader(yaml.SafeLoader):
     """Plain YAML: mappings, lists, strings, booleans, integers, floats, null."""
 
+    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        # JSON escapes a character beyond U+FFFF as two surrogates, which PyYAML leaves apart.
+        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        return node
+
 
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError)
 """What PyYAML raises; the last two for a value that does not match its tag."""

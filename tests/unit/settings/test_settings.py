@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import pickle
 import resource
 from pathlib import Path
@@ -256,6 +257,16 @@ def test_nothing_printed_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (repr(loaded), str(loaded), f"{loaded}", pickle.dumps(loaded).decode("latin-1")):
         assert "hunter2" not in text
         assert "${env:PW}" in text
+
+
+def test_a_json_file_may_escape_any_character(tmp_path: Path) -> None:
+    """Also those that take two escapes; half of a pair is no character."""
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"\N{ROCKET}": ["é\N{GRINNING FACE}"]}))
+    assert settings_file.document(file) == {"\N{ROCKET}": ["é\N{GRINNING FACE}"]}
+    file.write_text('{"half": "\\ud83d"}')
+    with pytest.raises(errors.SettingsError, match="not YAML"):
+        settings_file.document(file)
 
 
 @pytest.mark.parametrize(("text", "number"), [("0500", 500), ("08", 8), ("-010", -10), ("+7", 7), ("0", 0)])
