@@ -79,7 +79,7 @@ def _found(folder: str | None, path: Path) -> str | None:
     """The path of a folder in the settings: relative to the working directory, else to the file's folder or its parent, as in a job."""
     if folder is None or Path(folder).is_dir():
         return folder
-    beside = (path.resolve().parent / folder, path.resolve().parents[1] / folder)
+    beside = [each / folder for each in path.resolve().parents[:2]]
     return next((str(each) for each in beside if each.is_dir()), folder)
 
 

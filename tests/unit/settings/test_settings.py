@@ -195,6 +195,13 @@ def test_a_file_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_in_the_root_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one folder above it, where gold's folders may be looked for; a container's settings may lie there."""
+    monkeypatch.chdir(tmp_path)
+    assert settings_file._found("tmp", Path("/shop.yml")) == "/tmp"
+    assert settings_file._found("no_such_folder", Path("/shop.yml")) == "no_such_folder"
+
+
 def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables in `lakehouse` are resolved when the file is read; the connection stays a reference."""
     file = tmp_path / "shop.yml"
