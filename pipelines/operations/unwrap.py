@@ -7,6 +7,7 @@ the file is read twice, first for the schema, then for the records.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -116,7 +117,7 @@ def _written(
                 out.write(b'{"dropped":true}\n')
             case _:
                 counts["unchanged"] += 1
-                out.write(_line(printed_records.passed(orjson.loads(line)), where))
+                out.write(_line(printed_records.passed(_json(line, where)), where))
     return UnwrapSummary(**counts, collections=tuple(name for name in collections if name))
 
 
@@ -146,7 +147,8 @@ def _result(line: bytes, where: str, options: UnwrapOptions) -> _Result:
 
 def _json(text: bytes, where: str) -> Json:
     try:
-        return orjson.loads(text)
+        # Some editors write a byte order mark at the beginning of a file.
+        return orjson.loads(text.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise errors.SettingsError(errors.Problem(where, f"this is not JSON: {error}")) from error
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def _listed(head: str, lines: tuple[str, ...]) -> list[str]:
 def _connector(path: Path) -> object:
     where = str(path)
     try:
-        content = path.read_bytes()
+        # Some editors write a byte order mark, which would be read as part of the first key.
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         return javaproperties.loads(content.decode()) if path.suffix == ".properties" else orjson.loads(content)
     except orjson.JSONDecodeError as error:
         hint = "" if content.lstrip()[:1] in b"{[" else "files with Java properties must have the extension .properties"

@@ -229,6 +229,17 @@ def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "not JSON" in shown and "hunter2" not in shown
 
 
+@pytest.mark.parametrize("suffix", [".json", ".properties"])
+def test_a_byte_order_mark_belongs_to_no_key(suffix: str, tmp_path: Path) -> None:
+    """Some editors write one; without it the file is the same."""
+    given = {"topic.prefix": "shop", "mongodb.connection.string": "mongodb://h"}
+    plain, marked = tmp_path / f"plain{suffix}", tmp_path / f"marked{suffix}"
+    text = json.dumps(given) if suffix == ".json" else "".join(f"{name}={value}\n" for name, value in given.items())
+    plain.write_text(text)
+    marked.write_text(text, encoding="utf-8-sig")
+    assert debezium_connector._connector(marked) == debezium_connector._connector(plain) == given
+
+
 @pytest.mark.parametrize("content", [b"topic.prefix=\\u12", b"topic.prefix=\xff"])
 def test_what_is_no_file_of_properties(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "connector.properties"

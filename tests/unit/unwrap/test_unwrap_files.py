@@ -177,6 +177,15 @@ def test_options_may_be_a_whole_connector(tmp_path: pathlib.Path, written: Any, 
     assert unwrap_files.load_options(tmp_path / "o.json").flatten_struct is flat
 
 
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
+    """Some editors write one in front of the options, and of the events, also of one that stays as it is."""
+    mark = b"\xef\xbb\xbf"
+    options.write_bytes(mark + options.read_bytes())
+    (tmp_path / "in.jsonl").write_bytes(mark + text([LINES[5], LINES[0]]))
+    unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert decoded((tmp_path / "out.jsonl").read_bytes()) == [ROWS[5], ROWS[0]]
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [("[]", "a JSON object with the options"), ("{", "not JSON"), ('{"flaten.struct": "true"}', "flatten.struct")],
