@@ -63,6 +63,20 @@ def test_a_history_has_its_place_where_one_is_kept() -> None:
     assert "history behind" not in page.rendered(content)
 
 
+def test_a_snapshot_that_reads_no_more_says_so() -> None:
+    """As `medallion status` does: one that has failed, with the reason, and one that is paused."""
+    content = seen()
+    said = {
+        "failed: the filter &lt;x&gt; is refused</span>": status.SnapshotStatus(9, False, "the filter <x> is refused"),
+        "<td>1,234 read, paused</td>": status.SnapshotStatus(1234, False, is_paused=True),
+        "<td>1,235 read</td>": status.SnapshotStatus(1235, False),
+        "<td>done</td>": status.SnapshotStatus(1236, True),
+    }
+    collections = tuple(replace(content.status.collections[0], snapshot=each) for each in said.values())
+    text = page.rendered(replace(content, status=replace(content.status, collections=collections)))
+    assert [each for each in said if each not in text] == []
+
+
 def test_names_that_nobody_chose_for_a_page() -> None:
     """Tags, quotes, control signs and two hundred letters: all of it is text, and a bar keeps room beside its name."""
     content = seen()
