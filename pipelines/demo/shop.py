@@ -50,10 +50,20 @@ def stock(client: Client) -> None:
     if shop["orders"].estimated_document_count():
         return
     random = Random("stock")
-    shop["products"].insert_many([_product(random, number) for number in range(PRODUCTS)])
-    shop["customers"].insert_many([_customer(random, number) for number in range(CUSTOMERS)])
-    shop["lost_and_found"].insert_many(_odd_things(random))
-    shop["orders"].insert_many([_order(random, number, _any(random, CUSTOMERS)) for number in range(ORDERS)])
+    documents: dict[str, list[Any]] = {
+        "products": [_product(random, number) for number in range(PRODUCTS)],
+        "customers": [_customer(random, number) for number in range(CUSTOMERS)],
+        "lost_and_found": [*_odd_things(random)],
+        "orders": [_order(random, number, _any(random, CUSTOMERS)) for number in range(ORDERS)],
+    }
+
+    def insert(session: ClientSession) -> None:
+        for name, each in documents.items():
+            shop[name].insert_many(each, session=session)
+
+    # One transaction: the next run could not complete what a killed one has begun.
+    with client.start_session() as session:
+        session.with_transaction(insert)
 
 
 def open_for_business(client: Client, *, stop: threading.Event, each: Callable[[str], None]) -> None:
@@ -63,8 +73,9 @@ def open_for_business(client: Client, *, stop: threading.Event, each: Callable[[
     for step in itertools.count(int(known.get("step", 0))):
         if stop.wait(PAUSE_SECONDS):
             break
-        each(_play(client, step))
+        # Recorded before: a step that inserts a document cannot run twice, and one that a kill cuts off may be skipped.
         diary.replace_one({"_id": DATABASE}, {"step": step + 1}, upsert=True)
+        each(_play(client, step))
 
 
 def close(client: Client) -> str:

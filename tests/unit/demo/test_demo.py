@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -12,6 +15,7 @@ from rich.console import Console
 from cdc_core.tables import layout as tables
 from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import run as demo
+from pipelines.demo import shop
 from pipelines.demo import tables as demo_report
 
 
@@ -46,6 +50,27 @@ def test_the_queries_are_python_whatever_the_folder_is_called() -> None:
     for line in demo_report.queries(odd).values():
         compile(line, "shown", "exec")
     assert r"FROM delta.`/a \"b\" ``c``/orders` GROUP" in demo_report.queries(odd)["Spark SQL"]
+
+
+def test_a_step_that_is_killed_is_not_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it inserted may be there: the next run would end with the same key's second insert, each time."""
+    diary, played, stop = MagicMock(), list[int](), threading.Event()
+    diary.find_one.side_effect = lambda _: diary.replace_one.call_args and diary.replace_one.call_args.args[1]
+
+    def play(_: object, step: int) -> str:
+        played.append(step)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        if len(played) == 3:
+            stop.set()
+        return "a step"
+
+    monkeypatch.setattr(shop, "_play", play)
+    client: Any = {shop.DIARY[0]: {shop.DIARY[1]: diary}}
+    with pytest.raises(KeyboardInterrupt):
+        shop.open_for_business(client, stop=stop, each=lambda _: None)
+    shop.open_for_business(client, stop=stop, each=lambda _: None)
+    assert played == [0, 1, 2]
 
 
 def test_the_picture_names_the_step_that_came_last() -> None:
