@@ -139,7 +139,7 @@ class _Run:
         is_maintained = self.settings.maintenance.quiet_hours is not None
         return {**layers, "maintain": self._maintain} if is_maintained else layers
 
-    def _hear(self, now: CaptureProgress) -> None:
+    def _on_progress(self, now: CaptureProgress) -> None:
         """Wake silver when bronze has a new batch, and pass the progress on."""
         if now.batches != self.batches:
             self.batches = now.batches
@@ -157,7 +157,7 @@ class _Run:
                 once=self.once,
                 take_over=self.take_over,
                 stop=stop,
-                progress=self._hear,
+                progress=self._on_progress,
                 sessions=self.sessions,
                 page=pages.text,
                 asked=self.asked,
@@ -216,9 +216,9 @@ class _Run:
         return _kept(self.settings, act, stop=stop)
 
     def _cuts(self, stop: threading.Event) -> object:
-        return cut_requests.serve(self.sessions(), self.settings, self._made, stop=stop)
+        return cut_requests.serve(self.sessions(), self.settings, self._make_cut, stop=stop)
 
-    def _made(self, as_of: str) -> cut.Cut:
+    def _make_cut(self, as_of: str) -> cut.Cut:
         # A cut writes the tables of silver and gold: their claims must be free.
         with self.still.standing(self.halt):
             self.take_over = False  # take_over was meant for the owners at the start

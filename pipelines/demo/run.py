@@ -87,11 +87,11 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
         with screen.status("Building SQL models and checking their expectations"):
             quality.show(stage.spark, stage.settings, folder, screen=screen)
         with screen.status("Comparing gold with MongoDB, document by document"):
-            _judge(stage, screen)
+            _verify(stage, screen)
     screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run the demo again to continue from here.[/]")
 
 
-def _judge(stage: DemoStage, screen: Console) -> None:
+def _verify(stage: DemoStage, screen: Console) -> None:
     """Verify every collection, and write the HTML page."""
     found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
     screen.print("\n[bold]Does gold match MongoDB?[/]  medallion verify")

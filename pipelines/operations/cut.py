@@ -199,7 +199,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     asked = times.parsed(as_of)
     held = _histories(spark, settings)
     reached = _applied(spark, settings, held)
-    near = _before(spark, settings, asked, reached)
+    near = _near_batch(spark, settings, asked, reached)
     # Read all batches (tens of millions in a year) only if the near ones are not enough.
     for at in dict.fromkeys((near, 0)):
         found = _boundaries(spark, settings, at=at)
@@ -235,7 +235,7 @@ NEAR = 1000
 """Among so many batches before a time there is nearly always a clean cut: about every other batch is one while the capture keeps up."""
 
 
-def _before(spark: SparkSession, settings: Settings, asked: str | None, reached: int) -> int:
+def _near_batch(spark: SparkSession, settings: Settings, asked: str | None, reached: int) -> int:
     """The batch `NEAR` before the last one with a change up to the time, or before `reached`, whichever is first."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if asked is None or not delta.exists(spark, table):
@@ -280,7 +280,7 @@ def _applied(
         return 0
     _, newest = _reached(spark, table)
     histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
-    silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
+    silver_at = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
     starts = {namespace: each.to for namespace, each in silver_at.items()}
     counts, sweeps = survey.surveyed(spark, table, BatchRange(min(starts.values()), newest), starts=starts)
 
@@ -341,7 +341,7 @@ def _awaited(
 
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
-    at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
+    at = max((_silver_position(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = _boundaries(spark, settings, at=at)
     _check_reached(settings, found, asked)
     boundary = times.chosen(found, at_least=at, latest=asked)
@@ -384,7 +384,7 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
     return [times.BatchTimes(*row) for row in zip(*(column.to_pylist() for column in rows.columns))]
 
 
-def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
+def _silver_position(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
     layout = delta.layout(settings.lakehouse)
     return registry.silver_position(spark, layout.silver(*namespace))
 
@@ -394,7 +394,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:
-        silver_at = _silver(spark, settings, namespace)
+        silver_at = _silver_position(spark, settings, namespace)
         makes = {str(namespace): layout.gold}
         if settings.silver.for_collection(str(namespace)).history:
             makes[f"{namespace}_history"] = layout.history
@@ -449,12 +449,12 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
         by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)
     found: dict[str, Cut] = {}
     for _, rows in sorted(by_cut.items(), reverse=True):
-        each = _of_rows(rows)
+        each = _cut_of_rows(rows)
         found.setdefault(each.name, each)
     return list(found.values())
 
 
-def _of_rows(rows: Sequence[dict[str, object]]) -> Cut:
+def _cut_of_rows(rows: Sequence[dict[str, object]]) -> Cut:
     first = rows[0]
     listed = sorted((str(row["table"]), str(row["identifier"]), int(str(row["version"]))) for row in rows)
     missing = first["missing"]

@@ -99,7 +99,7 @@ def _rows(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     return sorted((row for row in found if row["name"] == settings.name), key=lambda row: row["at_ms"])
 
 
-def _say(spark: SparkSession, settings: Settings, state: str, id_: str = "", **fields: object) -> None:
+def _record(spark: SparkSession, settings: Settings, state: str, id_: str = "", **fields: object) -> None:
     identity = owners.identity()
     said = {"id": id_, "name": settings.name, "state": state, "at_ms": clock.now_ms()}
     row = {**said, **{name: getattr(identity, name) for name in _PROCESS}, **fields}
@@ -124,7 +124,7 @@ def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | 
 
 def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threading.Event) -> cut.Cut:
     id_ = uuid.uuid4().hex
-    _say(spark, settings, ASKED, id_, as_of=as_of)
+    _record(spark, settings, ASKED, id_, as_of=as_of)
     log.info("%s: asking the running pipeline for the cut", settings.name)
     until = time.monotonic() + TAKE_SECONDS
     taken: Mapping[str, Any] | None = None
@@ -133,7 +133,7 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
         is_served = _is_served(spark, settings, taken)
         said = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
         if MADE in said:
-            return _noted(spark, settings, said[MADE])
+            return cut.named(cut.read(spark, settings), said[MADE]["cut"])
         if FAILED in said:
             raise _error(said[FAILED])
         if not is_served:
@@ -147,12 +147,8 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
 
 
 def _withdrawn(spark: SparkSession, settings: Settings, id_: str, why: str) -> cut.Cut:
-    _say(spark, settings, WITHDRAWN, id_)
+    _record(spark, settings, WITHDRAWN, id_)
     raise errors.Temporary(f"{settings.name}: {why}")
-
-
-def _noted(spark: SparkSession, settings: Settings, said: Mapping[str, Any]) -> cut.Cut:
-    return cut.named(cut.read(spark, settings), said["cut"])
 
 
 def _error(said: Mapping[str, Any]) -> errors.MedallionError:
@@ -171,7 +167,7 @@ def _error(said: Mapping[str, Any]) -> errors.MedallionError:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _RequestOutcome:
     """The outcome of a request: a state and its columns."""
 
     state: str
@@ -182,31 +178,31 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
     """Make requested cuts until `stop` is set; returns how many. Errors go to the client; only `SparkLost` is raised."""
     pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
     said_at: float | None = None
-    told = ""
+    last_warning = ""
     # Kept until they are written: the client waits as long as this process lives.
-    untold: dict[str, _Answer] = {}
+    unrecorded: dict[str, _RequestOutcome] = {}
     while not stop.is_set():
         try:
             if said_at is None or time.monotonic() - said_at > SAY_SECONDS:
-                _say(spark, settings, SERVING)
+                _record(spark, settings, SERVING)
                 said_at = time.monotonic()
-            _tell(spark, settings, untold)
+            _record_outcomes(spark, settings, unrecorded)
             # Reading the version is cheaper than reading rows, and requests are rare.
             version = table_history.version(spark, _table(settings))
             for request in _open(spark, settings) if version != seen else ():
-                untold[request["id"]] = answer = _answer(spark, settings, request, make)
+                unrecorded[request["id"]] = answer = _answer(spark, settings, request, make)
                 made += answer.state == MADE
-                _tell(spark, settings, untold)
-            seen, told = version, ""
+                _record_outcomes(spark, settings, unrecorded)
+            seen, last_warning = version, ""
         except Exception as error:  # for example an unreadable table: the next poll tries again
             known = spark_failures.translated(error) or error
             if stop.is_set():
                 break
             if isinstance(known, errors.SparkLost):  # layers that run no query would not notice
                 raise known from error
-            before, told = told, errors.message_of(known)
-            if told != before:  # repeated every few seconds while a store is down, it would hide other messages
-                log.warning("requests for cuts were not looked at: %s", told)
+            before, last_warning = last_warning, errors.message_of(known)
+            if last_warning != before:  # repeated every few seconds while a store is down, it would hide other messages
+                log.warning("requests for cuts were not looked at: %s", last_warning)
         stop.wait(pause)
     return made
 
@@ -221,22 +217,24 @@ def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     return [row for row in rows if row["state"] == ASKED and row["id"] not in settled]
 
 
-def _answer(spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]) -> _Answer:
+def _answer(
+    spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]
+) -> _RequestOutcome:
     """Make the cut; returns the outcome."""
     try:
         # If this commit fails with an unknown outcome, the request may count as taken and would never be retried: it fails.
-        _say(spark, settings, TAKEN, request["id"])
+        _record(spark, settings, TAKEN, request["id"])
         found = make(request["as_of"])
     except Exception as error:
         known = spark_failures.translated(error) or error
         log.warning("a requested cut was not made: %s", errors.message_of(known))
-        return _Answer(FAILED, {"code": errors.code(known), "message": errors.message_of(known)})
+        return _RequestOutcome(FAILED, {"code": errors.code(known), "message": errors.message_of(known)})
     log.info("%s: made the requested cut %s", settings.name, found.name)
-    return _Answer(MADE, {"cut": found.name, "made_ms": found.made_ms})
+    return _RequestOutcome(MADE, {"cut": found.name, "made_ms": found.made_ms})
 
 
-def _tell(spark: SparkSession, settings: Settings, untold: dict[str, _Answer]) -> None:
-    """Write outcomes for the clients; those that could not be written stay in `untold`."""
-    for id_, answer in list(untold.items()):
-        _say(spark, settings, answer.state, id_, **answer.fields)
-        del untold[id_]
+def _record_outcomes(spark: SparkSession, settings: Settings, unrecorded: dict[str, _RequestOutcome]) -> None:
+    """Write outcomes for the clients; those that could not be written stay in `unrecorded`."""
+    for id_, answer in list(unrecorded.items()):
+        _record(spark, settings, answer.state, id_, **answer.fields)
+        del unrecorded[id_]

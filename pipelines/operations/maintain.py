@@ -199,7 +199,7 @@ class _MaintenanceRun:
     def tables(self, collection: str | None) -> list[_Table]:
         """The existing tables of a collection, or of the pipeline without its models."""
         namespaces = registry.chosen(self.spark, self.settings, collection)
-        found = [each for namespace in namespaces for each in self._of(namespace)]
+        found = [each for namespace in namespaces for each in self._of_collection(namespace)]
         if collection is None:
             ops = [_Table(self.layout.ops(name), TableKind.OPS, age=age) for name, age in OPS.items()]
             ops += [_Table(self.layout.ops(name), TableKind.OPS) for name in KEPT_OPS]
@@ -211,7 +211,7 @@ class _MaintenanceRun:
         found = [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
         return [each for each in found if delta.exists(self.spark, each.ref)]
 
-    def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
+    def _of_collection(self, namespace: registry.Namespace) -> Iterator[_Table]:
         yield _Table(self.layout.silver(*namespace), TableKind.SILVER, namespace)
         yield _Table(self.layout.gold(*namespace), TableKind.GOLD, namespace)
         if self.settings.silver.for_collection(str(namespace)).history:
@@ -232,13 +232,13 @@ class _MaintenanceRun:
         if table.kind.is_claimed:
             self._claimed(table, words)
         else:
-            self._facts(table, words)
+            self._append_only(table, words)
         after = before
         # Of thousands of tables most are unchanged, and each statement takes a second.
         if not maintenance.is_clean(table.ref):
             maintenance.vacuum(self.spark, table.ref)
             after = delta.size(self.spark, table.ref, stored=True)
-        words.done[:0] = [*_compared(before, after)]
+        words.done[:0] = [*_size_changes(before, after)]
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
     def _claimed(self, table: _Table, words: _ResultLines) -> None:
@@ -264,13 +264,13 @@ class _MaintenanceRun:
         except errors.CommitConflict:
             words.left.append("not compacted: its writer committed first")
 
-    def _facts(self, table: _Table, words: _ResultLines) -> None:
+    def _append_only(self, table: _Table, words: _ResultLines) -> None:
         """Maintain a table to which any process may append."""
         try:
             if table.kind is TableKind.DELETES:
-                self._forget(table, words)
+                self._expire_deletes(table, words)
             elif table.kind is TableKind.QUARANTINE:
-                self._dismiss(table, words)
+                self._expire_quarantine(table, words)
             elif table.age is not None:
                 self._expire(table, words)
         except errors.CommitConflict:
@@ -294,7 +294,7 @@ class _MaintenanceRun:
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
-    def _dismiss(self, table: _Table, words: _ResultLines) -> None:
+    def _expire_quarantine(self, table: _Table, words: _ResultLines) -> None:
         """Remove old events that left quarantine (applied or superseded) in batches that every layer has applied."""
         assert table.namespace is not None
         days = self.settings.maintenance.ops_retention_days
@@ -303,7 +303,7 @@ class _MaintenanceRun:
         )
         _note_removed(words, count, f"events that left quarantine, older than {days} days,")
 
-    def _forget(self, table: _Table, words: _ResultLines) -> None:
+    def _expire_deletes(self, table: _Table, words: _ResultLines) -> None:
         """Remove old remembered deletes that every layer has applied, if no late event can precede them."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
@@ -315,7 +315,7 @@ class _MaintenanceRun:
         # By sequence, the time of the delete in the source: an old delete may have been captured just now.
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
         where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
-        last = _of_all(self.spark, table.ref, "max(`__batch`)", where)
+        last = _scalar(self.spark, table.ref, "max(`__batch`)", where)
         if last is not None:  # recorded before they are removed: a gold table that has not applied them must be rewritten
             known = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
             said = f"'{registry.FORGOTTEN_TO}' = '{max(last, known)}'"
@@ -347,7 +347,7 @@ class _MaintenanceRun:
         if self.capture is None and owners.is_held(self.spark, table):
             words.left += [stays] * _has_rows(self.spark, table, f"ts_ms < {before}")
             return
-        newest = _of_all(self.spark, table, "max(batch)", "true") or 0
+        newest = _scalar(self.spark, table, "max(batch)", "true") or 0
         # The first batch stays as proof that bronze has its beginning, the last one for its position.
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
@@ -358,13 +358,13 @@ class _MaintenanceRun:
             return
         try:
             with _claimed(self.spark, table, self.capture) as claimed:
-                self._take(table, own, idle if has_idle else "false", before, claimed, words)
+                self._remove_events(table, own, idle if has_idle else "false", before, claimed, words)
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(stays)
         except errors.CommitConflict as error:
             words.left.append(f"events older than {days} days kept: {error}")
 
-    def _take(
+    def _remove_events(
         self,
         table: TableRef,
         own: Mapping[registry.Namespace, int],
@@ -381,7 +381,7 @@ class _MaintenanceRun:
             if self._is_gap_noted(each, survey.old_events({each: last}, before), words)
         }
         events = survey.old_events(gone, before)
-        last = _of_all(self.spark, table, "max(batch)", events)
+        last = _scalar(self.spark, table, "max(batch)", events)
         # Recorded before anything is removed: a rebuild must never take the remaining events for all of them. Never moved back when
         # the retention is made longer: earlier runs have removed events all the same.
         known = delta.properties(self.spark, table)
@@ -468,13 +468,13 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
 
 def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
     """SQL conditions for the batches of the remaining events, one day at a time, because a capture waits during each removal."""
-    while (first := _of_all(spark, table, "min(ts_ms)", events)) is not None:
+    while (first := _scalar(spark, table, "min(ts_ms)", events)) is not None:
         day = f"{events} AND ts_ms < {first + DAY_MS}"
-        low, high = _of_all(spark, table, "array(min(batch), max(batch))", day)
+        low, high = _scalar(spark, table, "array(min(batch), max(batch))", day)
         yield f"batch >= {low} AND batch <= {high}"
 
 
-def _of_all(spark: SparkSession, table: TableRef, what: str, where: str) -> Any:
+def _scalar(spark: SparkSession, table: TableRef, what: str, where: str) -> Any:
     return spark.sql(f"SELECT {what} AS found FROM {table} WHERE {where}").collect()[0].found
 
 
@@ -487,7 +487,7 @@ def _note_removed(words: _ResultLines, count: int, what: str) -> None:
         words.done.append(f"{count:,} {what} removed")
 
 
-def _compared(before: delta.TableSize, after: delta.TableSize) -> Sequence[str]:
+def _size_changes(before: delta.TableSize, after: delta.TableSize) -> Sequence[str]:
     found = []
     if before.files != after.files:
         found.append(f"{before.files:,} files became {after.files:,}")

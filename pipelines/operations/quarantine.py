@@ -248,10 +248,10 @@ def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> s
     if isinstance(found, Mapping):
         done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
         return json.dumps({"collections": done}, indent=2)
-    return json.dumps({"events": [_without_nothing(each) for each in found]}, indent=2)
+    return json.dumps({"events": [_event_fields(each) for each in found]}, indent=2)
 
 
-def _without_nothing(event: QuarantinedEvent) -> dict[str, Any]:
+def _event_fields(event: QuarantinedEvent) -> dict[str, Any]:
     fields = dataclasses.asdict(event)
     return fields if event.texts is not None else {name: value for name, value in fields.items() if name != "texts"}
 

@@ -278,18 +278,20 @@ class _StatusReader:
         # Bronze has no events of a collection that silver does not know, up to the batch that silver has searched.
         begins = dict.fromkeys(planned - {*known.namespaces, *known.refused}, known.discovered)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = list(pool.map(lambda each: self._both(each, log), sorted({*known.namespaces, *planned}, key=str)))
+            found = list(
+                pool.map(lambda each: self._tables_or_error(each, log), sorted({*known.namespaces, *planned}, key=str))
+            )
             bounds = {each.namespace: _bounds(each, begins.get(each.namespace, 0)) for each in found}
             waiting = backlog.of_layers(self.spark, self.log, bounds)
             read = pool.map(lambda each: self._collection_or_problem(each, snapshots, waiting), found)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
-    def _both(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
+    def _tables_or_error(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         """The tables of one collection, or the error of a damaged one."""
         try:
             return self._tables(namespace, log)
         except Exception as error:
-            return _CollectionTables(namespace, None, None, None, _of_table(error))
+            return _CollectionTables(namespace, None, None, None, _table_error(error))
 
     def _tables(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         silver, gold = (self._progress(place(*namespace)) for place in (self.layout.silver, self.layout.gold))
@@ -306,7 +308,7 @@ class _StatusReader:
         """A table's position, and that of `RATE_SECONDS` before its last commit; None without a table."""
         if not delta.exists(self.spark, table):
             return None
-        commits = self._lately(table)
+        commits = self._recent_commits(table)
         if not commits:
             return None
         # Newest first.
@@ -319,7 +321,7 @@ class _StatusReader:
             table, last.version, batch, before, seconds, self._writer(last), (last.metadata or {}).get("log")
         )
 
-    def _lately(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
+    def _recent_commits(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
         """The commits with a position, newest first, at least as far back as a rate needs."""
         found: list[tuple[local_log.Commit, int]] = []
         for limit in (FEW_COMMITS, COMMITS):
@@ -337,7 +339,7 @@ class _StatusReader:
             if known is None:
                 return self._collection(each, snapshots, waiting)
         except Exception as error:
-            known = _of_table(error)
+            known = _table_error(error)
         problem, exit_code = errors.message_of(known), errors.code(known)
         return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=problem, exit_code=exit_code)
 
@@ -431,7 +433,7 @@ def _true_or_filled(column: pa.ChunkedArray) -> int:
     return int(pc.sum(values).as_py() or 0)
 
 
-def _of_table(error: Exception) -> Exception:
+def _table_error(error: Exception) -> Exception:
     """The translated error of a table; raises `SparkLost`, which is not the table's."""
     known = spark_failures.translated(error) or error
     if isinstance(known, errors.SparkLost):

@@ -236,7 +236,7 @@ def status(found: PipelineStatus) -> None:
     screen.print(grid)
     if found.collections:
         screen.print(_collections_table(found))
-    for line in _troubles_told(found):
+    for line in _problem_lines(found):
         screen.print(_text(line, style="yellow"))
 
 
@@ -448,7 +448,7 @@ def _collections_table(found: PipelineStatus) -> Table:
     return table
 
 
-def _troubles_told(found: PipelineStatus) -> Iterator[str]:
+def _problem_lines(found: PipelineStatus) -> Iterator[str]:
     """A line for each problem of a collection that needs action."""
     from cdc_core.signals import signal as signals
 

@@ -210,7 +210,7 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
     assert asked().tables  # by this process itself
 
     # A pipeline that says that it serves and does not, and one that is gone.
-    cut_requests._say(spark, chosen, cut_requests.SERVING)
+    cut_requests._record(spark, chosen, cut_requests.SERVING)
     monkeypatch.setattr(cut_requests, "TAKE_SECONDS", 1.0)
     owner = Writer.claim(spark, layout.bronze(chosen.name), kept=("batch", "log"))
     with pytest.raises(errors.Temporary, match="did not take the request up"):

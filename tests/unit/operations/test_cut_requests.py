@@ -31,7 +31,7 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsaid: str, refused: errors.DecisionNeeded | None
 ) -> None:
     """Once, and the cut is not made a second time. A request that could not be taken up is answered, too."""
-    say, asked, stop = cut_requests._say, [], threading.Event()
+    say, asked, stop = cut_requests._record, [], threading.Event()
     lost = [unsaid]
 
     def say_or_fail(spark: Any, settings: Any, state: str, id_: str = "", **fields: object) -> None:
@@ -53,8 +53,8 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
     with without_spark.running():
         chosen = Hop(tmp_path).settings
         chosen = dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, signal_poll_interval_ms=10))
-        cut_requests._say(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
-        monkeypatch.setattr(cut_requests, "_say", say_or_fail)
+        cut_requests._record(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
+        monkeypatch.setattr(cut_requests, "_record", say_or_fail)
         serving = threading.Thread(target=cut_requests.serve, args=(SPARK, chosen, make), kwargs={"stop": stop}, daemon=True)
         serving.start()
         was_answered = stop.wait(15)
@@ -96,7 +96,7 @@ def test_what_hinders_the_looks_is_told_once(
 
     chosen = layers.pipeline(tmp_path)
     chosen = dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, signal_poll_interval_ms=1))
-    for name, said in {"_say": lambda *_, **__: None, "_open": lambda *_: []}.items():
+    for name, said in {"_record": lambda *_, **__: None, "_open": lambda *_: []}.items():
         monkeypatch.setattr(cut_requests, name, said)
     monkeypatch.setattr(cut_requests.table_history, "version", look)
     assert cut_requests.serve(SPARK, chosen, lambda _: MADE, stop=stop) == 0
@@ -119,7 +119,7 @@ def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, mo
         chosen = Hop(tmp_path).settings
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(cut_requests.clock, "now_ms", lambda: 1)
-            cut_requests._say(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
+            cut_requests._record(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
         assert [each["id"] for each in cut_requests._open(SPARK, chosen)] == ["1"]
 
 
@@ -130,9 +130,9 @@ def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(tmp_path: Path, m
         rows = cut_requests._rows(spark, settings)
         (asked,) = (row["id"] for row in rows if row["state"] == cut_requests.ASKED)
         if len(rows) == 1:
-            cut_requests._say(spark, settings, cut_requests.TAKEN, asked)
+            cut_requests._record(spark, settings, cut_requests.TAKEN, asked)
             return True
-        cut_requests._say(spark, settings, cut_requests.MADE, asked, cut="c1", made_ms=5)
+        cut_requests._record(spark, settings, cut_requests.MADE, asked, cut="c1", made_ms=5)
         return False
 
     made = dataclasses.replace(MADE, tables=(cut.CutTable("shop.orders", "gold", 5),))
