@@ -25,8 +25,8 @@ def resolve(
 ) -> str:
     """The text with every reference replaced by its value.
 
-    The value of a user or password in a connection string is percent-encoded if it contains characters that are not allowed there
-    (`p@ss`); a value that is already encoded stays. Raises `SettingsError` with all variables that are not set and secrets that
+    The value of a user or password in a connection string, or of both as `user:password`, is percent-encoded if it contains characters
+    that are not allowed there (`p@ss`); a value that is already encoded stays. Raises `SettingsError` with all variables that are not set and secrets that
     this machine cannot read, and `AccessRefused` for a secret that Databricks refuses.
     """
     template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
@@ -37,7 +37,7 @@ def resolve(
     for at, (kind, text) in enumerate(template.parts()):
         try:
             value = _part(kind, text, variables, read_secret)
-            resolved.append(_percent_encoded(value) if at in credentials else value)
+            resolved.append(_percent_encoded(value, credentials[at]) if at in credentials else value)
         except errors.SettingsError as error:
             problems.extend(error.problems)
     if problems:
@@ -86,16 +86,20 @@ def _no_secrets(scope: str, key: str) -> errors.SettingsError:
     return errors.SettingsError(errors.Problem(f"${{secret:{scope}/{key}}}", message, hint))
 
 
-def _credentials(parts: Sequence[tuple[str, str]]) -> frozenset[int]:
-    """The indices of the parts of a connection string that are references for user or password: those before the `@`."""
+def _credentials(parts: Sequence[tuple[str, str]]) -> Mapping[int, int]:
+    """The parts of a connection string that are references for user or password: those before the `@`.
+
+    Each index has the number of colons that separate fields in its value: 1 if one reference is for both, as `user:password`.
+    """
     if not parts or not parts[0][1].startswith(("mongodb://", "mongodb+srv://")):
-        return frozenset()
+        return {}
     end = max((at for at, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0)
-    return frozenset(at for at in range(end) if parts[at][0])
+    is_both = end == 2 and parts[0][1].endswith("//") and parts[2][1].startswith("@")
+    return {at: int(is_both) for at in range(end) if parts[at][0]}
 
 
-def _percent_encoded(text: str) -> str:
-    return quote(text, safe="") if _UNFIT.search(text) else text
+def _percent_encoded(text: str, colons: int) -> str:
+    return ":".join(quote(field, safe="") if _UNFIT.search(field) else field for field in text.split(":", colons))
 
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._~!$&'()*+,;=%-]|%(?![0-9A-Fa-f]{2})")

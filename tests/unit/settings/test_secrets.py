@@ -12,6 +12,7 @@ ENVIRONMENT = {
     "PW": "hunter2",
     "ODD": "p@ss:w/rd 1%",
     "ENCODED": "p%40ss",
+    "BOTH": "joe:p@ss:w/rd",
     "URI": "mongodb://a:b@c/",
 }
 
@@ -32,6 +33,10 @@ def read_secret(scope: str, key: str) -> str:
         ),
         ("mongodb://joe:${env:ODD}@h/", "mongodb://joe:p%40ss%3Aw%2Frd%201%25@h/"),
         ("mongodb://joe:${env:ENCODED}@h/", "mongodb://joe:p%40ss@h/"),
+        ("mongodb://${env:BOTH}@h/", "mongodb://joe:p%40ss%3Aw%2Frd@h/"),
+        ("mongodb+srv://${env:USER_NAME}@h/", "mongodb+srv://joe@h/"),
+        ("mongodb://${env:BOTH}:${env:PW}@h/", "mongodb://joe%3Ap%40ss%3Aw%2Frd:hunter2@h/"),
+        ("mongodb://joe${env:BOTH}@h/", "mongodb://joejoe%3Ap%40ss%3Aw%2Frd@h/"),
         ("mongodb://h/?x=${env:ODD}", "mongodb://h/?x=p@ss:w/rd 1%"),
         ("${env:ODD}", "p@ss:w/rd 1%"),
     ],
