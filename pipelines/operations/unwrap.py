@@ -14,6 +14,7 @@ import io
 import os
 import pathlib
 import shutil
+import stat
 import sys
 import tempfile
 import zlib
@@ -211,7 +212,7 @@ def _writable(path: str) -> Iterator[_Sink]:
         try:
             with os.fdopen(descriptor, "wb") as raw, _compressing(raw, target) as file:
                 yield file
-            os.chmod(name, 0o666 & ~_umask())
+            os.chmod(name, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
             os.replace(name, target)
         except BaseException:
             pathlib.Path(name).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ def _has_replaced(path: Path, text: str) -> bool:
         return False
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with draft.open("w", encoding="utf-8") as file:
+            if path.exists():
+                shutil.copymode(path, draft)
+            file.write(text)
         draft.replace(path)
     except OSError as error:
         if error.errno not in _ALONE:

@@ -121,8 +121,10 @@ def test_the_page_of_before_stays_until_the_new_one_is_whole(tmp_path: Path) -> 
     with pytest.raises(UnicodeEncodeError):
         page.write(path, 100_000 * "new" + "\ud800")
     assert path.read_text() == "old" and sorted(tmp_path.iterdir()) == [link, path]
+    path.chmod(0o600)  # it shows keys of documents: who may read it is for its owner to say
     page.write(link, "new")
     assert path.read_text() == "new" and link.is_symlink() and sorted(tmp_path.iterdir()) == [link, path]
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_page_goes_where_no_file_can_be_put_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,13 +76,14 @@ def test_a_pipe_is_read_and_written_as_a_file(tmp_path: pathlib.Path, options: p
     os.mkfifo(pipe)
     link.symlink_to(file)
     file.write_bytes(b"old")
+    file.chmod(0o600)  # documents: who may read them is for the file's owner to say
     reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
     for out in (pipe, link):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(given.write_bytes, text(LINES))
             assert unwrap_files.run(str(options), str(given), str(out)).lines == len(LINES)
     assert decoded(reader.communicate(timeout=10)[0]) == decoded(file.read_bytes()) == ROWS
-    assert pipe.is_fifo() and link.is_symlink()
+    assert pipe.is_fifo() and link.is_symlink() and file.stat().st_mode & 0o777 == 0o600
 
 
 def test_standard_streams_are_a_dash(monkeypatch: pytest.MonkeyPatch, options: pathlib.Path) -> None:
