@@ -28,12 +28,12 @@ def load(path: str | Path) -> settings.Settings:
     stay unresolved.
     """
     where = str(path)
-    text = content(path)
-    lines, repeated = _keys(text, where)
+    root = _composed(content(path), where)
+    lines, repeated = _keys(root, where)
     if repeated:
         raise errors.SettingsError(repeated)
     try:
-        return _placed(settings.parse(_document(text, where), where=where), Path(path))
+        return _placed(settings.parse(_constructed(root, where), where=where), Path(path))
     except errors.SettingsError as error:
         problems = sorted(error.problems, key=lambda problem: _line(problem.path, lines))
         raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
@@ -45,11 +45,11 @@ def document(path: str | Path) -> object:
     Raises `SettingsError` if the file is missing or not YAML, and for duplicate keys.
     """
     where = str(path)
-    text = content(path)
-    repeated = _keys(text, where)[1]
+    root = _composed(content(path), where)
+    repeated = _keys(root, where)[1]
     if repeated:
         raise errors.SettingsError(repeated)
-    return _document(text, where)
+    return _constructed(root, where)
 
 
 def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
@@ -166,19 +166,22 @@ for _tag, _regex, _first in (
         _core.add_implicit_resolver(_tag, re.compile(f"^(?:{_regex})$"), [*_first, *([""] if "null" in _tag else [])])
 
 
-def _document(text: str, where: str) -> object:
+def _composed(text: str, where: str) -> yaml.Node | None:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.compose(text, Loader=_Loader)
     except _UNREADABLE as error:
         raise _not_yaml(error, where) from None
 
 
-def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
+def _constructed(root: yaml.Node | None, where: str) -> object:
+    try:
+        return None if root is None else _Loader("").construct_document(root)
+    except _UNREADABLE as error:
+        raise _not_yaml(error, where) from None
+
+
+def _keys(root: yaml.Node | None, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
     """The line of every key by its path, and the duplicate keys."""
-    try:
-        root = yaml.compose(text, Loader=_Loader)
-    except _UNREADABLE as error:
-        raise _not_yaml(error, where) from None
     lines: dict[str, int] = {}
     repeated: list[errors.Problem] = []
     for path, line, is_repeated in _walk(root, "", ()):

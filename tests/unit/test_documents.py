@@ -156,7 +156,8 @@ def test_the_example_settings_are_valid() -> None:
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     example = re.search(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert example is not None
-    assert settings.parse(settings_file._document(example[1], "docs/settings.md"), where="docs/settings.md").name == "shop"
+    document = settings_file._constructed(settings_file._composed(example[1], "docs/settings.md"), "docs/settings.md")
+    assert settings.parse(document, where="docs/settings.md").name == "shop"
 
 
 def test_every_error_has_advice() -> None:
