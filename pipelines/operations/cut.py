@@ -281,6 +281,10 @@ def _applied(
     _, newest = _reached(spark, table)
     histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
     silver_at = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
+    log = bronze_log.newest(spark, table).log
+    # The batch numbers of another bronze log mean nothing here: none of this one's events are applied.
+    if log is not None and {*(each.log for each in silver_at.values()), *(at.log for _, at in held)} - {None, log}:
+        return 0
     starts = {namespace: each.to for namespace, each in silver_at.items()}
     counts, sweeps = survey.surveyed(spark, table, BatchRange(min(starts.values()), newest), starts=starts)
 

@@ -18,6 +18,7 @@ from pipelines.bronze import registry
 from pipelines.delta import live_files, local_log
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
+from pipelines.operations import cut
 from pipelines.silver import set_back
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
@@ -292,6 +293,20 @@ def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:
     with pytest.raises(errors.CollectionsFailed, match="another bronze"):
         append(hop, 13)
     assert hop.gold_run()._work(registry.Namespace(bronze_rows.DB, "t")) is None
+
+
+def test_of_another_bronze_a_history_shows_no_time(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query for a time of the new bronze would read the versions that were made from the old one."""
+    table = hop.layout.history(bronze_rows.DB, "t")
+    held = [((f"{bronze_rows.DB}.t", table), history_position.HistoryPosition(to=4, log=hop.log))]
+    monkeypatch.setattr(cut, "_reached", lambda *_: (None, hop._batch))
+    hop.append((5, bson.encode({"_id": 5})), collection="u")
+    assert cut._applied(SPARK, hop.settings, held) == 5
+    bring_back(hop, "bronze")
+    hop.log = "two"
+    for key in (13, 14, 15):
+        hop.append((key, bson.encode({"_id": key})), collection="u")
+    assert cut._applied(SPARK, hop.settings, held) == 0
 
 
 def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Path) -> None:
