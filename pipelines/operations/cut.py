@@ -345,7 +345,12 @@ def _awaited(
 
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
-    at = max((_silver_position(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
+    known = registry.read(spark, settings).namespaces
+    positions = [_silver_position(spark, settings, each) for each in known]
+    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    log = bronze_log.newest(spark, table).log if delta.exists(spark, table) else None
+    # Silver itself refuses tables that were made from another bronze log, and says what to do.
+    at = max((each.to for each in positions if not each.is_of_other(log)), default=0)
     found = _boundaries(spark, settings, at=at)
     _check_reached(settings, found, asked)
     boundary = times.chosen(found, at_least=at, latest=asked)

@@ -13,6 +13,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
+from cdc_core.gold import cut as times
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
 from pipelines.delta import live_files, local_log
@@ -307,6 +308,16 @@ def test_of_another_bronze_a_history_shows_no_time(hop: Hop, monkeypatch: pytest
     for key in (13, 14, 15):
         hop.append((key, bson.encode({"_id": key})), collection="u")
     assert cut._applied(SPARK, hop.settings, held) == 0
+
+
+def test_of_another_bronze_a_cut_is_made_as_far_as_silver_refuses_it(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches with lower numbers than the old ones were taken for events that the capture has yet to commit."""
+    bring_back(hop, "bronze")
+    hop.log = "two"
+    hop.append((13, bson.encode({"_id": 13})))
+    boundary = times.CutBoundary(3, "a", "b")
+    monkeypatch.setattr(cut, "_boundaries", lambda *_, at: [boundary])
+    assert cut._chosen(SPARK, hop.settings, None) == boundary
 
 
 def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Path) -> None:
