@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.spinner import Spinner
 from rich.table import Table
 
@@ -98,7 +99,7 @@ def _verify(stage: DemoStage, screen: Console) -> None:
     report.verified(found)
     path = stage.folder / "status.html"
     pages.write(path, pages.text(stage.spark, stage.settings))
-    screen.print(f"The same as an HTML page: {demo_report.near(str(path))}")
+    screen.print(f"The same as an HTML page: {escape(demo_report.near(str(path)))}")
 
 
 def _opened(
@@ -112,7 +113,7 @@ def _opened(
     """Start MongoDB and Spark in parallel; the server ends with `stack`, Spark with the process."""
     goes_on = store is None and (folder / "lakehouse").exists()
     screen.print(
-        f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}"
+        f"[bold]mongo-medallion demo[/]  in {escape(demo_report.near(str(folder)))}"
         + ("  [dim](continues from the last run)[/]" if goes_on else "")
         + (f"  [dim](tables in an S3 emulator at {store.url}, new in each run)[/]" if store is not None else "")
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -218,7 +219,7 @@ def _text(value: str) -> str:
 
 
 def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
-    lay = f"[bold]The tables[/] are in {near(stage.layout.root or '')}: bronze/shop, silver/shop/*, gold/shop/*."
+    lay = f"[bold]The tables[/] are in {escape(near(stage.layout.root or ''))}: bronze/shop, silver/shop/*, gold/shop/*."
     if local_log.folder(stage.bronze) is None:
         screen.print(f"{lay} They are gone when the emulator ends; shop.yml shows the settings for your own store.")
         return

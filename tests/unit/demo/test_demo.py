@@ -6,6 +6,7 @@ import io
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -17,6 +18,7 @@ from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import run as demo
 from pipelines.demo import shop
 from pipelines.demo import tables as demo_report
+from pipelines.demo.stage import DemoStage
 
 
 def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +44,15 @@ def test_the_queries_name_a_table_as_each_reader_takes_it(tmp_path: Path, monkey
     shown = demo_report.queries(tables.TableRef.at(str(tmp_path / table)))
     assert f"delta.`{tmp_path / table}`" in shown["Spark SQL"]
     assert all(f'read_delta("{table}")' in shown[name] for name in ("Polars", "DuckDB"))
+
+
+def test_a_folder_is_shown_as_it_is_called(tmp_path: Path) -> None:
+    """What looks like markup in its name is neither taken for it, nor ends the demo."""
+    out, folder = io.StringIO(), tmp_path / "a[bold]b[/x]" / "lakehouse"
+    given: tuple[Any, ...] = (SimpleNamespace(name="shop"), tables.Layout(root=str(folder)), None, None)
+    stage = DemoStage(folder, *given)
+    demo_report._show_how_to_query(stage, screen=Console(file=out, width=1000, markup=True))
+    assert "a[bold]b[/x]/lakehouse: bronze/shop" in out.getvalue()
 
 
 def test_the_queries_are_python_whatever_the_folder_is_called() -> None:
