@@ -466,12 +466,13 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
         writer.release()
 
 
-def _days(spark: SparkSession, table: TableRef, events: str) -> Iterator[str]:
-    """SQL conditions for the batches of the remaining events, one day at a time, because a capture waits during each removal."""
-    while (first := _scalar(spark, table, "min(ts_ms)", events)) is not None:
-        day = f"{events} AND ts_ms < {first + DAY_MS}"
-        low, high = _scalar(spark, table, "array(min(batch), max(batch))", day)
-        yield f"batch >= {low} AND batch <= {high}"
+def _days(spark: SparkSession, table: TableRef, events: str) -> list[str]:
+    """SQL conditions for the batches of the events, one day at a time, because a capture waits during each removal."""
+    # One query for all days: bronze has no statistics of times, and each query reads those of all its events.
+    days = spark.sql(
+        f"SELECT min(batch) AS low, max(batch) AS high FROM {table} WHERE {events} GROUP BY floor(ts_ms / {DAY_MS}) ORDER BY low"
+    ).collect()
+    return [f"batch >= {day.low} AND batch <= {day.high}" for day in days]
 
 
 def _scalar(spark: SparkSession, table: TableRef, what: str, where: str) -> Any:

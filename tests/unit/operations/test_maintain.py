@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,21 +126,44 @@ def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
             maintaining._trim(hop.bronze, words)
 
 
-def test_no_old_event_goes_behind_a_younger_one() -> None:
-    """One that was replayed has its old time: taken alone it would be missing after the first that is left, and nobody would see it."""
-    namespace, old, young = registry.Namespace(bronze_rows.DB, "t"), 5, 10**12
-    rows: dict[str, list[Any]] = {"batch": [1, 2, 3, 4], "ts_ms": [old, young, old, young]}
-    rows |= {name: [value] * 4 for name, value in (*namespace._asdict().items(), ("kind", "change"))}
+@contextlib.contextmanager
+def bronze_in_duckdb(rows: Mapping[str, Sequence[Any]]) -> Iterator[Callable[[str], Any]]:
+    """What Spark's `sql` gives over rows of bronze."""
     with duckdb.connect() as engine:
-        engine.register("bronze", pa.table(rows))
+        engine.register("bronze", pa.table(dict(rows)))
 
         def sql(text: str) -> Any:
             found = engine.execute(text.replace("FROM VALUES", "FROM (VALUES").replace(" AS bounds(", ") AS bounds("))
             names = [column[0] for column in found.description or ()]
             return SimpleNamespace(collect=lambda: [SimpleNamespace(**dict(zip(names, row))) for row in found.fetchall()])
 
+        yield sql
+
+
+def test_no_old_event_goes_behind_a_younger_one() -> None:
+    """One that was replayed has its old time: taken alone it would be missing after the first that is left, and nobody would see it."""
+    namespace, old, young = registry.Namespace(bronze_rows.DB, "t"), 5, 10**12
+    rows: dict[str, list[Any]] = {"batch": [1, 2, 3, 4], "ts_ms": [old, young, old, young]}
+    rows |= {name: [value] * 4 for name, value in (*namespace._asdict().items(), ("kind", "change"))}
+    with bronze_in_duckdb(rows) as sql:
         run: Any = SimpleNamespace(
             spark=SimpleNamespace(sql=sql), bronze="bronze", _applied=lambda _: 4, _waits=lambda *_: False
         )
         found = maintain._MaintenanceRun._trimmed(run, [namespace], 10**9, maintain._ResultLines())
     assert found == {namespace: 2}
+
+
+def test_the_days_of_a_year_are_found_by_one_query() -> None:
+    """Bronze has no statistics of times: two queries a day, each over all of it, took the first run after a setting as long as a year's."""
+    texts: list[str] = []
+    rows = {"batch": [1, 2, 3, 4, 5], "ts_ms": [each * maintain.DAY_MS for each in (7, 7, 9, 8, 9)]}
+    with bronze_in_duckdb(rows) as sql:
+
+        def counted(text: str) -> Any:
+            texts.append(text)
+            return sql(text)
+
+        given: tuple[Any, ...] = (SimpleNamespace(sql=counted), "bronze", "batch < 5")
+        days = maintain._days(*given)
+    assert days == [f"batch >= {low} AND batch <= {high}" for low, high in ((1, 2), (3, 3), (4, 4))]
+    assert len(texts) == 1
