@@ -134,7 +134,8 @@ class EmbeddedMongoDB:
 
     def kill(self) -> None:
         """End the server with SIGKILL, as in a crash; `start()` then recovers from its journal."""
-        os.kill(self.pid, signal.SIGKILL)
+        if self.pid:  # 0 would be this process and all of its group
+            os.kill(self.pid, signal.SIGKILL)
         self.stop()
 
     def __enter__(self) -> EmbeddedMongoDB:

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from cdc_core.tables import layout as tables
 from pipelines.capture.progress import CaptureProgress
+from pipelines.demo import embedded_mongodb, shop
 from pipelines.demo import run as demo
-from pipelines.demo import shop
 from pipelines.demo import tables as demo_report
 from pipelines.demo.stage import DemoStage
 
@@ -82,6 +82,14 @@ def test_a_step_that_is_killed_is_not_played_again(monkeypatch: pytest.MonkeyPat
         shop.open_for_business(client, stop=stop, each=lambda _: None)
     shop.open_for_business(client, stop=stop, each=lambda _: None)
     assert played == [0, 1, 2]
+
+
+def test_a_server_that_does_not_run_is_killed_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 is to the system the caller with its whole group."""
+    killed: list[int] = []
+    monkeypatch.setattr(embedded_mongodb.os, "kill", lambda pid, _: killed.append(pid))
+    embedded_mongodb.EmbeddedMongoDB(tmp_path).kill()
+    assert killed == []
 
 
 def test_the_picture_names_the_step_that_came_last() -> None:
