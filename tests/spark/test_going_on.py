@@ -9,7 +9,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.bronze import quarantine_table, registry
+from pipelines.bronze import registry
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
@@ -201,14 +201,3 @@ def test_a_long_backlog_lets_the_others_have_their_turn(
     versions.close()
     assert ends == [1, 2, 3, 3] and keys(hop, "a") == {1: 30}
     assert spark.table(str(table)).count() == 3
-
-
-def test_what_waits_from_before_a_drop_ends_with_it(hop: Hop) -> None:
-    """It can never be applied any more: it is held no longer, and hinders no maintenance."""
-    hop.bronze.append({"a": [document(1, 10, "c", v=1), {"op": "u", "key": 1, "at": 11, "text": "{broken"}]})
-    hop.silver()
-    held = hop.layout.quarantine("cases", "a")
-    assert quarantine_table.count(hop.spark, held) == 1
-    hop.bronze.append({"a": [{"drop": 20}]})
-    hop.silver()
-    assert quarantine_table.count(hop.spark, held) == 0 and not hop.rows("a")

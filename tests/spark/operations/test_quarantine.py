@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,16 @@ def layout(lakehouse: Path) -> tables.Layout:
     return tables.Layout(root=str(lakehouse))
 
 
+@pytest.fixture(scope="module")
+def held(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tables.Layout:
+    """Two events that cannot be read are held, and one that follows the first of them; nothing writes to these tables."""
+    layout = tables.Layout(root=str(tmp_path_factory.mktemp("held")))
+    broken = event(2, "p", text='{"secret":'), event(4, "c", key="2", text="{")
+    filled(spark, layout, [event(1, "c"), broken[0], event(3, "p"), broken[1]])
+    assert applied(spark, layout, 0, 2) == ["token-1", "token-2", "token-4"]  # two of them are marks
+    return layout
+
+
 def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, Any]]) -> None:
     log = bronze_table.BronzeLog.open(spark, layout.bronze("shop"), extra={"stream": "fingerprint"})
     log.append(
@@ -259,17 +270,13 @@ def test_a_name_of_any_length_can_be_read(spark: SparkSession) -> None:
     assert [row.reason for row in found] == [None] * 6 + [Reason.UNREADABLE_AFTER.value] * 2
 
 
-def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
+def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout) -> None:
     """An event that was corrected comes back at its own place, with all that followed it, once."""
-    filled(
-        spark,
-        layout,
-        [event(1, "c"), event(2, "p", text="{"), event(3, "p"), event(4, "c", key="2", text="{")],
-    )
-    assert applied(spark, layout, 0, 2) == ["token-1", "token-2", "token-4"]  # two of them are marks
+    shutil.copytree(str(held.root), str(layout.root))
     table = layout.quarantine("shop", "orders")
-    held = quarantines.listed(spark, table)
-    assert [(each.resume_token, each.reason) for each in held] == [
+    seen = quarantine_table.HeldEvents.of(spark, table)
+    assert seen is not None and seen.keys() == {"1", "2"}
+    assert [(each.resume_token, each.reason) for each in quarantines.listed(spark, table)] == [
         ("token-2", Reason.UNREADABLE_UPDATE.value),
         ("token-3", Reason.FOLLOWS.value),
         ("token-4", Reason.UNREADABLE_AFTER.value),
@@ -294,7 +301,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     ]
     assert applied(spark, layout, 2, 3) == ["token-2", "token-3"]
     assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
-    assert quarantine_table.count(spark, table) == 1
+    assert quarantine_table.count(spark, table) == 1 and (seen.keys(), seen.keys(before=2)) == ({"2"}, {"1", "2"})
     states = {each.resume_token: each.state for each in quarantines.listed(spark, table, all_states=True)}
     assert states["token-2"] is quarantines.EventState.ENDED
 
@@ -338,44 +345,41 @@ def test_many_events_come_back_in_several_commits(
     assert [each.key for each in quarantines.listed(spark, layout.quarantine("shop", "orders"))] == [None]
 
 
-def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, layout: tables.Layout) -> None:
+def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, held: tables.Layout) -> None:
     """A listed event names its collection, key, place and reason; its texts come with `with_texts` alone."""
-    filled(spark, layout, [event(1, "p", text='{"secret":'), event(2, "c", key="2", text="{")])
-    applied(spark, layout, 0, 2)
-    table = layout.quarantine("shop", "orders")
+    table = held.quarantine("shop", "orders")
     assert "secret" not in repr(quarantines.listed(spark, table))
     assert [each.key for each in quarantines.listed(spark, table, most=1)] == ["1"]
-    first, second = quarantines.listed(spark, table, with_texts=True)
+    first, follower, last = quarantines.listed(spark, table, with_texts=True)
     assert (first.collection, first.key, first.batch) == ("shop.orders", "1", 1)
-    assert (first.texts, second.texts) == ({"updatedFields": '{"secret":'}, {"after": "{"})
+    assert (first.texts, last.texts) == ({"updatedFields": '{"secret":'}, {"after": "{"})
+    assert follower.texts == {"updatedFields": '{"_id":1}'}
 
 
-def test_wrong_replays_are_refused(spark: SparkSession, layout: tables.Layout) -> None:
+def test_wrong_replays_are_refused(spark: SparkSession, held: tables.Layout) -> None:
     """Tokens that are not held and corrections that cannot be read are refused; nothing is done."""
-    filled(spark, layout, [event(1, "c", text="{")])
-    applied(spark, layout, 0, 2)
     with pytest.raises(errors.SettingsError) as refused:
         quarantines.replay(
             spark,
-            layout,
+            held,
             name="shop",
             namespace=("shop", "orders"),
-            tokens=["token-1", "token-9"],
-            corrections={"token-1": {"after": "{", "op": "{}"}, "token-8": {}},
+            tokens=["token-4", "token-9"],
+            corrections={"token-4": {"after": "{", "op": "{}"}, "token-8": {}},
             now_ms=0,
         )
     assert [problem.path for problem in refused.value.problems] == [
         "token-8",
         "token-9",
-        "token-1.after",
-        "token-1.op",
+        "token-4.after",
+        "token-4.op",
     ]
-    assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2
+    assert bronze_table.newest(spark, held.bronze("shop")).batch == 2
 
 
 def test_a_snapshot_of_the_whole_ends_what_is_held_from_before_it(spark: SparkSession, tmp_path: Path) -> None:
     """It read each document that the source has; what it did not find was deleted where nobody saw it. Where deletes are
-    dropped, nothing is taken for deleted."""
+    dropped, nothing is taken for deleted. A drop ends all: none of it can ever be applied any more, and it hinders no maintenance."""
     swept = Hop(spark, pipeline(tmp_path / "swept"))
     swept.bronze.append({"t": [document(1, 10, "c"), {"op": "c", "key": 2, "at": 11, "text": "{"}]})
     swept.silver()
@@ -388,3 +392,6 @@ def test_a_snapshot_of_the_whole_ends_what_is_held_from_before_it(spark: SparkSe
         hop.silver()
         listed = quarantines.listed(spark, hop.layout.quarantine(bronze_rows.DB, "t"))
         assert sorted(str(each.key) for each in listed) == held
+    swept.bronze.append({"t": [{"drop": 60}]})
+    swept.silver()
+    assert quarantine_table.count(spark, swept.layout.quarantine(bronze_rows.DB, "t")) == 0 and not swept.rows("t")
