@@ -100,7 +100,7 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     """A day's at a time, and whatever lies between them is as it was. Where one fails, nothing else may go from bronze, either."""
     chosen = settings(lakehouse, maintenance={"bronze.retention.days": 1})
     table = delta.layout(chosen.lakehouse).bronze("shop")
-    log = bronze_rows.Log(spark, table)
+    log = bronze_rows.Log(spark, table, is_timed=True)
     names = ("it's", "a.b", "kept")
     for number in range(1, 5):
         log.append({name: [{"op": "c", "key": f"k{number}", "at": number, "after": {"_id": number}}] for name in names})
@@ -109,7 +109,6 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     monkeypatch.setattr(maintain._MaintenanceRun, "_trimmed", lambda *given: applied)
     monkeypatch.setattr(maintain, "IDLE_ROWS", "false")
     monkeypatch.setattr(maintain, "DAY_MS", 1)  # each batch is a day
-    spark.sql(f"UPDATE {table} SET ts_ms = batch")
     before = rows(spark, table)
     now_ms = int(time.time() * 1000) + 2 * DAY * 1000
     words, deleted, days = maintain._ResultLines(), maintenance.delete_claimed, []
