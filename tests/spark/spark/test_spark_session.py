@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc_core import errors
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm, log_store
 from pipelines.spark import session as sparks
@@ -303,6 +304,24 @@ def submitted(job: Path, *options: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("extension", "missing"), [("io.nobody.Extension", "jar"), ("org.apache.spark.sql.SparkSession", "session extension")]
+)
+def test_a_given_session_without_delta_is_told_which_file_names_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, extension: str, missing: str
+) -> None:
+    """Where Delta's jar is not on the class path, or nobody named its extension, the session is refused in one line."""
+    monkeypatch.setattr(sparks, "_active", lambda: None)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # as spark-submit says that the session is its own
+    monkeypatch.setattr(spark_conf, "EXTENSION", extension)
+    with pytest.raises(errors.SettingsError) as refused:
+        sparks.session(spark.sparkContext.appName)
+    assert str(refused.value) == (
+        f"this Spark has no Delta ({missing} missing): use spark-submit --properties-file conf/spark-defaults.conf"
+    )
+
+
+@pytest.mark.journey
 def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) -> None:
     """A session that spark-submit gives without Delta is refused in one line."""
     job = tmp_path / "job.py"
