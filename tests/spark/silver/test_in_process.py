@@ -135,7 +135,7 @@ def test_both_ways_give_the_same(
     ways = [Hop(spark, pipeline(tmp_path / way, **SETTINGS[name])) for way in ("few", "steps")]
     batches = list(changes(random.Random(name), count, has_partial=name not in ("plain", "flat")))
     if SETTINGS[name].get("keep.document"):  # what is new is seen at the first event, and not at the last of a document
-        batches.append([{"op": "u", "key": 0, "at": at, "update": {"late": at}} for at in (10_001, 10_002)])
+        batches[-1] = [*batches[-1], *({"op": "u", "key": 0, "at": at, "update": {"late": at}} for at in (10_001, 10_002))]
     for number, events in enumerate(batches):
         for hop in ways:
             hop.bronze.append({"t": events})
@@ -227,6 +227,7 @@ def hop(begun: Hop, tmp_path: Path) -> Hop:
     return begun.copied(tmp_path)
 
 
+@pytest.mark.journey
 def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_process: dict[str, int]) -> None:
     """While an event waits, Spark parts what follows it of its document; other documents go their own way, and after that its own, too."""
     alone = []
@@ -248,6 +249,7 @@ def test_a_compaction_of_bronze_hinders_nothing(hop: Hop, by_process: dict[str, 
     assert by_process["silver"] == before + 1 and [row["n"] for row in hop.documents("t")] == [0, 5, 0, 0]
 
 
+@pytest.mark.journey
 def test_a_long_span_whose_first_range_is_sparks_is_sparks(
     hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

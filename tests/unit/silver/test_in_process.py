@@ -33,6 +33,7 @@ from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import looks
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.silver import in_process, in_process_fold, ranges
+from pipelines.silver.collection import SilverCollection
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
 
@@ -519,6 +520,34 @@ def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, mo
     monkeypatch.setattr(live_files, "MANY_ROWS", 3)
     hop.silver()
     assert len(spans) == 4
+
+
+def test_a_long_span_whose_first_range_is_sparks_is_sparks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one range for all the rest that this process would have cut into several, each with its position."""
+    monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
+    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+    spans: list[tuple[int, int]] = []
+    applied = ranges._range
+
+    def noted(collection: Any, range_: Any, *given: Any, **named: Any) -> Any:
+        spans.append((range_.after, range_.to))
+        return applied(collection, range_, *given, **named)
+
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append(*((key, document(key, n=0)) for key in range(4)))
+        hop.silver()
+        for update in ("{", *(f'{{"n":{n}}}' for n in range(5))):
+            hop.append((0, {"updatedFields": update}))
+        monkeypatch.setattr(ranges, "_range", noted)
+        # In the place of what Spark does with the first range.
+        monkeypatch.setattr(SilverCollection, "events", lambda *_: None)
+        monkeypatch.setattr(ranges, "_wanted", lambda *_: None)
+        monkeypatch.setattr(ranges, "_confs", lambda *_: ({}, {}))
+        monkeypatch.setattr(ranges, "_finding_keys", lambda *_, **__: contextlib.nullcontext())
+        monkeypatch.setattr(ranges, "_written_at_once", lambda *_: True)
+        hop.silver()
+    assert spans == [(1, 3), (3, 7)]
 
 
 def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
