@@ -242,6 +242,7 @@ def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -
     assert operations(hop)[0] == "MERGE"
 
 
+@pytest.mark.journey
 def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
     """A reader of the feed sees updates, not deletes and inserts."""
     hop.spark.sql(f"ALTER TABLE {hop.silver_table('t')} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)").collect()
