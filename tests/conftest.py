@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +44,30 @@ TALKATIVE = embedded_mongodb.ServerOptions(parameters={"periodicNoopIntervalSecs
 """A server that nobody writes to says how late it is each second: some streams wait for that word, which comes each ten otherwise."""
 
 StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
+
+IN_MEMORY = Path("/dev/shm")
+ROOM = 12 * 2**30
+"""Bytes of memory that nothing uses: the tests' folders come to a small part of that, two JVMs and as many MongoDBs to half."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Folders of tests lie in memory where there is plenty: each commit to a table, and each write to MongoDB, waits for a disk.
+
+    Those of journeys, which may be large, do not.
+    """
+    if config.option.basetemp is None and config.option.markexpr == "not journey" and _has_room():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+
+def _has_room() -> bool:
+    try:
+        available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+        found = [0 if available is None else int(available[1]) * 1024, shutil.disk_usage(IN_MEMORY).free]
+        with contextlib.suppress(OSError, ValueError):  # a container's may be less than the machine's; "max" is all of that
+            found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return min(found) > ROOM
+    except OSError:
+        return False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
