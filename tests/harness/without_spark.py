@@ -96,7 +96,10 @@ class _Log(direct_log.DirectLog):
         return _Transaction(self._folder)
 
     def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
-        return write(self._folder, base + 1, [*transaction.changed, *actions.seq()], userMetadata=metadata)
+        try:
+            return write(self._folder, base + 1, [*transaction.changed, *actions.seq()], userMetadata=metadata)
+        except FileExistsError:
+            raise direct_log.VersionTaken from None
 
     def append(self, file: data_file.ParquetFile) -> None:
         write(self._folder, (local_log.newest_version(self._folder) or 0) + 1, [log_actions.added(file)])

@@ -345,6 +345,7 @@ def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: p
     assert calls and [row["_id"] for row in hop.documents("t")] == [1, 2, 3]
 
 
+@pytest.mark.journey
 @pytest.mark.parametrize("layer", ["silver", "gold"])
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str) -> None:
     """The table is compacted between the look for the keys and the commit: they are looked for again in what is there then."""

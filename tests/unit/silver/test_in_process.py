@@ -28,7 +28,7 @@ from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
 from pipelines import helper_processes
 from pipelines.bronze import collection_events, quarantine_table, survey
-from pipelines.delta import live_files, local_log, maintenance, table_files
+from pipelines.delta import data_file, direct_log, live_files, local_log, log_actions, maintenance, table_files
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import looks
 from pipelines.schema.document_typer import DocumentTyper
@@ -568,6 +568,47 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
         batches = oracle.read(hop.silver_table.path or "", version=(before or 0) + 2)["__batch"].to_pylist()
         assert sorted(batches) == [1, 1, 2, 2]
         assert oracle.read(hop.silver_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 2, 2, 0]
+
+
+def compact(table: Any) -> None:
+    """As somebody's OPTIMIZE leaves a table: its rows in one file, and in none of those of before."""
+    live = live_files.LiveFiles(Path(table.path))
+    log, found = direct_log.of(without_spark.SPARK, table), live.at_newest()
+    assert log is not None and found
+    parts, statistics = live.files(), live_files.measured_columns(live)
+    rows = live.rows(parts)
+    file = data_file.ParquetFile.write(log.store, [rows], schema=rows.schema, statistics=statistics, table=table)
+    gone = [
+        {"remove": {"dataChange": False, **{name: part[name] for name in ("path", "deletionVector") if name in part}}}
+        for part in parts
+    ]
+    version = (local_log.newest_version(live.folder) or 0) + 1
+    without_spark.write(live.folder, version, [*gone, log_actions.added(file, is_change=False)], "OPTIMIZE")
+
+
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str) -> None:
+    """The table is compacted between the look for the keys and the commit: they are looked for again in what is there then."""
+    places, calls = live_files.LiveFiles.places, []
+    table = hop.silver_table if layer == "silver" else hop.gold_table
+
+    def late(self: live_files.LiveFiles, *given: Any) -> Any:
+        found = places(self, *given)
+        if layer in self.folder.parts:
+            if not calls:
+                compact(table)
+            calls.append([len(rows) for _, rows in found])
+        return found
+
+    for n, keys in enumerate([range(4), (0, 3)]):  # two files, and one of them with rows that are gone
+        hop.append(*((key, document(key, n=n)) for key in keys))
+        hop.run()
+    monkeypatch.setattr(live_files.LiveFiles, "places", late)
+    hop.append((1, document(1, n=2)), (2, None))
+    hop.run()
+    assert calls == [[2], [2]]
+    rows = oracle.read(hop.gold_table.path or "").sort_by("__key")
+    assert [*zip(rows["_id"].to_pylist(), rows["n"].to_pylist())] == [(0, 1), (1, 2), (3, 1)]
 
 
 @pytest.mark.parametrize(("events", "is_done"), [(5, True), (6, False)])
