@@ -240,6 +240,7 @@ def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_p
     assert [row["n"] for row in hop.documents("t")] == [0, 3, 1, 0]
 
 
+@pytest.mark.journey
 def test_a_compaction_of_bronze_hinders_nothing(hop: Hop, by_process: dict[str, int]) -> None:
     """It puts events that are applied and those that wait into one file; every batch behind one went through Spark's queries."""
     hop.bronze.append({"t": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 5}}]})
@@ -326,6 +327,7 @@ def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch)
     assert [table_history.version(hop.spark, table) for table in (hop.silver_table("t"), hop.gold_table("t"))] == before
 
 
+@pytest.mark.journey
 def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that somebody deletes meanwhile do not come back."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 2)

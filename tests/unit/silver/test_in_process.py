@@ -570,20 +570,52 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
         assert oracle.read(hop.silver_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 2, 2, 0]
 
 
-def compact(table: Any) -> None:
-    """As somebody's OPTIMIZE leaves a table: its rows in one file, and in none of those of before."""
+def rewrite(table: Any, *, without: object = None) -> None:
+    """What somebody's OPTIMIZE does, or a DELETE of an `_id`: the rows come into one file, and are in none of those of before."""
     live = live_files.LiveFiles(Path(table.path))
     log, found = direct_log.of(without_spark.SPARK, table), live.at_newest()
     assert log is not None and found
     parts, statistics = live.files(), live_files.measured_columns(live)
     rows = live.rows(parts)
+    rows = rows if without is None else rows.filter(pc.not_equal(rows["_id"], without))
     file = data_file.ParquetFile.write(log.store, [rows], schema=rows.schema, statistics=statistics, table=table)
     gone = [
         {"remove": {"dataChange": False, **{name: part[name] for name in ("path", "deletionVector") if name in part}}}
         for part in parts
     ]
     version = (local_log.newest_version(live.folder) or 0) + 1
-    without_spark.write(live.folder, version, [*gone, log_actions.added(file, is_change=False)], "OPTIMIZE")
+    operation = "OPTIMIZE" if without is None else "DELETE"
+    is_change = without is not None
+    without_spark.write(live.folder, version, [*gone, log_actions.added(file, is_change=is_change)], operation)
+
+
+def test_a_compaction_of_bronze_hinders_nothing(hop: Hop) -> None:
+    """It puts events that are applied and those that wait into one file; every batch behind one went through Spark's queries."""
+    hop.append((1, document(1, n=5)))
+    rewrite(hop.bronze)
+    hop.run()
+    assert oracle.read(hop.gold_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 5, 0, 0]
+
+
+def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that somebody deletes meanwhile do not come back."""
+    monkeypatch.setattr(maintenance, "MANY_FILES", 2)
+    monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
+    monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
+    rows, calls = live_files.LiveFiles.rows, []
+
+    def late(self: live_files.LiveFiles, *given: Any) -> Any:
+        found = rows(self, *given)
+        if "gold" in self.folder.parts and not calls:
+            calls.append(len(found))
+            rewrite(hop.gold_table, without=0)
+        return found
+
+    monkeypatch.setattr(live_files.LiveFiles, "rows", late)
+    for n in range(4):
+        hop.append((1, document(1, n=n)))
+        hop.run()
+    assert calls and sorted(oracle.read(hop.gold_table.path or "")["_id"].to_pylist()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("layer", ["silver", "gold"])
@@ -596,7 +628,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, 
         found = places(self, *given)
         if layer in self.folder.parts:
             if not calls:
-                compact(table)
+                rewrite(table)
             calls.append([len(rows) for _, rows in found])
         return found
 
