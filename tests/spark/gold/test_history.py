@@ -37,6 +37,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+BY_QUERIES = pytest.mark.parametrize("way", ["queries", pytest.param("process", marks=pytest.mark.journey)], indirect=True)
+"""What this process does itself is in `tests/unit/gold/test_in_process_history.py`, and so is what it leaves to queries."""
+
+
 @pytest.fixture
 def silver_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silver comes as far as bronze and applies nothing: versions are made of bronze's events, and what silver's queries do with those that
@@ -104,7 +108,7 @@ def test_what_a_late_event_and_a_sweep_say_of_deletes_when_the_mode_is_gone(spar
     assert ends == [("a", False), ("x", True), ("b", True)]
 
 
-@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+@BY_QUERIES
 def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spark: SparkSession, lakehouse: Path) -> None:
     """Rows from before have no mark: a drop makes the column where there is none, in silver, too; where it is null no delete is known."""
     hop = HistoryHop(spark, lakehouse, {})
@@ -126,7 +130,7 @@ def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spar
     assert ends == [("a", None), ("x", False), ("y", False), ("b", False)]
 
 
-@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+@BY_QUERIES
 def test_a_column_that_somebody_dropped_is_for_a_person(spark: SparkSession, lakehouse: Path) -> None:
     """Added again it would be null in all versions that are there; what it held is in bronze."""
     hop = HistoryHop(spark, lakehouse, {"things": {}})
@@ -242,7 +246,7 @@ def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lak
 
 
 @pytest.mark.usefixtures("silver_moves_on")
-@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
+@BY_QUERIES
 def test_an_update_whose_document_is_not_known_ends_what_was_there(spark: SparkSession, lakehouse: Path) -> None:
     """A look-up that came too late, or found what cannot be read, where documents are not kept: no wrong version holds."""
     hop = HistoryHop(spark, lakehouse, {"things": {}})

@@ -117,6 +117,24 @@ def test_a_late_event_moves_the_mark_of_a_delete_also_when_the_mode_is_gone(tmp_
     assert kept.versions("a", "__deleted") == [("1", 10, 15, 1, False), ("1", 15, 20, 2, True)]
 
 
+def test_a_late_event_says_of_no_delete_from_before_the_mode(tmp_path: Path) -> None:
+    """Rows from before have no mark: what ends at a late event is none's delete, and where the mark is null no delete is known."""
+    kept = Kept(tmp_path)
+    kept.bronze.append({"t": [change("c", 1, 10, v="a"), change("c", 2, 11, v="x"), change("d", 2, 15)]})
+    kept.lay_out()
+    kept.hop.settings = layers.pipeline(tmp_path, history=True, **{"delete.tombstone.handling.mode": "rewrite"})
+    for event in (change("c", 3, 20, v="b"), change("u", 2, 13, v="y")):
+        kept.bronze.append({"t": [event]})
+        kept.lay_out()
+    assert kept.versions("v", "__deleted") == [
+        ("1", 10, None, "a", None),
+        ("2", 11, 13, "x", False),
+        ("2", 13, 15, "y", False),
+        ("3", 20, None, "b", False),
+    ]
+    assert oracle.read(kept.table.path or "").column_names[-len(ENDS) :] == ENDS
+
+
 def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
     kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
     kept.bronze.append({"t": [change("c", 1, 10, a=1), change("c", 2, 10, a=1)]})
