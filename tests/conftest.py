@@ -105,8 +105,9 @@ def spark() -> Iterator[SparkSession]:
     session = sparks.session(
         "mongo-medallion tests",
         master="local[2]",
-        conf={**spark_conf.SHORT_RUN, **sessions.SMALL, **sessions.INTERPRETED},
+        conf={**spark_conf.SHORT_RUN, **sessions.SMALL, **sessions.INTERPRETED, **sessions.ROOMY},
     )
+    sessions.lighten(session)
     yield session
     sparks.stop()
 
