@@ -29,6 +29,7 @@ document data, a password, or a whole settings object.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -183,6 +184,18 @@ def message_of(error: Exception) -> str:
     Only the class name for foreign errors, whose text may quote a document.
     """
     return str(error) if isinstance(error, MedallionError) else f"this is a bug: {type(error).__name__}"
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where a disk or a quota is full, or a file has reached its maximum size."""
+
+
+def of_file(error: OSError, problem: Problem) -> MedallionError:
+    """The error of a command that cannot read or write a file: temporary where there is no room for it, else a mistake in
+    its arguments."""
+    if error.errno in FULL:
+        return StorageExhausted(f"{problem}; free some space and start again")
+    return SettingsError(problem)
 
 
 class CommitConflict(Temporary):

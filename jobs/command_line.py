@@ -12,7 +12,6 @@ A command's modules are imported when it runs, so that `--help` is fast.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import stat
@@ -118,7 +117,7 @@ def _is_of_interrupt(error: BaseException | None) -> bool:
 def _translated(error: Exception) -> errors.MedallionError | None:
     """Spark's error, translated; without Spark only a full disk, which the command's output met."""
     if "pyspark" not in sys.modules:
-        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        is_full = isinstance(error, OSError) and error.errno in errors.FULL
         return errors.StorageExhausted("no space left for the output; free some space and start again") if is_full else None
     from pipelines.spark import failures as spark_failures
 

@@ -240,4 +240,5 @@ def _foreign_errors(path: str) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:  # the last two for a truncated or damaged compressed file
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise errors.SettingsError(errors.Problem(path, why)) from error
+        problem = errors.Problem(path, why)
+        raise (errors.of_file(error, problem) if isinstance(error, OSError) else errors.SettingsError(problem)) from error

@@ -97,12 +97,12 @@ class PageContent:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the page, atomically where possible; raises `SettingsError` if it cannot be written."""
+    """Write the page, atomically where possible; raises the error of `errors.of_file` if it cannot be written."""
     try:
         if not _has_replaced(path.resolve(), text):
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise errors.SettingsError(errors.Problem("--html", f"cannot write {path}: {error.strerror}")) from None
+        raise errors.of_file(error, errors.Problem("--html", f"cannot write {path}: {error.strerror}")) from None
 
 
 _ALONE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)

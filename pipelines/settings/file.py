@@ -105,8 +105,11 @@ def rendered(document: Mapping[str, object], *, before: Sequence[str] = (), afte
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write a new settings file; raises `SettingsError` if the file exists with another text."""
+    """Write a new settings file, or to a pipe or a device; raises `SettingsError` if the file exists with another text."""
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            Path(path).write_text(text, encoding="utf-8")
+            return
         # Mode x creates the file or fails: a check before would leave time for another process to create it.
         with open(path, "x", encoding="utf-8") as file:
             try:
@@ -121,7 +124,7 @@ def write(path: str | Path, text: str) -> None:
             hint = "move it away, or choose another --out"
             raise errors.SettingsError(errors.Problem(str(path), "the file already exists", hint)) from None
     except OSError as error:
-        raise errors.SettingsError(errors.Problem(str(path), f"it cannot be written: {error.strerror}")) from None
+        raise errors.of_file(error, errors.Problem(str(path), f"it cannot be written: {error.strerror}")) from None
 
 
 def _comment(line: str) -> str:

@@ -144,13 +144,12 @@ def is_server_gone(error: BaseException) -> bool:
     return condition(error).startswith("INVALID_HANDLE.SESSION") or (not condition(error) and status in _NO_ANSWER)
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FAILS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 
 
 def is_full(error: BaseException) -> bool:
     """Whether a disk or a quota is full, or a file has reached the size limit of the process."""
-    return bool(_system_message(error, _FULL))
+    return bool(_system_message(error, errors.FULL))
 
 
 def _system_message(error: BaseException, numbers: Collection[int]) -> str:

@@ -113,6 +113,11 @@ def test_the_page_cannot_be_written() -> None:
         page.write(Path("/nowhere/at/all/page.html"), "")
 
 
+def test_a_page_without_room_is_temporary() -> None:
+    with pytest.raises(errors.StorageExhausted, match=r"cannot write /dev/full: No space left"):
+        page.write(Path("/dev/full"), "page")
+
+
 def test_the_page_of_before_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     """Whoever looks meanwhile sees one of the two, and a disk that is full, or a kill, takes none away."""
     path, link = tmp_path / "page.html", tmp_path / "link"

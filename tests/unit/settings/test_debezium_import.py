@@ -224,6 +224,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert out.read_text(encoding="utf-8") == expected
 
 
+def test_the_command_writes_into_what_is_no_file() -> None:
+    """A pipe or a device takes the settings, and is not read to see whether it has them; without room for them it is temporary."""
+    connector = str(CASES / "taken" / "today.json")
+    assert command_line.main(["import-debezium", connector, "--out", "/dev/null"]) == 0
+    assert command_line.main(["import-debezium", connector, "--out", "/dev/full"]) == 75
+
+
 @pytest.mark.parametrize("text", ['{"a": hunter2}', "", "\ufeff[", '{"a":1'])
 def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that is not JSON is refused with line and column, and nothing of it is shown."""

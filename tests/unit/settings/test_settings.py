@@ -188,7 +188,7 @@ def test_a_file_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(errors.SettingsError, match="it cannot be written"):
+        with pytest.raises(errors.StorageExhausted, match="it cannot be written"):
             settings_file.write(tmp_path / "shop.yml", "# a line\n" * 10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

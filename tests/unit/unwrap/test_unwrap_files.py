@@ -131,6 +131,12 @@ def test_a_compressed_file_that_is_damaged_is_named(tmp_path: pathlib.Path, opti
         unwrap_files.run(tmp_path / "in.gz", options, tmp_path / "out")
 
 
+def test_an_output_without_room_is_temporary(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(text(LINES))
+    with pytest.raises(errors.StorageExhausted, match="/dev/full: No space left"):
+        unwrap_files.run(options, tmp_path / "in.jsonl", "/dev/full")
+
+
 def test_an_output_that_is_a_folder_is_named(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
     """Nothing is left in its place."""
     (tmp_path / "out").mkdir()
