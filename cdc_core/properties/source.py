@@ -262,9 +262,9 @@ class Source:
     )
     mongodb_heartbeat_frequency_ms: int = _property(
         "mongodb.heartbeat.frequency.ms",
-        values.Integer(500, _LONGEST_MS),
+        values.Integer(1, _LONGEST_MS),
         10_000,
-        "How often the driver checks each server.",
+        "How often the driver checks each server; less than 500 counts as 500.",
     )
 
     # What is captured

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+LEAST_HEARTBEAT_MS = 500
+"""The driver takes no lower `heartbeatFrequencyMS`; the connector's takes any."""
+
+
 @dataclass(frozen=True)
 class Connection:
     """A connection string and client options, with secrets resolved: kept in memory only, and hidden from `repr`."""
@@ -49,7 +53,7 @@ def connection(source: Source) -> Connection:
         "connectTimeoutMS": source.mongodb_connect_timeout_ms or None,
         "serverSelectionTimeoutMS": source.mongodb_server_selection_timeout_ms,
         "socketTimeoutMS": source.mongodb_socket_timeout_ms or None,
-        "heartbeatFrequencyMS": source.mongodb_heartbeat_frequency_ms,
+        "heartbeatFrequencyMS": max(source.mongodb_heartbeat_frequency_ms, LEAST_HEARTBEAT_MS),
     }
     # User and password belong together: the settings do not complete the connection string's.
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]

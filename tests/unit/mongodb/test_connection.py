@@ -33,6 +33,8 @@ def test_times() -> None:
         mongodb__heartbeat__frequency__ms="600",
     )
     assert given == {"serverSelectionTimeoutMS": 5, "socketTimeoutMS": 7, "heartbeatFrequencyMS": 600}
+    # The connector takes any; this driver checks a server twice a second at most.
+    assert options(mongodb__heartbeat__frequency__ms="1")["heartbeatFrequencyMS"] == 500
 
 
 def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
