@@ -66,6 +66,7 @@ _SERVER_ONLY: Mapping[str, str] = {
 
 _NOT_OURS = "it configures Debezium Server"
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
+_NO_CHANNELS = {"jmx": "there is no Java management here", "in-process": "there is no engine in a Java process here"}
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 _SECRET_OPTIONS = {name.lower(): variable for name, variable in values.SECRET_OPTIONS.items()}
 
@@ -416,7 +417,8 @@ class _ConnectorReader:
         if each.name == "skipped.operations":
             return self._replaced(origin, value, "i", "c", "inserts are c now")
         if each.name in _CHANNELS:
-            return self._replaced(origin, value, "jmx", "", "there is no Java management here: jmx is left out")
+            for channel, why in _NO_CHANNELS.items():
+                value = self._replaced(origin, value, channel, "", f"{why}: {channel} is left out")
         return value
 
     def _replaced(self, origin: str, value: object, entry: str, by: str, why: str) -> object:
