@@ -71,7 +71,7 @@ def _without_schema(part: Json) -> tuple[str | None, Json]:
     decoded = _decoded(part)
     if isinstance(decoded, dict) and set(decoded) == {"schema", "payload"}:
         schema = decoded["schema"]
-        if isinstance(schema, dict):
+        if isinstance(schema, dict) and schema:  # an empty one says nothing
             return str(schema.get("name") or ""), decoded["payload"]
         return (None, decoded["payload"])
     return None, decoded
