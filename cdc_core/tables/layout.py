@@ -183,6 +183,18 @@ class Layout:
         folders = (*SHADOW_FOLDERS, path_name(db), path_name(collection), attempt)
         return replace(self, root="/".join((self.root.rstrip("/"), *filter(None, folders))))
 
+    def collisions(self, namespaces: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+        """Pairs of collections that would have one table: ``(first, second, the table)``, in the order given."""
+        if self.root is not None:  # folders tell all names apart (`path_name`)
+            return []
+        owners: dict[str, tuple[str, str]] = {}
+        met = []
+        for namespace in namespaces:
+            table = self.silver(*namespace)
+            if (owner := owners.setdefault(table.key, namespace)) != namespace:
+                met.append((".".join(owner), ".".join(namespace), table.label))
+        return met
+
     def schema(self, layer: str) -> str:
         """The catalog schema of a layer's tables, as a SQL identifier."""
         return identifier(*self._schema(layer))
@@ -210,13 +222,3 @@ class Layout:
     def _allowed(self, name: str) -> str:
         """The name in the form that the catalog allows."""
         return name.replace("-", "_") if self.catalog in OF_HIVE else name
-
-    def collisions(self, namespaces: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
-        """Pairs of collections that would get one table in a catalog: ``(first, second, its name)``, in the order given."""
-        seen: dict[str, str] = {}
-        met = []
-        for db, collection in namespaces:
-            name, namespace = self._name(db, collection).lower(), f"{db}.{collection}"
-            if seen.setdefault(name, namespace) != namespace:
-                met.append((seen[name], namespace, name))
-        return met

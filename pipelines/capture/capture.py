@@ -156,9 +156,12 @@ class Capture:
         The stream comes first: a capture that cannot resume has changed nothing.
         """
         service, source = self._service, self._deployment.source
-        table = delta.layout(service.settings.lakehouse).bronze(service.settings.name)
+        layout = delta.layout(service.settings.lakehouse)
+        table = layout.bronze(service.settings.name)
         fingerprint = filters.fingerprint(source)
         existing = ExistingBronze.read(service.spark, table, fingerprint=fingerprint)
+        if existing.position is None:  # later the stream goes on, and silver refuses the one that came second
+            self._deployment.check_tables(layout)
         replica_set = mongodb_server.server_info(self._deployment.client).replica_set
         opener = StreamOpener(
             self._deployment,

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_core import errors
 from cdc_core.properties.source import LimitAction, Source
 from cdc_core.stream import filters
+from cdc_core.tables import layout as tables
 from pipelines.capture.logger import log
 from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 
+APART = "remove one of them from the include list, or use another pipeline with its own schema_prefix"
 NARROW = "narrow collection.include.list or raise the limit"
 
 
 def is_over_limit(source: Source, captured: int) -> bool:
     """Whether the number of captured collections exceeds `guardrail.collections.max` (0: no limit)."""
     return 0 < source.guardrail_collections_max < captured
+
+
+def same_tables(layout: tables.Layout, collections: Sequence[catalog.SourceCollection]) -> list[str]:
+    """What is wrong with collections that would have the table of another one."""
+    met = layout.collisions([(each.db, each.name) for each in collections])
+    return [f"{first} and {second} would both become the table {table}" for first, second, table in met]
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,14 @@ class Deployment:
     def check_collections(self) -> None:
         """Raise `SourceUnsuitable` where the settings name a view or time-series collection; for a first start."""
         connections.captured(self.source, self.client)
+
+    def check_tables(self, layout: tables.Layout) -> None:
+        """Raise `SourceUnsuitable` where two captured collections would have one table: at a first start."""
+        if layout.root is not None:
+            return
+        met = same_tables(layout, self.collections())
+        if met:
+            raise errors.SourceUnsuitable("\n".join(f"{each}; {APART}" for each in met))
 
     def namespaces(self) -> list[str]:
         """The captured collections that exist now, as ``database.collection``."""

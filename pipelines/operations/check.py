@@ -261,13 +261,8 @@ def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Fin
 
 
 def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
-    if checked.settings.lakehouse.catalog is None:
-        return
-    layout = delta.layout(checked.settings.lakehouse)
-    for first, second, name in layout.collisions([(each.db, each.name) for each in _captured(checked)]):
-        found = f"{first} and {second} would both become the table {name}"
-        mend = "remove one of them from the include list, or use another pipeline with its own schema_prefix"
-        yield Finding("names", CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
+    for found in deployment.same_tables(delta.layout(checked.settings.lakehouse), _captured(checked)):
+        yield Finding("names", CheckVerdict.WRONG, found, deployment.APART, errors.SourceUnsuitable())
 
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.settings import parse as settings
 from cdc_core.snapshot import state as snapshot_state
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
@@ -23,6 +25,20 @@ from tests.harness.sources import source
 
 def landed(spark: Any, found: Any, kind: str) -> list[Any]:
     return [row for row in rows(spark, found) if row.kind == kind]
+
+
+def test_a_first_start_refuses_collections_of_one_table(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """In a catalog, where `a.b` and `a_b` have one name: nothing is made."""
+    for name in ("a.b", "a_b"):
+        database[name].insert_one({"_id": 1})
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    in_catalog = dataclasses.replace(found, lakehouse=settings.Lakehouse(catalog="spark_catalog", schema_prefix="met_"))
+    with pytest.raises(
+        errors.SourceUnsuitable, match=r"a\.b and .*a_b would both become the table spark_catalog\.met_silver"
+    ):
+        once(spark, in_catalog)
 
 
 def test_a_stream_begins_at_an_operation_time(

@@ -56,9 +56,9 @@ def test_collisions_are_those_of_the_tables_names() -> None:
         [("a", "x.y"), ("a", "z"), ("a", "x_y")],
         [("a", "x" * 300 + end) for end in ".!"],
     )
-    assert hive.collisions(hyphen) == [("a-b.x", "a_b.X", "a_b__x")]
+    assert hive.collisions(hyphen) == [("a-b.x", "a_b.X", "hive_metastore.silver.a_b__X")]
     assert unity.collisions(hyphen) == unity.collisions(long) == []
-    assert unity.collisions(dot) == [("a.x.y", "a.x_y", "a__x_y")]
+    assert unity.collisions(dot) == [("a.x.y", "a.x_y", "main.silver.a__x_y")]
 
 
 class Statements(list[str]):
@@ -95,6 +95,15 @@ def test_collections_that_meet_in_one_name() -> None:
     assert [str(each) for each in found.namespaces] == ["a.x.y", "a.z", "b.z", "a__b.c", "b__c.d"]
     assert [str(each) for each in found.refused] == ["a.x_y", "a.X_Y"]
     assert "which already belongs to a.x.y" in str(found.refused[registry.Namespace("a", "x_y")])
+
+
+def test_collections_of_one_name_are_told_before_a_start() -> None:
+    """By the tables that they would have, as each kind of catalog names them; folders tell all names apart."""
+    names = [("a", "x.y"), ("a", "x_y"), ("a", "x-y"), ("a", "z")]
+    hive, unity, folder = tables.Layout(catalog="spark_catalog"), tables.Layout(catalog="main"), tables.Layout(root="/lake")
+    first = ("a.x.y", "a.x_y", "main.silver.a__x_y")
+    assert unity.collisions([*names, names[0]]) == [first] and folder.collisions(names) == []
+    assert [second for _, second, _ in hive.collisions(names)] == ["a.x_y", "a.x-y"]
 
 
 def test_one_error_for_several_collections() -> None:
