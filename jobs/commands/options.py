@@ -37,7 +37,7 @@ _schema_prefix = click.option("--schema-prefix", metavar="TEXT", help="Prefix of
 collection = click.option("--collection", metavar="DB.COLL", help="Only this collection, as database.collection.")
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
 _root = click.option("--root", metavar="FOLDER", help="The folder or URL of the tables; overrides the file.")
