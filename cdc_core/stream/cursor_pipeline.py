@@ -127,22 +127,21 @@ def _problems(stage: Stage, protected: Sequence[str]) -> Iterator[str]:
         yield f"{_SPLIT} is set with cursor.oversize.handling.mode: split"
     elif name != "$match" and name not in _TRANSFORMING:
         yield f"{name} is no stage that a change stream takes"
-    if not _is_well_formed(name, given):
-        yield f"{name} expects {'a field or a list of fields' if name == '$unset' else 'a document'}"
+    if (wanted := _wanted(name, given)) is not None:
+        yield f"{name} expects {wanted}"
         return
     for field in protected:
         if _takes(name, given, field):
             yield f"{name} takes {field} away from the events or changes it; without it an event has no place in a table"
 
 
-def _is_well_formed(name: str, given: Any) -> bool:
-    match name:
-        case "$unset":
-            return isinstance(given, str) or isinstance(given, list) and all(isinstance(path, str) for path in given)
-        case "$addFields" | "$set" | "$project":
-            return isinstance(given, Mapping)
-        case _:
-            return True
+def _wanted(name: str, given: Any) -> str | None:
+    """What the stage expects where its argument is something else that no server takes; None otherwise."""
+    if name == "$unset":
+        paths = given if isinstance(given, list) else [given]
+        return None if all(isinstance(path, str) for path in paths) else "a field or a list of fields"
+    has_fields = name in ("$match", "$addFields", "$set", "$project", "$replaceRoot")
+    return "a document" if has_fields and not isinstance(given, Mapping) else None
 
 
 def _takes(name: str, given: Any, field: str) -> bool:

@@ -336,6 +336,14 @@ def test_stages_that_spoil_events_are_named(stages: list[dict[str, Any]], named:
     assert [problem.split(" takes ")[1].split(" ")[0] for problem in found] == named
 
 
+@pytest.mark.parametrize(
+    "stage", [{"$unset": 5}, {"$unset": None}, {"$unset": ["a", 5]}, {"$project": [1]}, {"$set": "a"}, {"$match": []}]
+)
+def test_a_stage_of_another_type_is_refused(stage: dict[str, Any]) -> None:
+    """As a mistake in the settings, whatever JSON it is."""
+    assert [problem.split(" expects ")[0] for problem in cursor_pipeline.problems([stage])] == list(stage)
+
+
 def test_stages_that_a_change_stream_does_not_take_are_refused() -> None:
     """`$lookup`, and splitting, which has a setting of its own; a stream of partial updates needs their description."""
     assert len(cursor_pipeline.problems([{"$lookup": {}}, {"$changeStreamSplitLargeEvent": {}}])) == 2
