@@ -309,8 +309,11 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
         name = section.get("name")
         if name in unread:
             continue
-        if not isinstance(name, str) or name not in by_name:
-            hint = values.did_you_mean(str(name), by_name) or f"known are {', '.join(by_name)}"
+        if not isinstance(name, str):
+            problems.append(errors.Problem(f"{place}.name", f"a name is expected, found {values.shown(name)}"))
+            continue
+        if name not in by_name:
+            hint = values.did_you_mean(name, by_name) or f"known are {', '.join(by_name)}"
             problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))
             continue
         columns = tuple(_described_columns(section.get("columns"), place, problems))

@@ -163,7 +163,7 @@ def test_descriptions_name_models_that_are_there() -> None:
     assert str(refused.value).splitlines() == [
         "m.yml: models[0].name: there is no model b (known are a)",
         "m.yml: models[1].tests: there is no such key (expectations lie in the folder gold.expectations)",
-        "m.yml: models[2].name: there is no model a list (known are a)",
+        "m.yml: models[2].name: a name is expected, found a list",
     ]
 
 
