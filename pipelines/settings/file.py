@@ -32,8 +32,9 @@ def load(path: str | Path) -> settings.Settings:
     lines, repeated = _keys(root, where)
     if repeated:
         raise errors.SettingsError(repeated)
+    found = _constructed(root, where)
     try:
-        return _placed(settings.parse(_constructed(root, where), where=where), Path(path))
+        return _placed(settings.parse(found, where=where), Path(path))
     except errors.SettingsError as error:
         problems = sorted(error.problems, key=lambda problem: _line(problem.path, lines))
         raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
