@@ -509,9 +509,9 @@ class Source:
     )
     max_queue_size_in_bytes: int = _property(
         "max.queue.size.in.bytes",
-        values.Integer(1),
+        values.Integer(0),
         256 * MEBIBYTE,
-        "Maximum size of events that are read ahead of their commit, in bytes.",
+        "Maximum size of events that are read ahead of their commit, in bytes; 0, which is no limit in the connector, is the default here.",
         debezium_default="0",
     )
     heartbeat_interval_ms: int = _property(

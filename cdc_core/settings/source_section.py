@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -57,6 +58,10 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
     overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
     families = {each.attribute: _read_family(reader, each, section) for each in properties.FAMILIES}
     source = Source(**{**found, **families, "snapshot_collection_filter_overrides": overrides})
+    if source.max_queue_size_in_bytes == 0:
+        bound = properties.BY_NAME["max.queue.size.in.bytes"].default
+        source = dataclasses.replace(source, max_queue_size_in_bytes=bound)
+        reader.warnings.append(f"source.max.queue.size.in.bytes: 0 is no limit in the connector; the limit here is {bound}")
     for check in _CHECKS:
         check(reader, source, name)
     return source

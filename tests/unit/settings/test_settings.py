@@ -162,6 +162,14 @@ def test_the_smallest_file_has_the_defaults() -> None:
     assert source.heartbeat_interval_ms == 60_000
 
 
+def test_a_queue_without_a_bound_has_the_usual_one() -> None:
+    """0 is the connector's own default: a pasted configuration may have it."""
+    source = {"mongodb.connection.string": "mongodb://one", "max.queue.size.in.bytes": "0"}
+    found = settings.parse({"name": "shop", "lakehouse": {"root": "lake"}, "source": source})
+    assert found.source.max_queue_size_in_bytes == 256 * 1024 * 1024
+    assert [each for each in found.warnings if "0 is no limit in the connector" in each]
+
+
 def test_the_example_is_accepted_without_a_warning() -> None:
     """conf/shop.yml is a settings file."""
     loaded = settings_file.load(ROOT / "conf" / "shop.yml")
