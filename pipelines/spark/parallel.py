@@ -79,7 +79,8 @@ class Failures:
             raise known from error
         if sparks.is_cancelling():
             log.info("%s: unfinished work was abandoned; the next start repeats it", name)
-            self.found[name] = known
+            stopped = errors.Temporary(f"{name}: stopped before it was done; start it again")
+            self.found[name] = known if isinstance(known, errors.MedallionError) else stopped
             return
         # Logs the same message only once: otherwise the retries of a service would hide all other messages.
         before = self.found.get(name)

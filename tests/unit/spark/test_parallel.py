@@ -243,3 +243,12 @@ def test_a_temporary_error_that_stays_is_met_less_and_less_often(monkeypatch: py
     failures.note("cases.t", errors.StorageExhausted("no space left"))
     failures.begin_round()
     assert not failures.is_set_aside("cases.t"), "what was over begins anew"
+
+
+def test_what_was_cancelled_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who shows what was done before it raises the errors, as maintenance does, raises them when nothing is cancelled any more."""
+    monkeypatch.setattr(parallel.sparks, "is_cancelling", lambda: True)
+    failures = parallel.Failures()
+    failures.note("a", ValueError("Job 5 cancelled as part of cancellation of all jobs"))
+    with pytest.raises(errors.Temporary, match="a: stopped before it was done"):
+        failures.raised()
