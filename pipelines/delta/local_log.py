@@ -209,7 +209,7 @@ def restored_version(folder: Path, version: int) -> int | None:
             return earlier
         try:
             differing = differing ^ _changed(folder, earlier)
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # cleaned up, or damaged
             return None
     return None
 

@@ -73,6 +73,15 @@ def test_a_restore_to_a_time_is_told_by_its_files(table: Path, actions: list[dic
     assert (newest.version, newest.restored) == (5, version)
 
 
+def test_a_restore_across_a_damaged_commit_has_no_known_version(table: Path) -> None:
+    """One before a checkpoint, which Delta does not read any more."""
+    commit(table, 5, remove("d"), add("a"), **BY_TIME)
+    assert next(local_log.commits(table)).restored == 0
+    damaged = table / "_delta_log" / f"{3:020}.json"
+    damaged.write_text(damaged.read_text()[:-9])
+    assert next(local_log.commits(table)).restored == local_log.UNKNOWN
+
+
 def test_a_restore_to_a_version_says_it(table: Path) -> None:
     commit(table, 5, operation="RESTORE", operationParameters={"version": "1", "timestamp": None})
     assert next(iter(local_log.commits(table))).restored == 1
