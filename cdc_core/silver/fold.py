@@ -113,17 +113,14 @@ def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> F
     document: Document = {} if base is None else base
     # Without a base, fields that no update names stay unknown.
     is_lost = base is None
-    blocked: set[str] = set()  # a set: a hundred thousand updates may be blocked at one place
-    for update in updates:
-        if blocked:
-            # The base may be newer than this update: then a later update of the same history explains the blocked path.
-            blocked = {path for path in blocked if not _explains(update, path)}
+    blocked: dict[str, int] = {}  # paths, each with the last update that ends there
+    for number, update in enumerate(updates):
         for undecided in _apply_in_place(document, update):
             if undecided.blocked is None:
                 is_lost = True
             else:
-                blocked.add(undecided.blocked)
-    return FoldResult(document, is_lost or bool(blocked))
+                blocked[undecided.blocked] = number
+    return FoldResult(document, is_lost or not _are_explained(blocked, updates))
 
 
 def _apply_in_place(document: Document, update: PartialUpdate) -> Sequence[UndecidedPath]:
@@ -198,11 +195,38 @@ def _truncate(container: Any, step: Any, size: int) -> None:
         del array[size:]
 
 
+def _are_explained(blocked: Mapping[str, int], updates: Sequence[PartialUpdate]) -> bool:
+    """Whether a later update explains each blocked path: the base is newer than both, and needs neither."""
+    if not blocked:
+        return True
+    naming: dict[str, list[int]] = {}
+    for number, update in enumerate(updates):
+        for path in (*update.updated_fields, *_cut_paths(update)):
+            naming.setdefault(path, []).append(number)
+    for path, last in blocked.items():
+        # Only updates that name the path or a parent of it: there may be a hundred thousand, and as many paths.
+        named = itertools.chain.from_iterable(
+            naming.get(each, ()) for each in itertools.accumulate(path.split("."), _joined)
+        )
+        if not any(number > last and _explains(updates[number], path) for number in named):
+            return False
+    return True
+
+
+def _joined(parent: str, name: str) -> str:
+    return f"{parent}.{name}"
+
+
+def _cut_paths(update: PartialUpdate) -> Sequence[str]:
+    """The paths that an update removes or truncates."""
+    return (*update.removed_fields, *(field for field, _ in update.truncated_arrays))
+
+
 def _explains(update: PartialUpdate, blocked: str) -> bool:
     """Whether this update is the reason that the path is blocked: it removed, truncated or replaced the path or a part of
     it. A base newer than both updates contains its effect.
     """
-    cut = {*update.removed_fields, *(field for field, _ in update.truncated_arrays)}
+    cut = _cut_paths(update)
     components = blocked.split(".")
     for end in range(1, len(components) + 1):
         path = ".".join(components[:end])

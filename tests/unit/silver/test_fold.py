@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import json
+import time
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -479,6 +480,19 @@ def test_many_updates_that_end_at_one_place_are_looked_at_once_each(monkeypatch:
     assert fold.fold({"m": 5}, of) == ({"m": 5}, True)
     assert next(count) <= 200
     assert fold.fold({"m": 5}, [*of, fold.PartialUpdate("1", {"m": 5})]) == ({"m": 5}, False)
+
+
+def test_many_updates_that_end_at_many_places_are_looked_at_by_their_paths() -> None:
+    """Each of the paths is compared with the updates that name it or its parents, and not with each update after it."""
+    of, reset = [fold.PartialUpdate(f"{number:08}", {f"m.{number}.x": 1}) for number in range(2000)], {"m": {}}
+    began = time.process_time()
+    assert fold.fold(reset, of) == (reset, True)
+    assert fold.fold(reset, [*of, fold.PartialUpdate("1", reset)]) == (reset, False)
+    gone = [fold.PartialUpdate(f"1{number}", {}, [f"m.{number}"]) for number in range(2000)]
+    assert fold.fold(reset, [*of, *gone]) == (reset, False)
+    assert fold.fold(reset, [*of, *gone[1:]]) == (reset, True)
+    assert fold.fold(reset, [*gone, *(each._replace(sequence="2") for each in of[:1])]) == (reset, True)
+    assert time.process_time() - began < 2
 
 
 def test_a_name_of_ten_thousand_dots_is_no_path() -> None:
