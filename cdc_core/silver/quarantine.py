@@ -92,6 +92,7 @@ def is_suspect() -> Column:
     return reason().isNotNull() | _is_unreadable(F.col("before"))
 
 
+_ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})'
 _LONG_NAME = r'"[^"\\]{50000,}"(?=\s*:)'
 """Names too long for Spark's JSON reader; MongoDB and our own readers accept them."""
 
@@ -99,7 +100,7 @@ _LONG_NAME = r'"[^"\\]{50000,}"(?=\s*:)'
 def _is_unreadable(text: Column) -> Column:
     """Whether the text is present and is not one JSON document; all of it is parsed."""
     is_refused = F.json_object_keys(text).isNull()
-    shortened = F.when(is_refused, F.regexp_replace(text, _LONG_NAME, '"long"'))
+    shortened = F.when(is_refused, F.regexp_replace(F.regexp_replace(text, _ESCAPE, "_"), _LONG_NAME, '"long"'))
     return text.isNotNull() & ((is_refused & F.json_object_keys(shortened).isNull()) | ~text.endswith("}"))
 
 

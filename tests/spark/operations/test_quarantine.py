@@ -263,11 +263,12 @@ def test_a_name_of_any_length_can_be_read(spark: SparkSession) -> None:
     """Spark's own reader of JSON takes names of 50,000 characters at most: beside an event that cannot be read, or in an update, a
     document with a longer one was held back as if it could not be read."""
     name = "n" * 50_001
-    texts = [f'{{"{name}":1}}', f'{{"_id":1,"a":[{{"{name}" : {{"{name}":"\\""}}}}]}}']
+    escaped = rf"\"{name}\u0001\\"
+    texts = [f'{{"{name}":1}}', f'{{"_id":1,"a":[{{"{name}" : {{"{name}":"\\""}}}}]}}', f'{{"_id":1,"a":{{"{escaped}":1}}}}']
     rows = [event(number, op, text=text) for number, (op, text) in enumerate((op, text) for op in "cup" for text in texts)]
     broken = [event(number, "c", text=text[:-1]) for number, text in enumerate(texts, len(rows))]
     found = frame(spark, [*rows, *broken]).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
-    assert [row.reason for row in found] == [None] * 6 + [Reason.UNREADABLE_AFTER.value] * 2
+    assert [row.reason for row in found] == [None] * 9 + [Reason.UNREADABLE_AFTER.value] * 3
 
 
 def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout) -> None:
