@@ -295,7 +295,8 @@ def test_a_stream_goes_on_behind_an_operators_kill(mongodb_uri: str, database: A
     found: list[Any] = []
     failed: list[BaseException] = []
     halt = threading.Event()
-    options = change_stream.StreamOptions(db=database.name, max_await_ms=1000)
+    # A server that is told to kill what waits does so when its wait is over.
+    options = change_stream.StreamOptions(db=database.name, max_await_ms=200)
     with contextlib.closing(mongodb.client(mongodb_uri)) as client:
         opened = change_stream.ChangeStream(client, options, change_stream.StreamStart(), initial_delay=0.01, stopped=halt)
         opened.open()
