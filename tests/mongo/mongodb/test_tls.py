@@ -17,7 +17,6 @@ from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
-from tests.conftest import StartServer
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Secured:
         return f"localhost:{self.server.port}"
 
 
-@pytest.fixture
-def secured(tmp_path: Path, start_mongodb: StartServer) -> Iterator[Secured]:
-    authority = trustme.CA()
-    ca, own, mine = (tmp_path / f"{name}.pem" for name in ("ca", "server", "client"))
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    authority, folder = trustme.CA(), tmp_path_factory.mktemp("secured")
+    ca, own, mine = (folder / f"{name}.pem" for name in ("ca", "server", "client"))
     authority.cert_pem.write_to_path(str(ca))
     authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(own))
     issued = authority.issue_cert("reader@example.org", common_name="reader", organization_unit_name="readers")
@@ -47,13 +46,13 @@ def secured(tmp_path: Path, start_mongodb: StartServer) -> Iterator[Secured]:
     options = embedded_mongodb.ServerOptions(
         auth=True, parameters=mechanisms, arguments=[*tls, "--tlsAllowConnectionsWithoutCertificates"]
     )
-    server = start_mongodb(options)
     role = [{"role": "read", "db": "shop"}]
-    with contextlib.closing(mongodb.client(server.uri)) as root:
-        root.shop.orders.insert_one({"_id": 1})
-        root.admin.command("createUser", "reader", pwd="r", roles=role)
-        root["$external"].command("createUser", _subject(issued), roles=role)
-    yield Secured(server, ca, mine)
+    with embedded_mongodb.EmbeddedMongoDB(folder / "mongodb", options) as server:
+        with contextlib.closing(mongodb.client(server.uri)) as root:
+            root.shop.orders.insert_one({"_id": 1})
+            root.admin.command("createUser", "reader", pwd="r", roles=role)
+            root["$external"].command("createUser", _subject(issued), roles=role)
+        yield Secured(server, ca, mine)
 
 
 def _subject(issued: trustme.LeafCert) -> str:
@@ -64,7 +63,7 @@ def _subject(issued: trustme.LeafCert) -> str:
     return parsed.subject.rfc4514_string()
 
 
-def read(uri: str, **properties: Any) -> list[int]:
+def read(uri: str, *, patience_ms: int = 5000, **properties: Any) -> list[int]:
     """What a pipeline's own connection reads."""
     found = settings.parse(
         {
@@ -73,7 +72,7 @@ def read(uri: str, **properties: Any) -> list[int]:
             "source": {"mongodb.connection.string": uri, "collection.include.list": "shop.orders", **properties},
         }
     )
-    with contextlib.closing(source.connection(found.source).client(serverSelectionTimeoutMS=5000)) as client:
+    with contextlib.closing(source.connection(found.source).client(serverSelectionTimeoutMS=patience_ms)) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         return [document["_id"] for document in client.shop.orders.find()]
 
@@ -92,4 +91,5 @@ def test_a_password_over_tls_and_a_certificate_instead_of_one(secured: Secured, 
 def test_an_authority_that_is_not_known_is_refused_with_the_reason(secured: Secured) -> None:
     """The certificate is what is wrong, and the message says so."""
     with pytest.raises(errors.MedallionError, match="(?i)certificate"):
-        read(f"mongodb://{secured.address}/?directConnection=true", **{"mongodb.ssl.enabled": True})
+        # All of the time passes: another server with its certificate could come.
+        read(f"mongodb://{secured.address}/?directConnection=true", patience_ms=1500, **{"mongodb.ssl.enabled": True})
