@@ -78,14 +78,16 @@ def surveyed(
     if few is not None:
         return _surveyed_here(few, only, starts)
     own = "true" if only is None else only.predicate
-    if starts:
-        # A collection that failed or runs ahead has a position inside the span, after which its events count.
-        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in starts.items())
-        own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
     rows = batch_rows.rows(spark, bronze_table, span).where(
         f"({bronze_log.DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}"
     )
     is_event = F.expr(bronze_log.DOCUMENT_EVENTS)
+    if starts:
+        # A collection that failed or runs ahead has a position inside the span, after which its events count. As a table and not as
+        # a condition, which takes minutes with thousands of collections.
+        ahead = pa.Table.from_pylist([{**each._asdict(), "start": to} for each, to in starts.items()])
+        rows = rows.join(F.broadcast(spark.createDataFrame(ahead)), ["db", "collection"], "left")
+        rows = rows.where(~is_event | F.col("start").isNull() | (F.col("batch") > F.col("start")))
     sweep_rows = F.struct(*SWEEP_ROW)
     surveyed = (
         rows.groupBy(is_event.alias("is_event"), "db", "collection")
@@ -223,9 +225,10 @@ def sweeps(
         is_in = pc.and_(pc.greater(here["batch"], span.after), pc.less_equal(here["batch"], span.to))
         found = here.filter(pc.and_(is_own, is_in)).sort_by("offset")
         return _sweeps([batch_rows.SweepRow(**row) for row in found.to_pylist()])
-    own = " OR ".join(f"({namespace.predicate})" for namespace in among)
-    is_gone = f"kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
-    sweep_rows = batch_rows.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
+    own = spark.createDataFrame(pa.Table.from_pylist([each._asdict() for each in among]))
+    is_gone = f"kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL"
+    gone = batch_rows.rows(spark, bronze_table, span).where(is_gone)
+    sweep_rows = gone.join(F.broadcast(own), ["db", "collection"], "left_semi").orderBy("offset")
     return _sweeps(sweep_rows.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
 
 
