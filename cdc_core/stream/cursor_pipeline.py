@@ -46,7 +46,6 @@ _OF_EVENTS: Mapping[str, Any] = {
 
 _TRANSFORMING = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith", "$redact"})
 _SPLIT = "$changeStreamSplitLargeEvent"
-_MARK = "isGuard"
 _TYPES = "types"
 
 
@@ -220,7 +219,7 @@ def _is_inclusion(given: Mapping[str, Any]) -> bool:
 
 def _copied() -> dict[str, Any]:
     types = {name: {"$type": f"${name}"} for name in GIVEN}
-    copy = {_MARK: True, _TYPES: types, **{name: f"${name}" for name in PROTECTED}}
+    copy = {_TYPES: types, **{name: f"${name}" for name in PROTECTED}}
     return {"$addFields": {GUARD: {"$cond": [{"$in": ["$operationType", list(DOCUMENTS)]}, copy, "$$ROOT"]}}}
 
 
@@ -247,7 +246,7 @@ def _guarded(name: str, given: Any, *, is_copied: bool) -> dict[str, Any]:
         case "$replaceWith":
             return _replaced(given)
         case "$redact":
-            is_kept = {"$or": [{"$not": [_IS_DOCUMENTS]}, {"$eq": [f"${_MARK}", True]}]}
+            is_kept = {"$or": [{"$not": [_IS_DOCUMENTS]}, {"$eq": ["$$CURRENT", f"$$ROOT.{GUARD}"]}]}
             return {name: {"$cond": [is_kept, "$$KEEP", given]}}
         case _:
             return {name: given}

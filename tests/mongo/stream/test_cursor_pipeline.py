@@ -79,7 +79,7 @@ def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
     ]
     with stream(mongo, settings(database.name, stages)) as opened:
         database.orders.insert_many([{"_id": 1, "test": True}, {"_id": float("nan"), "tags": [1, 2], "secret": 5}])
-        database.orders.insert_one({"_id": 3, "part": {"isSecret": True, "n": 1}})
+        database.orders.insert_one({"_id": 3, "part": {"isSecret": True, "isGuard": True, "n": 1}})
         opened.read(mongodb_server.operation_time(mongo))
         rows = opened.table
     changes = [json.loads(row["after"]) for row in rows if row["kind"] == "change"]
