@@ -107,7 +107,6 @@ def spark() -> Iterator[SparkSession]:
         master="local[2]",
         conf={**spark_conf.SHORT_RUN, **sessions.SMALL, **sessions.INTERPRETED, **sessions.ROOMY},
     )
-    sessions.lighten(session)
     yield session
     sparks.stop()
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -34,21 +33,6 @@ ROOMY: Mapping[str, str] = {
 }
 """The memory that a run of a quarter of an hour comes to, from its start: the JVM collects each few hundred megabytes otherwise, and
 looks through all that lives whenever it has loaded more classes."""
-
-_OF_SERVERS = ("yarn.", "mapreduce.", "hadoop.registry.", "ipc.", "ha.")
-
-
-def lighten(spark: SparkSession) -> None:
-    """Takes from a session of one machine what its queries carry and look for, and no test asks for."""
-    # The defaults of Hadoop's servers are most of its eleven hundred settings: each query copies them, each stage writes and reads them.
-    jvm.java_class(spark, "java.lang.Class").forName("org.apache.hadoop.mapred.JobConf")  # which brings its own
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    for prefix in _OF_SERVERS:
-        for name in hadoop.getPropsWithPrefix(prefix):
-            hadoop.unset(f"{prefix}{name}")
-    # Each RDD notes the stack of the call that made it, for a page that is not there.
-    for form in ("callSite.short", "callSite.long"):
-        spark.sparkContext.setLocalProperty(form, "a test")
 
 
 @contextlib.contextmanager
