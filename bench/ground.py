@@ -94,7 +94,7 @@ def document(size: int, *, rng: random.Random) -> dict[str, Any]:
     return {
         "number": rng.randrange(1_000_000),
         "total": rng.random() * 100,
-        "placed": datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc),
+        "placed": datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
         "points": Int64(rng.randrange(2**40)),
         "paid": True,
         "customer": {"name": letters(text // 4), "city": letters(20)},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from cdc_core.bronze.batch_range import BatchRange
 
 
-class SweepCause(str, Enum):
+class SweepCause(StrEnum):
     """Why rows are swept; a drop or a rename also invalidates late events from before it."""
 
     SNAPSHOT = "snapshot"

@@ -19,7 +19,7 @@ ts_ms BIGINT          the capture service's clock, milliseconds since 1970
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from cdc_core.sql import arrow
 
 
-class RowKind(str, Enum):
+class RowKind(StrEnum):
     """What a row is about."""
 
     CHANGE = "change"
@@ -43,7 +43,7 @@ DOCUMENT_KINDS = (RowKind.CHANGE.value, RowKind.SNAPSHOT.value)
 """The kinds of rows that are about one document."""
 
 
-class Op(str, Enum):
+class Op(StrEnum):
     """Debezium's `op`."""
 
     CREATE = "c"

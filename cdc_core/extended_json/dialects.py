@@ -203,11 +203,11 @@ def _milliseconds(text: str) -> int | None:
     *numbers, fraction, zone = found.groups()
     year, month, day, hour, minute, second = map(int, numbers)
     try:
-        seconds = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc)
+        seconds = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
     except ValueError:
         return None
     offset = 0 if zone == "Z" else _offset_minutes(zone)
-    elapsed = seconds - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    elapsed = seconds - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     whole = elapsed.days * 86_400 + elapsed.seconds - offset * 60
     return whole * 1000 + int((fraction or "0").ljust(3, "0")[:3])
 

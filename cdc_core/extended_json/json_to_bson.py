@@ -138,4 +138,4 @@ def _date_of(content: object) -> DatetimeMS:
     if isinstance(content, int):
         return DatetimeMS(int(content))
     moment = datetime.datetime.fromisoformat(_string(content).replace("Z", "+00:00"))
-    return DatetimeMS(moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc))
+    return DatetimeMS(moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC))

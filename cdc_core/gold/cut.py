@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from cdc_core import errors
 
@@ -98,7 +98,7 @@ def parsed(text: str) -> str | None:
 
 def _moment(text: str) -> datetime:
     moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def shown(time: str) -> str:
@@ -106,5 +106,5 @@ def shown(time: str) -> str:
     if len(time) != 16:
         return "the beginning"
     seconds = int(time[:8], 16)
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(seconds, UTC)
     return f"{seconds}:{int(time[8:], 16)} ({moment:%Y-%m-%d %H:%M:%S} UTC)"

@@ -32,7 +32,7 @@ class _Misfit(Exception):
     """A value that its column cannot hold."""
 
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MIN_DATE_MS = -62_135_424_000_000
 """0001-01-03T00:00:00Z. In some time zones, Python's datetime (used by PySpark's `collect()`) cannot represent the two
 days before it.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 INITIAL = "Initial Snapshot"
 INCREMENTAL = "Incremental Snapshot"
 
 
-class NotificationType(str, Enum):
+class NotificationType(StrEnum):
     """What happened to a snapshot."""
 
     STARTED = "STARTED"

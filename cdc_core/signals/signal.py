@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import orjson
@@ -24,7 +24,7 @@ from cdc_core.properties import types as values
 from cdc_core.stream import patterns
 
 
-class SignalType(str, Enum):
+class SignalType(StrEnum):
     """The action that a signal requests."""
 
     EXECUTE_SNAPSHOT = "execute-snapshot"
@@ -34,7 +34,7 @@ class SignalType(str, Enum):
     LOG = "log"
 
 
-class SnapshotType(str, Enum):
+class SnapshotType(StrEnum):
     """Whether the stream continues during an ad hoc snapshot, or waits for its end."""
 
     INCREMENTAL = "incremental"

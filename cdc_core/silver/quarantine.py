@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -35,7 +35,7 @@ IDENTITY = ("resume_token", "kind", "key")
 """The columns that identify an event, however often it is delivered."""
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why an event is in the quarantine, or, for the last three, why it is not held."""
 
     NO_KEY = "it has no key"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -41,7 +41,7 @@ DELETED = ("before", "documentKey")
 """The bronze columns that a delete's row is made of, if the delete mode keeps one."""
 
 
-class Action(str, Enum):
+class Action(StrEnum):
     """What the MERGE does with a reduced row."""
 
     DOCUMENT = "document"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from cdc_core.extended_json import bson_to_json, json_to_bson
 
 
-class SnapshotKind(str, Enum):
+class SnapshotKind(StrEnum):
     """Why a snapshot is taken."""
 
     INITIAL = "initial"

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from urllib.parse import quote
 
 from cdc_core.sql.names import identifier
@@ -55,7 +55,7 @@ class TableRef:
         return TableRef(identifier(*parts))
 
 
-class Layer(str, Enum):
+class Layer(StrEnum):
     """The layers, each of which can be compared with the source. Silver and gold, which hold documents as rows, can be
     rebuilt.
     """

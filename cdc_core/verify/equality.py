@@ -29,7 +29,7 @@ from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.typed import exact
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _NUMBERED = re.compile(r"#\d+$")
 _INDEX = re.compile(r"[0-9]{1,9}")

@@ -11,7 +11,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ PAUSE_SECONDS = 0.02
 """Between two steps."""
 
 CUSTOMERS, PRODUCTS, ORDERS = 400, 120, 800
-OPENED = datetime(2024, 3, 1, 8, tzinfo=timezone.utc)
+OPENED = datetime(2024, 3, 1, 8, tzinfo=UTC)
 
 _FIRST = ("Ada", "Bruno", "Chiara", "Dmitri", "Elif", "Femi", "Greta", "Hiro", "Inés", "Jonas", "Kavya", "Łukasz")
 _LAST = ("Almeida", "Berg", "Castellanos", "Dubois", "Eriksen", "Fontana", "Grimaldi", "Haddad", "Ibarra", "Jensen")
@@ -82,7 +82,7 @@ def close(client: Client) -> str:
     """Write a last document; returns its event's cluster time as 16 hex digits, the beginning of its `sequence`."""
     with client.start_session() as session:
         orders = client[DATABASE]["orders"].estimated_document_count()
-        till = {"orders": orders, "counted": datetime.now(timezone.utc)}
+        till = {"orders": orders, "counted": datetime.now(UTC)}
         client[DATABASE]["lost_and_found"].replace_one({"_id": "the till"}, till, upsert=True, session=session)
         at = session.operation_time
     assert at is not None

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
@@ -72,7 +72,7 @@ snapshot's chunk that a later chunk's heartbeat replaces (`superseded_heartbeats
 HELD = "not compacted: its writer is running (--beside-writers compacts it anyway)"
 
 
-class TableKind(str, Enum):
+class TableKind(StrEnum):
     """What a table contains."""
 
     BRONZE = "bronze"

@@ -15,7 +15,7 @@ import json
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -45,7 +45,7 @@ CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
 """The texts of an event that a replay may correct."""
 
 
-class EventState(str, Enum):
+class EventState(StrEnum):
     """Whether an event is still in quarantine."""
 
     HELD = "held"

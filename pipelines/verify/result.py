@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
 
 
-class KeyVerdict(str, Enum):
+class KeyVerdict(StrEnum):
     """The result for one key."""
 
     EQUAL = "equal"

@@ -247,7 +247,7 @@ def _set(fields: Document) -> Document:
 
 
 def _utc(*parts: int) -> datetime.datetime:
-    return datetime.datetime(*parts, tzinfo=datetime.timezone.utc)  # type: ignore[misc,arg-type]
+    return datetime.datetime(*parts, tzinfo=datetime.UTC)  # type: ignore[misc,arg-type]
 
 
 def _object_id(number: int) -> ObjectId:

@@ -48,7 +48,7 @@ _scalars = st.one_of(
             Decimal128("NaN"),
             Decimal128("1E+40"),
             ObjectId("65f0c0ffee0123456789abcd"),
-            datetime.datetime(2024, 2, 29, tzinfo=datetime.timezone.utc),
+            datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC),
             DatetimeMS(2**62),
             Timestamp(5, 1),
             uuid.UUID(int=7),

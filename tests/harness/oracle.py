@@ -263,7 +263,7 @@ def _hashable(value: Any) -> Any:
 # --- columns ------------------------------------------------------------------------------------------------
 
 _REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def fits(column: str, name: str) -> bool:

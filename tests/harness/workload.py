@@ -42,7 +42,7 @@ COLLECTIONS = ("customers", "orders", "stock.levels", "readings", "anything")
 DOCUMENTS = 400
 """The documents of a collection that the threads share; inserts of new ones go beyond them."""
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 
 Document = dict[str, Any]

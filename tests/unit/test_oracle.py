@@ -14,7 +14,7 @@ from bson import Binary, Code, Decimal128, Int64, ObjectId, Regex, Timestamp
 from cdc_core.extended_json import bson_to_json, keys
 from tests.harness import oracle, workload
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 RESCUED = pa.map_(pa.string(), pa.string())
 SCHEMA = pa.schema(
     [

@@ -114,7 +114,7 @@ def value(rng: random.Random, names: Sequence[str], depth: int = 0) -> Any:
             *(None, True, rng.randrange(99), 5.0, -0.0, rng.random(), 1e22, "text", "\u20ac\0"),
             *(bson.Int64(5), bson.Decimal128("1.50"), bson.ObjectId(), bson.Timestamp(1, 2), b"bytes"),
             *(bson.MaxKey(), bson.Code("f", {"a": 1}), bson.Regex("a.b", "i"), float("nan")),
-            datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc),
+            datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
         ]
     )
 

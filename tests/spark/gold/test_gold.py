@@ -95,7 +95,7 @@ WANTED = [
         "double": 1.5,
         "decimal": "12.50",
         "yes": True,
-        "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=datetime.timezone.utc),
+        "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=datetime.UTC),
         "bytes": b"\x01\x02",
         "nested": {"a": {"b": 1}, "list": [{"c": "x"}, {"c": "y"}]},
         "pattern": {"regex": "^a", "options": "i"},

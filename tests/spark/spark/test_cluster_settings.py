@@ -53,7 +53,7 @@ SET = {
     "spark.databricks.delta.properties.defaults.compatibility.symlinkFormatManifest.enabled": "true",
 }
 SCHEMA = pa.schema([("n", pa.int64()), ("offset", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
-LONG_AGO = datetime.datetime(1500, 1, 1, tzinfo=datetime.timezone.utc)
+LONG_AGO = datetime.datetime(1500, 1, 1, tzinfo=datetime.UTC)
 
 
 @pytest.fixture

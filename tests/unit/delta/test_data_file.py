@@ -33,7 +33,7 @@ def _written(folder: Path, parts: Iterator[pa.Table]) -> ParquetFile:
 
 def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
     """As Delta writes them: bounds of what has an order, strings cut where they are long, times in milliseconds, nulls."""
-    early, late = (datetime.datetime(2024, 1, day, tzinfo=datetime.timezone.utc) for day in (1, 2))
+    early, late = (datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (1, 2))
     parts = (
         _part(("b", 5, late, True), (None, None, None, None)),
         _part(("a" * 40, -1, early, False), ("é" * 40, 7, None, None)),

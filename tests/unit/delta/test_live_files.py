@@ -320,7 +320,7 @@ def test_a_row_group_may_have_no_rows(table: Table) -> None:
 
 
 def test_timestamps_in_the_form_of_old_spark_are_those_of_any_year(table: Table) -> None:
-    far = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
+    far = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
     fields = [*SCHEMA["fields"], {"name": "at", "type": "timestamp", "nullable": True, "metadata": {}}]  # type: ignore[misc]
     file = table.file(["a"], 1)
     rows = pa.table({"__key": ["a"], "at": pa.array([far], pa.timestamp("us", tz="UTC"))})

@@ -16,7 +16,7 @@ from cdc_core.schema.shape import observe
 from cdc_core.snapshot import key_filter
 from cdc_core.verify import equality
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 def schema_of(*documents: Any, flatten: bool = False) -> document_schema.DocumentSchema:
