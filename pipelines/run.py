@@ -263,8 +263,8 @@ def _kept(
                 act()
                 count += 1
             except Exception as error:  # the next quiet hours try again
-                said = str(error) if isinstance(error, errors.MedallionError) else type(error).__name__
-                log.warning("maintenance failed: %s", said)
+                message = str(error) if isinstance(error, errors.MedallionError) else type(error).__name__
+                log.warning("maintenance failed: %s", message)
         is_done = is_quiet
         stop.wait(pause)
     return count

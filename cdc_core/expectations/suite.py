@@ -31,7 +31,7 @@ class Severity(enum.Enum):
     INFO = "info"
 
 
-ABOUT_THE_TABLE = frozenset(
+TABLE_EXPECTATIONS = frozenset(
     {
         "expect_column_values_to_be_unique",
         "expect_compound_columns_to_be_unique",
@@ -63,7 +63,7 @@ class Expectation:
         found += listed if isinstance(listed, list) else []
         return tuple(each for each in found if isinstance(each, str) and self.type != "expect_column_to_exist")
 
-    def over(self, names: Mapping[str, str]) -> Expectation:
+    def with_columns(self, names: Mapping[str, str]) -> Expectation:
         """The expectation with its columns renamed."""
         found = {name: names.get(str(self.kwargs[name])) or self.kwargs[name] for name in _COLUMNS if name in self.kwargs}
         listed = self.kwargs.get("column_list")
@@ -72,7 +72,7 @@ class Expectation:
         return replace(self, kwargs={**self.kwargs, **found})
 
     @property
-    def is_part_about(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether only a share of the rows must meet it (`mostly`), which needs the whole table."""
         return self.kwargs.get("mostly", 1) not in (1, 1.0)
 

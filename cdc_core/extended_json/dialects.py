@@ -26,8 +26,8 @@ from bson import decimal128
 
 from cdc_core.extended_json.wrappers import escape_key, unescape_key
 
-Parsed = dict[str, "Parsed"] | list["Parsed"] | str | int | float | bool | None
-Pairs = list[tuple[str, Parsed]]
+EjsonValue = dict[str, "EjsonValue"] | list["EjsonValue"] | str | int | float | bool | None
+Pairs = list[tuple[str, EjsonValue]]
 
 INT32 = range(-(2**31), 2**31)
 INT64 = range(-(2**63), 2**63)
@@ -49,7 +49,7 @@ class Dialect(enum.Enum):
     EXTENDED = "extended"
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str) -> EjsonValue:
     """The value of a text in any of the dialects, as parsed type-exact JSON.
 
     Raises `ValueError` if the text is not JSON or an integer is beyond int64. Lone surrogates become U+FFFD.
@@ -58,7 +58,7 @@ def parse(text: str) -> Parsed:
     return without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
 
 
-def is_document(value: object) -> TypeGuard[dict[str, Parsed]]:
+def is_document(value: object) -> TypeGuard[dict[str, EjsonValue]]:
     """Whether a parsed value is a user's document and not the wrapper of a scalar."""
     if not isinstance(value, dict):
         return False
@@ -75,7 +75,7 @@ WRAPPERS = frozenset(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _integer(text: str) -> Parsed:
+def _integer(text: str) -> EjsonValue:
     number = int(text)
     if number in INT32:
         return number
@@ -84,11 +84,11 @@ def _integer(text: str) -> Parsed:
     raise ValueError("an integer beyond 64 bits")
 
 
-def _double(text: str) -> Parsed:
+def _double(text: str) -> EjsonValue:
     return _of_double(float(text))
 
 
-def _of_double(number: float) -> Parsed:
+def _of_double(number: float) -> EjsonValue:
     if number != number:
         return {"$numberDouble": "NaN"}
     if number in (float("inf"), float("-inf")):
@@ -96,11 +96,11 @@ def _of_double(number: float) -> Parsed:
     return number
 
 
-def _constant(name: str) -> Parsed:
+def _constant(name: str) -> EjsonValue:
     return {"$numberDouble": name}
 
 
-def _object(pairs: Pairs) -> Parsed:
+def _object(pairs: Pairs) -> EjsonValue:
     if pairs and pairs[0][0][:1] == "$":
         wrapper = _wrapper(pairs)
         if wrapper is not _NO_WRAPPER:
@@ -115,7 +115,7 @@ class _No(enum.Enum):
 _NO_WRAPPER: Final = _No.WRAPPER
 
 
-def _wrapper(pairs: Pairs) -> Parsed | _No:
+def _wrapper(pairs: Pairs) -> EjsonValue | _No:
     """The wrapped value, or `_NO_WRAPPER` for a user's document that only begins like a wrapper."""
     if len(pairs) == 1:
         return _single(*pairs[0])
@@ -124,7 +124,7 @@ def _wrapper(pairs: Pairs) -> Parsed | _No:
     return _NO_WRAPPER
 
 
-def _single(name: str, value: Parsed) -> Parsed | _No:
+def _single(name: str, value: EjsonValue) -> EjsonValue | _No:
     size = len(value) if isinstance(value, dict) else 0
     match (name, value):
         case ("$oid", str()) if _OBJECT_ID.fullmatch(value):
@@ -155,7 +155,7 @@ def _single(name: str, value: Parsed) -> Parsed | _No:
             return _NO_WRAPPER
 
 
-def _double_key(value: Mapping[str, Parsed]) -> Parsed | _No:
+def _double_key(value: Mapping[str, EjsonValue]) -> EjsonValue | _No:
     match value:
         case {"$binary": str(data), "$type": str(subtype)}:
             return _wrapped_binary(data, subtype)
@@ -167,20 +167,20 @@ def _double_key(value: Mapping[str, Parsed]) -> Parsed | _No:
             return _NO_WRAPPER
 
 
-def _wrapped_double(text: str) -> Parsed | _No:
+def _wrapped_double(text: str) -> EjsonValue | _No:
     if text in _NOT_FINITE:
         return {"$numberDouble": _NOT_FINITE[text]}
     return _of_double(float(text)) if _DOUBLE.fullmatch(text) else _NO_WRAPPER
 
 
-def _wrapped_decimal(text: str) -> Parsed | _No:
+def _wrapped_decimal(text: str) -> EjsonValue | _No:
     try:
         return {"$numberDecimal": str(decimal128.Decimal128(text))}
     except (DecimalException, ValueError):
         return _NO_WRAPPER
 
 
-def _wrapped_date(value: Parsed) -> Parsed | _No:
+def _wrapped_date(value: EjsonValue) -> EjsonValue | _No:
     match value:
         case bool():
             return _NO_WRAPPER
@@ -218,7 +218,7 @@ def _offset_minutes(zone: str) -> int:
     return -minutes if zone[0] == "-" else minutes
 
 
-def _wrapped_binary(data: str, subtype: str) -> Parsed | _No:
+def _wrapped_binary(data: str, subtype: str) -> EjsonValue | _No:
     if not re.fullmatch(r"[0-9a-fA-F]{1,2}", subtype):
         return _NO_WRAPPER
     try:
@@ -228,7 +228,7 @@ def _wrapped_binary(data: str, subtype: str) -> Parsed | _No:
     return {"$binary": {"base64": data, "subType": f"{int(subtype, 16):02x}"}}
 
 
-def _wrapped_uuid(text: str) -> Parsed | _No:
+def _wrapped_uuid(text: str) -> EjsonValue | _No:
     try:
         data = uuid.UUID(text).bytes
     except ValueError:
@@ -236,12 +236,14 @@ def _wrapped_uuid(text: str) -> Parsed | _No:
     return {"$binary": {"base64": base64.b64encode(data).decode(), "subType": "04"}}
 
 
-def _wrapped_timestamp(seconds: Parsed, increment: Parsed) -> Parsed | _No:
-    parts: list[Parsed] = [part for part in map(_plain_integer, (seconds, increment)) if part is not None and part in UINT32]
+def _wrapped_timestamp(seconds: EjsonValue, increment: EjsonValue) -> EjsonValue | _No:
+    parts: list[EjsonValue] = [
+        part for part in map(_plain_integer, (seconds, increment)) if part is not None and part in UINT32
+    ]
     return {"$timestamp": {"t": parts[0], "i": parts[1]}} if len(parts) == 2 else _NO_WRAPPER
 
 
-def _plain_integer(value: Parsed) -> int | None:
+def _plain_integer(value: EjsonValue) -> int | None:
     match value:
         case {"$numberLong": str(number)}:
             return int(number)
@@ -253,7 +255,7 @@ def _plain_integer(value: Parsed) -> int | None:
             return None
 
 
-def without_surrogates(value: Parsed) -> Parsed:
+def without_surrogates(value: EjsonValue) -> EjsonValue:
     """The value with U+FFFD for lone surrogates, which JSON text may escape but UTF-8 cannot contain."""
     match value:
         case str():
@@ -274,7 +276,7 @@ _DECODER = json.JSONDecoder(
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def render(value: Parsed, dialect: Dialect, *, comma: str = ",") -> str:
+def render(value: EjsonValue, dialect: Dialect, *, comma: str = ",") -> str:
     """The text that Debezium 3.3 writes for a parsed value, byte for byte except for doubles that older JDKs print longer.
 
     A space follows each colon but not each comma (`legacy` writes `updatedFields` with `comma=", "`). As in Debezium,
@@ -298,12 +300,12 @@ def render(value: Parsed, dialect: Dialect, *, comma: str = ",") -> str:
             return _rendered_wrapper(value, dialect, comma)
 
 
-def _rendered_document(document: Mapping[str, Parsed], dialect: Dialect, comma: str) -> str:
+def _rendered_document(document: Mapping[str, EjsonValue], dialect: Dialect, comma: str) -> str:
     fields = (f"{_quoted(name)}: {render(item, dialect, comma=comma)}" for name, item in document.items())
     return "{" + comma.join(fields) + "}"
 
 
-def _rendered_wrapper(value: dict[str, Parsed], dialect: Dialect, comma: str) -> str:
+def _rendered_wrapper(value: dict[str, EjsonValue], dialect: Dialect, comma: str) -> str:
     strict, relaxed = dialect is Dialect.STRICT, dialect is Dialect.RELAXED
     match value:
         case {"$numberLong": str(number)} if relaxed:
@@ -328,7 +330,7 @@ def _rendered_wrapper(value: dict[str, Parsed], dialect: Dialect, comma: str) ->
             return _as_written(value, comma)
 
 
-def _as_written(value: Parsed, comma: str) -> str:
+def _as_written(value: EjsonValue, comma: str) -> str:
     """The content of a wrapper, in which numbers are plain in every dialect."""
     if isinstance(value, dict):
         return "{" + comma.join(f"{_quoted(name)}: {_as_written(item, comma)}" for name, item in value.items()) + "}"

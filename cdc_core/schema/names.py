@@ -27,7 +27,7 @@ ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued",
 LAYOUT_OPTIONS = ("flatten.struct", "flatten.struct.delimiter", "array.encoding", "field.name.adjustment.mode")
 """The options of `ExtractNewDocumentState` that define the layout of columns; existing tables keep their values."""
 
-SPOKEN_FOR = frozenset(
+RESERVED = frozenset(
     {
         *("__action", "__choice", "__file", "__given", "__gone", "__guard", "__held", "__is_new", "__row", "__typed"),
         *("_metadata", "_change_type", "_commit_version", "_commit_timestamp"),
@@ -51,7 +51,7 @@ class ColumnNaming:
     delimiter: str = "_"
     fields: unwrap_options.FieldNames = unwrap_options.FieldNames()
     values: unwrap_options.FieldValues = unwrap_options.FieldValues()
-    reserved: frozenset[str] = ENGINE | SPOKEN_FOR
+    reserved: frozenset[str] = ENGINE | RESERVED
 
     @staticmethod
     def of(options: unwrap_options.UnwrapOptions) -> ColumnNaming:
@@ -61,7 +61,7 @@ class ColumnNaming:
             delimiter=options.flatten_struct_delimiter,
             fields=options.field_names,
             values=options.field_values,
-            reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
+            reserved=ENGINE | RESERVED | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
 
     def lays_out_as(self, other: ColumnNaming) -> bool:

@@ -458,6 +458,6 @@ def _located(problem: errors.Problem, where: str) -> errors.Problem:
     return dataclasses.replace(problem, path=f"{where}: {problem.path}" if where else problem.path)
 
 
-def said(notes: Iterable[PropertyNote]) -> list[str]:
+def remarks(notes: Iterable[PropertyNote]) -> list[str]:
     """One line per remark, in the order of the connector."""
     return [f"{note.name}: {note.why}" for note in notes]

@@ -259,7 +259,7 @@ def added(
         by_name.setdefault(column_names.without_case(field.name), _added(field))
     if not by_name:
         return ()
-    taken = column_names.UsedNames((*column_names.ENGINE, *column_names.SPOKEN_FOR, *documents))
+    taken = column_names.UsedNames((*column_names.ENGINE, *column_names.RESERVED, *documents))
     names = (taken.unique(column_names.fit(each.name)) for each in by_name.values())
     spelled = {column_names.without_case(name): name for name in earlier}
     held = (spelled.get(column_names.without_case(name), name) for name in names)

@@ -29,8 +29,8 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
     if filter_ is None or _NAME not in filter_:
         return None
     try:
-        said = json.loads(filter_).get("$comment")
-        keys = json.loads(said.removeprefix(_NAME)) if said.startswith(_NAME) else None
+        comment = json.loads(filter_).get("$comment")
+        keys = json.loads(comment.removeprefix(_NAME)) if comment.startswith(_NAME) else None
     except (ValueError, AttributeError, RecursionError):
         return None
     # A user's own comment may begin like this. Taken for keys it would stop the capture at every start.
@@ -102,9 +102,9 @@ def _value(key: str) -> tuple[int, bytes] | None:
 def _with_id(key: str) -> bytes:
     """A document whose `_id` has the key; raises `ValueError` if there is none."""
     if key.startswith(_BYTES):
-        said = json.loads(key)["$bytes"]
-        value = base64.b64decode(said["base64"], validate=True)
-        return _document(bytes((said["type"],)) + b"_id\0" + value)
+        binary = json.loads(key)["$bytes"]
+        value = base64.b64decode(binary["base64"], validate=True)
+        return _document(bytes((binary["type"],)) + b"_id\0" + value)
     return json_to_bson.loads(f'{{"_id":{key}}}')
 
 

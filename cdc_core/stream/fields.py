@@ -223,8 +223,8 @@ def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str])
 
 def _may_mean(step: str, update: UpdateDescription) -> bool:
     """Whether a path that begins with this step may match a key, or something in its value."""
-    said = update.disambiguated or {}
-    return step == ANY or any(key in said or key.partition(".")[0] == step for key in _keys(update))
+    disambiguated = update.disambiguated or {}
+    return step == ANY or any(key in disambiguated or key.partition(".")[0] == step for key in _keys(update))
 
 
 def _disambiguated(
@@ -259,11 +259,11 @@ def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
     They are as the server states them if names contain dots or are numeric. Otherwise dots divide, and numbers are
     indexes.
     """
-    said = before.disambiguated
-    steps = None if said is None else said.get(key)
+    disambiguated = before.disambiguated
+    steps = None if disambiguated is None else disambiguated.get(key)
     if steps and isinstance(steps, list | tuple):  # a stage of cursor.pipeline may have replaced it
         return steps
-    number: Callable[[str], str | int] = _NameOrIndex if said is None else int
+    number: Callable[[str], str | int] = _NameOrIndex if disambiguated is None else int
     first, *others = key.split(".")
     return [first, *(number(step) if _INDEX.fullmatch(step) else step for step in others)]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import wrappers
-from cdc_core.extended_json.dialects import Parsed
+from cdc_core.extended_json.dialects import EjsonValue
 from cdc_core.properties.unwrap import AddedField, UnwrapOptions
 from cdc_core.unwrap import record_fields
 from cdc_core.unwrap.change_event import ChangeEvent, Json
@@ -69,7 +69,7 @@ def _without_default(added: AddedField, value: Json) -> Json:
     return None if (added.struct, added.field, value) == ("source", "snapshot", "false") else value
 
 
-def _typed_metadata(value: Json, name: str) -> Parsed:
+def _typed_metadata(value: Json, name: str) -> EjsonValue:
     match value:
         case bool():
             return value

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import wrappers
-from cdc_core.extended_json.dialects import Parsed
+from cdc_core.extended_json.dialects import EjsonValue
 from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.shape import observe
 from cdc_core.unwrap.change_event import Json
 
 
-def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str], *, path: str = "") -> dict[str, Json]:
+def document(value: Mapping[str, EjsonValue], type_: Struct, rescued: dict[str, str], *, path: str = "") -> dict[str, Json]:
     """The fields of a document that are not null; values that do not fit their type go to `rescued`, by dotted path."""
     types = {field.name: field.type for field in type_.fields}
     printed: dict[str, Json] = {}
@@ -31,7 +31,7 @@ def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str]
     return printed
 
 
-def untyped(value: Parsed) -> Json:
+def untyped(value: EjsonValue) -> Json:
     """A value by its own type, without a schema."""
     if isinstance(value, list):
         return [untyped(item) for item in value]
@@ -42,7 +42,7 @@ def untyped(value: Parsed) -> Json:
     return document({"value": value}, schema.struct, {}).get("value")
 
 
-def _printed(value: Parsed, type_: ColumnType | None, path: str, rescued: dict[str, str]) -> Json:
+def _printed(value: EjsonValue, type_: ColumnType | None, path: str, rescued: dict[str, str]) -> Json:
     if value is None:
         return None
     match type_:
@@ -75,7 +75,7 @@ def _ordered(printed: Json, type_: ColumnType) -> Json:
     return {**{name: printed[name] for name in known}, **printed}
 
 
-def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
+def _without_type(value: EjsonValue, path: str, rescued: dict[str, str]) -> Json:
     """A value for which the table has no type: empty arrays and documents, also nested, as they are; others are rescued."""
     if _is_without_value(value):
         return untyped(value)
@@ -83,7 +83,7 @@ def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
     return None
 
 
-def _is_without_value(value: Parsed) -> bool:
+def _is_without_value(value: EjsonValue) -> bool:
     if isinstance(value, list):
         return all(map(_is_without_value, value))
     if debezium_json.is_document(value):
@@ -91,7 +91,7 @@ def _is_without_value(value: Parsed) -> bool:
     return value is None
 
 
-def _milliseconds(value: Parsed) -> int | None:
+def _milliseconds(value: EjsonValue) -> int | None:
     match value:
         case {"$date": {"$numberLong": str(milliseconds)}}:
             return int(milliseconds)

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterator
 from typing import Final
 
-from cdc_core.extended_json.dialects import Parsed
+from cdc_core.extended_json.dialects import EjsonValue
 from cdc_core.unwrap import record_fields
 
 
@@ -22,11 +22,11 @@ class NoId(enum.Enum):
 NO_ID: Final = NoId.NO_ID
 
 
-def identified(document: record_fields.Document, identity: Parsed | NoId) -> record_fields.Document:
+def identified(document: record_fields.Document, identity: EjsonValue | NoId) -> record_fields.Document:
     return document if "_id" in document or identity is NO_ID else {**document, "_id": identity}
 
 
-def patched(patch: record_fields.Document, identity: Parsed | NoId) -> record_fields.Document:
+def patched(patch: record_fields.Document, identity: EjsonValue | NoId) -> record_fields.Document:
     """The document of a legacy event: the fields of `$set`, those of `$unset` as nulls, or a replacement as it is."""
     operators = {name: value for name, value in patch.items() if name in _PATCH_OPERATORS}
     fields = {name: value for name, value in patch.items() if name not in _PATCH_OPERATORS and name != "$v"}
@@ -41,12 +41,12 @@ def patched(patch: record_fields.Document, identity: Parsed | NoId) -> record_fi
 _PATCH_OPERATORS = ("$set", "$unset", "diff")
 
 
-def _patch_fields(operator: str, fields: Parsed) -> Iterator[tuple[str, Parsed]]:
+def _patch_fields(operator: str, fields: EjsonValue) -> Iterator[tuple[str, EjsonValue]]:
     for name, value in fields.items() if isinstance(fields, dict) else ():
         yield name, value if operator == "$set" else None
 
 
-def _diff_fields(diff: Parsed, prefix: str) -> Iterator[tuple[str, Parsed]]:
+def _diff_fields(diff: EjsonValue, prefix: str) -> Iterator[tuple[str, EjsonValue]]:
     """The fields of an oplog entry of version 2: `u`, `i` and `d` contain fields, `s<name>` a diff of a field.
 
     In the diff of an array (`"a": true`) `u<index>` and `s<index>` stand for elements.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import wrappers
-from cdc_core.extended_json.dialects import Parsed
+from cdc_core.extended_json.dialects import EjsonValue
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import added_fields, change_event, legacy_patches, record_fields
 from cdc_core.unwrap.change_event import ChangeEvent, Json
@@ -41,8 +41,8 @@ class ExtractedRecord:
     """
 
     collection: str
-    key: Parsed
-    document: dict[str, Parsed] | None
+    key: EjsonValue
+    document: dict[str, EjsonValue] | None
     headers: tuple[tuple[str, Json], ...] = ()
     displaced: Mapping[str, str] = field(default_factory=dict)
     is_delete: bool = False
@@ -95,7 +95,7 @@ def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord |
     return ExtractedRecord("", _key(change, _identity(change), options), None, headers, is_delete=True)
 
 
-def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
+def _identity(change: ChangeEvent) -> EjsonValue | legacy_patches.NoId:
     """The `_id` of a legacy event's `filter`, else that of the key; `legacy_patches.NO_ID` if neither has one."""
     criteria = (change.envelope or {}).get("filter")
     # Debezium 1.x puts an update's `_id` into `filter`; a `patch` of operators does not hold it.
@@ -106,7 +106,7 @@ def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
     return _key_id(change.key)
 
 
-def _key_id(key: Json) -> Parsed | legacy_patches.NoId:
+def _key_id(key: Json) -> EjsonValue | legacy_patches.NoId:
     if not (isinstance(key, dict) and "id" in key):
         return legacy_patches.NO_ID
     # The connector writes the key's `id` as JSON text. Other sources write plain strings, which are used as they are.
@@ -116,7 +116,7 @@ def _key_id(key: Json) -> Parsed | legacy_patches.NoId:
         return key["id"]
 
 
-def _key(change: ChangeEvent, identity: Parsed | legacy_patches.NoId, options: UnwrapOptions) -> Parsed:
+def _key(change: ChangeEvent, identity: EjsonValue | legacy_patches.NoId, options: UnwrapOptions) -> EjsonValue:
     """The key with its `id` typed; one of another shape as it is; None if the value came without a key."""
     own = _key_id(change.key)
     if own is legacy_patches.NO_ID and change.key is not None:
@@ -125,7 +125,7 @@ def _key(change: ChangeEvent, identity: Parsed | legacy_patches.NoId, options: U
     return None if found is legacy_patches.NO_ID else {"id": record_fields.record_value(found, ("id",), options, {})}
 
 
-def _parsed(value: Json) -> Parsed:
+def _parsed(value: Json) -> EjsonValue:
     """The value of a JSON text of Debezium, or of JSON that is already expanded."""
     return debezium_json.parse(value if isinstance(value, str) else json.dumps(value))
 
@@ -137,7 +137,7 @@ def _parsed_document(value: Json) -> record_fields.Document:
     return document
 
 
-def _state(change: ChangeEvent, identity: Parsed | legacy_patches.NoId) -> record_fields.Document | None:
+def _state(change: ChangeEvent, identity: EjsonValue | legacy_patches.NoId) -> record_fields.Document | None:
     """The document of the event, whole or partial; None for a delete."""
     envelope = change.envelope or {}
     if envelope.get("after") is not None:
@@ -158,7 +158,7 @@ def _removed(change: ChangeEvent) -> list[str]:
 
 
 def _partial(
-    updated: record_fields.Document, removed: Iterable[str], identity: Parsed | legacy_patches.NoId
+    updated: record_fields.Document, removed: Iterable[str], identity: EjsonValue | legacy_patches.NoId
 ) -> record_fields.Document:
     """The fields of an update under their dotted paths, removed ones as null, with `_id` last."""
     nulls = {name: None for name in map(wrappers.escape_key, removed) if name not in updated}
@@ -182,7 +182,7 @@ def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_
 def _fields(
     change: ChangeEvent,
     state: record_fields.Document | None,
-    identity: Parsed | legacy_patches.NoId,
+    identity: EjsonValue | legacy_patches.NoId,
     options: UnwrapOptions,
     displaced: dict[str, str],
 ) -> Iterator[record_fields.RecordField]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cdc_core.extended_json import dialects as debezium_json
-from cdc_core.extended_json.dialects import Parsed
+from cdc_core.extended_json.dialects import EjsonValue
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema import names as column_names
@@ -95,7 +95,7 @@ class RecordTables:
 _NAMING = column_names.ColumnNaming(reserved=frozenset({RESCUED}))
 
 
-def printed_key(key: Parsed) -> Json:
+def printed_key(key: EjsonValue) -> Json:
     """A printed key of an `ExtractedRecord`, typed by itself: keys do not share a schema."""
     if not debezium_json.is_document(key):
         return connect_json.untyped(key)

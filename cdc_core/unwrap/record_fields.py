@@ -9,10 +9,10 @@ import orjson
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import wrappers
-from cdc_core.extended_json.dialects import Parsed
+from cdc_core.extended_json.dialects import EjsonValue
 from cdc_core.properties.unwrap import FieldNameAdjustment, UnwrapOptions
 
-Document = dict[str, Parsed]
+Document = dict[str, EjsonValue]
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class RecordField:
     """A field of the output: its name (escaped, as in type-exact JSON), its value, and its path in the event."""
 
     name: str
-    value: Parsed
+    value: EjsonValue
     path: str
 
 
-def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> RecordField:
+def engine_field(name: str, value: EjsonValue, options: UnwrapOptions) -> RecordField:
     return RecordField(options.field_names.of(name), value, name)
 
 
@@ -46,7 +46,7 @@ def _free(path: str, displaced: Mapping[str, str]) -> str:
     return _free(path + "'", displaced) if path in displaced else path
 
 
-def _text(value: Parsed) -> str:
+def _text(value: EjsonValue) -> str:
     return orjson.dumps(value).decode()
 
 
@@ -80,16 +80,16 @@ def _name(own: str, options: UnwrapOptions, *, flat: bool) -> str:
     return options.field_names.of(plain)
 
 
-def _is_undefined(value: Parsed) -> bool:
+def _is_undefined(value: EjsonValue) -> bool:
     return isinstance(value, dict) and "$undefined" in value
 
 
-def _is_left_out(value: Parsed, options: UnwrapOptions) -> bool:
+def _is_left_out(value: EjsonValue, options: UnwrapOptions) -> bool:
     """Empty arrays are null in the Avro modes, as in the SMT."""
     return value == [] and options.field_names.adjustment is not FieldNameAdjustment.NONE
 
 
-def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
+def _struct(value: EjsonValue, options: UnwrapOptions) -> Document | None:
     """The value as a document, if its column is a struct."""
     match value:
         case {"$regularExpression": {"pattern": pattern, "options": flags}}:
@@ -103,11 +103,11 @@ def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
             return own if debezium_json.is_document(own) else None
 
 
-def record_value(value: Parsed, path: tuple[str, ...], options: UnwrapOptions, displaced: dict[str, str]) -> Parsed:
+def record_value(value: EjsonValue, path: tuple[str, ...], options: UnwrapOptions, displaced: dict[str, str]) -> EjsonValue:
     """A value as parsed type-exact JSON, with the names and values inside it adjusted."""
     if _is_undefined(value):
         return None
-    own: Parsed = options.field_values.of(value)
+    own: EjsonValue = options.field_values.of(value)
     if debezium_json.is_document(own):
         return joined(document_fields(own, options, displaced, flat=False, path=path), displaced)
     if isinstance(own, list):

@@ -155,8 +155,8 @@ def send_signal(
     # One commit: after an interrupt nobody would know whether the signal was sent.
     with interrupts.undisturbed():
         sent = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
-    said = f"signal {sent.id} ({sent.type}) sent; the capture of {settings.name} handles it at its next poll"
-    click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": content}) if as_json else said)
+    message = f"signal {sent.id} ({sent.type}) sent; the capture of {settings.name} handles it at its next poll"
+    click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": content}) if as_json else message)
 
 
 @click.command()

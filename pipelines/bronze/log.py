@@ -178,10 +178,10 @@ class BronzeLog:
 
     def renew(self, *, complete: str | None = None) -> None:
         """Renew the lease by an empty commit; `complete` as the field of this name."""
-        said = {} if complete is None else {"complete": complete}
+        covered = {} if complete is None else {"complete": complete}
         with self._lock:
             stream = {name: self.writer.metadata[name] for name in OF_THE_STREAM if name in self.writer.metadata}
-            self.writer.mark(to=self._token, extra={**stream, **self._numbers(self.numbered), **said})
+            self.writer.mark(to=self._token, extra={**stream, **self._numbers(self.numbered), **covered})
 
     @property
     def _token(self) -> str | None:
@@ -288,9 +288,9 @@ class BronzeHead:
 def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     """The newest batch of bronze; without a Spark job where the last commit is the capture's."""
     last = table_history.commits(spark, table, limit=1)
-    said = (last[0].metadata or {}) if last and last[0].restored is None else {}
-    if isinstance(said.get("batch"), int):
-        return BronzeHead(said["batch"], said.get("log"), _commit_name(last[0]))
+    metadata = (last[0].metadata or {}) if last and last[0].restored is None else {}
+    if isinstance(metadata.get("batch"), int):
+        return BronzeHead(metadata["batch"], metadata.get("log"), _commit_name(last[0]))
     own = table_history.last_commit(spark, table)
     rows = _last_rows(spark, table)
     if rows is None:
@@ -378,7 +378,9 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', columns=["ts_ms"])
     payloads = [json.loads(row["payload"]) for row in rows]
     # The first row of each snapshot is its plan.
-    planned_ms = {said["snapshot"].get("id"): row["ts_ms"] for row, said in zip(rows[::-1], payloads[::-1], strict=True)}
+    planned_ms = {
+        payload["snapshot"].get("id"): row["ts_ms"] for row, payload in zip(rows[::-1], payloads[::-1], strict=True)
+    }
     return any(
         namespace in state.planned
         and state.of(namespace).completed
@@ -403,8 +405,8 @@ def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
 
 def trimmed_to(spark: SparkSession, table: tables.TableRef) -> int:
     """The last batch from which maintenance may have removed events; 0 where it never removed any."""
-    said = delta.properties(spark, table)
-    return int(said.get(TRIMMED_TO) or sys.maxsize) if TRIMMED in said else 0
+    properties = delta.properties(spark, table)
+    return int(properties.get(TRIMMED_TO) or sys.maxsize) if TRIMMED in properties else 0
 
 
 def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "true") -> dict[tuple[str, str], int]:
@@ -418,9 +420,9 @@ def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"', columns=["resume_token"])
     read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
     return [
-        FilterChange(token, said["stream"], frozenset(said["captured"]), frozenset(said.get("left_out", ())))
-        for token, said in read
-        if "captured" in said
+        FilterChange(token, metadata["stream"], frozenset(metadata["captured"]), frozenset(metadata.get("left_out", ())))
+        for token, metadata in read
+        if "captured" in metadata
     ]
 
 

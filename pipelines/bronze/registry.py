@@ -286,7 +286,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
     at = table_history.standing(spark, table)
     if at.version < 0:
         return SilverPosition()
-    metadata = at.said
+    metadata = at.metadata
     # The newest version: later commits such as OPTIMIZE keep the rows, while VACUUM removes the files of older versions.
     if metadata.get("to") is not None:
         return SilverPosition(

@@ -159,9 +159,11 @@ class Gaps:
         found = [name for name in self.deployment.namespaces() if name in less and name not in known] if less else []
         # A collection that has a filter now is not wanted whole: no snapshot would end its gap.
         noted = self._from_now((name for name in found if name not in chosen), cause)
-        said = settings_metadata(self.deployment.source)
+        current = settings_metadata(self.deployment.source)
         # Where nothing is recorded, warn once and not at each start.
-        if noted or (found and any(said[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))):
+        if noted or (
+            found and any(current[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))
+        ):
             log.warning(
                 "%s changed: the snapshot did not read all of %s that these settings now include. To read it, run %s",
                 settings,

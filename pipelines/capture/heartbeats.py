@@ -56,11 +56,11 @@ class Heartbeats:
         Everything that was read up to `token` must be committed.
         """
         complete = _complete(token, is_drained=is_drained)
-        said = complete, self.log.numbered
-        if said == self._answered or resume_token.compare(complete, tokens.token_of(self.log)) <= 0:
+        answer = complete, self.log.numbered
+        if answer == self._answered or resume_token.compare(complete, tokens.token_of(self.log)) <= 0:
             return
         self.log.renew(complete=complete)
-        self._answered = said
+        self._answered = answer
         self.asked.clear()
 
     def last(self, token: str, *, is_drained: bool) -> None:

@@ -44,7 +44,7 @@ PREFIX = "debezium_metrics_"
 KEPT_LAGS = 10_000
 """Commits over which the statistics of the lag are computed."""
 
-Labelled = Mapping[str, float]
+LabelValues = Mapping[str, float]
 """A value for each collection, or for each part of a position."""
 
 
@@ -139,7 +139,7 @@ class Metrics:
             about = "Hours until the oplog would no longer hold the position, if the capture stopped now."
             yield _gauge("medallion_oplog_headroom_hours", about, self.name, self.headroom_hours)
 
-    def _snapshot(self, now: float) -> dict[str, float | Labelled]:
+    def _snapshot(self, now: float) -> dict[str, float | LabelValues]:
         return {
             **_snapshot(self.snapshot, now),
             **_queue(self.streaming.queue),
@@ -194,8 +194,8 @@ class _Site:
         except errors.MedallionError as error:
             body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain; charset=utf-8"
         except Exception as error:  # Named by its class: its text may hold a document.
-            said = f"the page could not be created: {type(error).__name__}\n"
-            body, status, kind = said.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
+            text = f"the page could not be created: {type(error).__name__}\n"
+            body, status, kind = text.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
         start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
 
@@ -272,7 +272,7 @@ class _OnScrape(Collector):
         return ()
 
 
-def _streaming(found: StreamingMetrics, now: float) -> dict[str, float | Labelled]:
+def _streaming(found: StreamingMetrics, now: float) -> dict[str, float | LabelValues]:
     seconds, increment = found.position or (-1, -1)
     return {
         "Connected": found.stream is not None and found.stream.is_open,
@@ -326,7 +326,7 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
+def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | LabelValues]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()
@@ -360,7 +360,7 @@ def _since(at: float | None, now: float) -> float:
     return -1 if at is None else max(0, round((now - at) * 1000))
 
 
-def _family(name: str, value: float | Labelled, labels: Mapping[str, str]) -> Metric:
+def _family(name: str, value: float | LabelValues, labels: Mapping[str, str]) -> Metric:
     about = f"Debezium's {name}."
     if not isinstance(value, Mapping):
         family = UnknownMetricFamily(PREFIX + name, about, labels=list(labels))

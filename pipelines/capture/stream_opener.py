@@ -58,11 +58,11 @@ class ExistingBronze:
             return ExistingBronze()
         delta.check_ours(spark, table)
         # After a RESTORE, the metadata of the restored version: it describes how the rows were captured.
-        said = at.said or (at.last.metadata if at.last else None) or {}
-        before = said.get("stream")
+        metadata = at.metadata or (at.last.metadata if at.last else None) or {}
+        before = metadata.get("stream")
         is_other = before is not None and not filters.is_same_stream(before, fingerprint)
         found = bronze_log.UnclaimedPosition(at.version, bronze_log.read_position(spark, table))
-        return ExistingBronze(found, is_other, said.get("replica_set"))
+        return ExistingBronze(found, is_other, metadata.get("replica_set"))
 
 
 @dataclass(frozen=True)

@@ -89,14 +89,14 @@ class DirectLog:
         """Commit the file, or only the fence, as version `base` + 1; raises `VersionTaken`, and then changes nothing."""
         return self._committed(self._at(base), log_actions.fenced(self._spark, file, base), base=base, metadata=metadata)
 
-    def delete_actions(self, touched: upsert.Locating, *, base: int) -> Any:
+    def delete_actions(self, touched: upsert.RowFinder, *, base: int) -> Any:
         """The actions that remove the touched rows from the version `base`. Raises as `upsert`."""
         return self._vectors.actions(self._upsertable(base), touched)
 
     def upsert(
         self,
         rows: DataFrame,
-        touched: upsert.Locating | None,
+        touched: upsert.RowFinder | None,
         pending_deletes: upsert.PendingDelete | None,
         unless: Callable[[], bool] | None,
         few: bool,
@@ -360,7 +360,7 @@ class DeletionVectors:
         """Whether rows may be replaced by deletion vectors in a version, given as Delta's snapshot or transaction."""
         return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration()))
 
-    def actions(self, transaction: Any, touched: upsert.Locating) -> Any:
+    def actions(self, transaction: Any, touched: upsert.RowFinder) -> Any:
         """The actions that remove the touched rows, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
         found = touched()
@@ -380,7 +380,7 @@ class DeletionVectors:
         prefix = self._delta("stats.StatsCollectionUtils").getDataSkippingStringPrefixLength(session, transaction.metadata())
         return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
 
-    def actions_of_few(self, transaction: Any, touched: upsert.Locating) -> Any:
+    def actions_of_few(self, transaction: Any, touched: upsert.RowFinder) -> Any:
         """The actions of `actions`, with vectors that this process writes: Delta takes a dozen Spark jobs even for a few rows."""
         self._session.setActiveSession(self._spark._jsparkSession)
         by_file: dict[str, list[int]] = {}

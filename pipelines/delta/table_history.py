@@ -120,11 +120,11 @@ def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit
 
 
 def last_commit(
-    spark: SparkSession, table: tables.TableRef, *, saying: Callable[[Mapping[str, Any]], bool] = lambda said: True
+    spark: SparkSession, table: tables.TableRef, *, matching: Callable[[Mapping[str, Any]], bool] = lambda metadata: True
 ) -> Commit | None:
-    """The newest commit of this project, or the newest whose metadata matches `saying`; None where there is none."""
+    """The newest commit of this project, or the newest whose metadata matches `matching`; None where there is none."""
     own = (commit for commit in newest_first(spark, table) if commit.metadata is not None)
-    return next((commit for commit in own if saying(commit.metadata or {})), None)
+    return next((commit for commit in own if matching(commit.metadata or {})), None)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Standing:
     is_restored: bool = False
 
     @property
-    def said(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """The metadata of `position`; empty where there is none."""
         return (self.position.metadata if self.position else None) or {}
 

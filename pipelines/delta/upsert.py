@@ -20,7 +20,7 @@ KEY = "__key"
 ROW_LOCATION = ("__file", "__row")
 """Columns with the file and row number of a row in a version of a table."""
 
-Locating: TypeAlias = "Callable[[], DataFrame]"
+RowFinder: TypeAlias = "Callable[[], DataFrame]"
 """Returns the `ROW_LOCATION` of rows. Called for each attempt, because a DataFrame keeps the columns and files of its creation."""
 
 

@@ -137,7 +137,7 @@ class Writer(StatementCommits):
         return self.direct is not None
 
     @contextmanager
-    def finding_rows(self, touched: upsert.Locating) -> Iterator[upsert.PendingDelete | None]:
+    def finding_rows(self, touched: upsert.RowFinder) -> Iterator[upsert.PendingDelete | None]:
         """Search the rows that `upsert` will remove, in a thread beside the block; None without a direct log.
 
         `touched` is as in `upsert`, from the table at this writer's last commit. The end of the block waits for the search. VACUUM removes
@@ -173,7 +173,7 @@ class Writer(StatementCommits):
         self,
         rows: DataFrame,
         *,
-        touched: upsert.Locating | None,
+        touched: upsert.RowFinder | None,
         pending_deletes: upsert.PendingDelete | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,

@@ -164,13 +164,13 @@ class EmbeddedMongoDB:
             if status is None:
                 return
             self.stop()
-            said = _last_words(self.log_file, self.data_dir / "mongod.out")
+            output = _last_words(self.log_file, self.data_dir / "mongod.out")
             # The server of a killed owner takes a moment to end, and uses its data until then.
-            in_use = status == IN_USE or "DBPathInUse" in said
+            in_use = status == IN_USE or "DBPathInUse" in output
             if in_use and time.monotonic() > patience:
                 raise errors.DecisionNeeded(f"another MongoDB is already running on {self.data_dir}; stop it first")
-            if not in_use and ("Address already in use" not in said or time.monotonic() > deadline):
-                raise errors.DecisionNeeded(f"{command} did not start (exit {status}): {said} (log: {self.log_file})")
+            if not in_use and ("Address already in use" not in output or time.monotonic() > deadline):
+                raise errors.DecisionNeeded(f"{command} did not start (exit {status}): {output} (log: {self.log_file})")
             time.sleep(0.2)
 
     def _spawn(self, command: Path) -> None:
@@ -320,8 +320,8 @@ def _check_version(command: Path) -> None:
         raise errors.DecisionNeeded(f"{command} does not run here: {error.strerror}") from error
     found = re.search(r"db version v(\d+)\.(\d+)", shown.stdout)
     if found is None:
-        said = (shown.stderr or shown.stdout).strip().splitlines()
-        raise errors.DecisionNeeded(f"{command} does not run here: {said[-1] if said else 'it said nothing'}")
+        lines = (shown.stderr or shown.stdout).strip().splitlines()
+        raise errors.DecisionNeeded(f"{command} does not run here: {lines[-1] if lines else 'it said nothing'}")
     if (int(found[1]), int(found[2])) < OLDEST:
         raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is required")
 

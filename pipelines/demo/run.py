@@ -188,12 +188,12 @@ def _tell_of_start(is_there: threading.Event, tell: Callable[[RenderableType], N
     """Show progress until Spark and MongoDB have started, with the size of the download in the first run."""
     while not is_there.wait(0.5):
         fetched = delta_jars.downloaded_megabytes()
-        said = (
+        note = (
             ""
             if fetched is None
             else f"; downloading Delta's jars from Maven Central, the first time only: {fetched:.0f} MB so far"
         )
-        tell(f"Starting MongoDB and Spark{said}")
+        tell(f"Starting MongoDB and Spark{note}")
 
 
 def _connected(settings: Settings, uri: str) -> Settings:

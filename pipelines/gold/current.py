@@ -130,7 +130,7 @@ class GoldTable:
     deletes: tables.TableRef
     is_few: bool = False
     audit: Audit = no_audit
-    said: list[Mapping[str, object]] = field(default_factory=list)
+    audited: list[Mapping[str, object]] = field(default_factory=list)
     """What the audit adds to the metadata of the publishing commit; empty before the audit."""
 
     def judge(
@@ -143,7 +143,7 @@ class GoldTable:
             return self.current().select(*self._columns(has_rescued=has_rescued))
 
         candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
-        self.said[:] = [self.audit(self.spark, candidate)]
+        self.audited[:] = [self.audit(self.spark, candidate)]
 
     @functools.cached_property
     def _counts(self) -> Row:
@@ -162,11 +162,11 @@ class GoldTable:
         # The column comes with the first rescued value, and stays when there are none left: queries may name it.
         has_rescued = seen.rescued > 0 or "__rescued" in present.names
         columns = self._columns(has_rescued=has_rescued)
-        if not self.said:
+        if not self.audited:
             self.judge(writer.table)
         self._settle_statistics(writer, present, self.wanted(has_rescued))
-        said = self.extra() | dict(extra or {})
-        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=said, overwrite_schema=True)
+        metadata = self.extra() | dict(extra or {})
+        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=metadata, overwrite_schema=True)
         return seen.n
 
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
@@ -207,7 +207,7 @@ class GoldTable:
             columns = self._columns(has_rescued="__rescued" in wanted.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
         else:
-            self.said[:] = [unmoved(writer)]
+            self.audited[:] = [unmoved(writer)]
         for statement in alteration.added:
             writer.alter(statement)
         if not changes.count:
@@ -257,7 +257,7 @@ class GoldTable:
     def extra(self) -> dict[str, object]:
         """The metadata of the publishing commit beside `to`."""
         return {
-            **(self.said[-1] if self.said else {}),
+            **(self.audited[-1] if self.audited else {}),
             "silver": self.work.silver.version,
             "generation": self.work.silver.generation,
             "high": self.work.silver.high,
@@ -345,8 +345,8 @@ def rows_of(metadata: Mapping[str, object]) -> str:
     # Not the whole metadata: lease, owner and commit identifier differ for equal rows. Batches and versions alone do not identify rows:
     # they start again after silver or bronze was created again, or an older copy of bronze was restored.
     names = ("to", "silver", "generation", "origin", "log", "bronze", "model", REBUILT)
-    said = {each: metadata.get(each) for each in names}
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
+    identity = {each: metadata.get(each) for each in names}
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def unmoved(writer: Writer) -> dict[str, object]:

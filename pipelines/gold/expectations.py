@@ -196,8 +196,8 @@ class Gate:
 
         False after any change of the suite, and for a warning that was not met: the rows that did not meet it may still exist.
         """
-        said = live.get("expectations")
-        not_met = said.get("not_met") if isinstance(said, Mapping) else None
+        recorded = live.get("expectations")
+        not_met = recorded.get("not_met") if isinstance(recorded, Mapping) else None
         if live.get("suite") != suite.digest or not isinstance(not_met, list):
             return False
         return suite.expectations.index(expectation) not in not_met and library.is_about_rows(expectation)

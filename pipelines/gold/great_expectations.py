@@ -67,8 +67,8 @@ def is_about_rows(expectation: suites.Expectation) -> bool:
 
         kind = get_expectation_impl(expectation.type)
     maps = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)
-    is_map = issubclass(kind, maps) and expectation.type not in suites.ABOUT_THE_TABLE
-    return is_map and not expectation.is_part_about
+    is_map = issubclass(kind, maps) and expectation.type not in suites.TABLE_EXPECTATIONS
+    return is_map and not expectation.is_partial
 
 
 def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
@@ -99,7 +99,9 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
     copies = {name: f"__copy_{number}" for number, name in enumerate(df.columns) if not _READ.isdisjoint(name)}
     is_copied = [not copies.keys().isdisjoint(each.columns) for each in expectations]
     copied = df.withColumns({copy: F.col(identifier(name)) for name, copy in copies.items()}) if any(is_copied) else df
-    of_copies = iter(_judged(copied, [each.over(copies) for each, chosen in zip(expectations, is_copied) if chosen], keys))
+    of_copies = iter(
+        _judged(copied, [each.with_columns(copies) for each, chosen in zip(expectations, is_copied) if chosen], keys)
+    )
     of_others = iter(_judged(df, [each for each, chosen in zip(expectations, is_copied) if not chosen], keys))
     found = [next(of_copies if chosen else of_others) for chosen in is_copied]
     for reply, each in zip(found, expectations):

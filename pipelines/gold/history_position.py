@@ -58,8 +58,8 @@ class HistoryPosition:
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
     """The position of a history's table; the initial one if there is no such table."""
-    said = table_history.standing(spark, table).said
-    found = said if is_history(said) else {}
+    metadata = table_history.standing(spark, table).metadata
+    found = metadata if is_history(metadata) else {}
     return HistoryPosition(
         found.get("to") or 0,
         found.get("floor") or "",

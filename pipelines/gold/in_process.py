@@ -96,7 +96,7 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
     except (OSError, pa.ArrowException, NotReadable):
         return None
     if not changes.keys:
-        table.said[:] = [current.unmoved(writer)]
+        table.audited[:] = [current.unmoved(writer)]
         writer.mark(to=table.work.silver.to, extra=table.extra())
         return 0
     assert table.work.gold.to is not None

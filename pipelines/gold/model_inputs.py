@@ -90,7 +90,7 @@ class ModelInputs:
         at = table_history.standing(self.spark, table)
         # A table is created, claimed and filled by a commit each: before the last one, and before it is rewritten after a repair, its rows
         # do not count. If its history does not say, it counts if it has rows.
-        if at.said.get("to") is None and (at.position is not None or not files):
+        if at.metadata.get("to") is None and (at.position is not None or not files):
             return None
         version, rows = self._version(name, table)
         return ModelInput(name, table, version, id_, rows)

@@ -91,7 +91,7 @@ class ModelTable:
         at = table_history.standing(self.spark, table)
         if at.version < 0:
             return ModelWork("whole", to, {}, "it is not there yet")
-        live = dict(at.said)
+        live = dict(at.metadata)
         # A table of documents or of their versions names no model: another pipeline's, or a history that is switched off.
         if live.get("to") is not None and "model" not in live:
             message = f"its table would be {table.label}, which contains a collection's documents or their versions"
@@ -163,7 +163,7 @@ class ModelTable:
             rows = stack.enter_context(query_execution.held(frame))
             self._check_unique(rows)
             self._check_keys(rows)
-            said = self.audit(
+            verdict = self.audit(
                 self.spark, Candidate(self.model.name, table, lambda: rows, keys=self._named(rows), live=work.live)
             )
             owner = writer
@@ -183,7 +183,7 @@ class ModelTable:
                     *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
                 ),
                 to=work.to,
-                extra={**said, **self._made_by},
+                extra={**verdict, **self._made_by},
                 overwrite_schema=True,
             )
             return rows.count(), version
@@ -208,11 +208,11 @@ class ModelTable:
             # All rows that the table would have, for expectations about the whole table.
             staying = live.alias("l").join(keys.alias("k"), same, "left_anti")
             whole = staying.unionByName(rows)
-            said = self.audit(
+            verdict = self.audit(
                 self.spark,
                 Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self._named(rows), live=work.live),
             )
-            extra = {**said, **self._made_by}
+            extra = {**verdict, **self._made_by}
             # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
             gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
             held = {each.name: each.dataType for each in rows.schema}

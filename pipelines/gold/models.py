@@ -318,12 +318,12 @@ class _DryRun:
         work = model_table.ModelTable(self.spark, model, self.inputs, no_audit).work()
         if work.kind != "nothing":
             self.moved.add(model.name)
-        said = {
+        actions = {
             "nothing": "stay: its tables have not moved",
             "whole": "be made whole",
             "changed": "take in the keys that changed",
         }
-        return said[work.kind] + (f", because {work.why}" if work.why else "")
+        return actions[work.kind] + (f", because {work.why}" if work.why else "")
 
 
 def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.TableRef) -> None:

@@ -94,7 +94,7 @@ def _unnamed(names: Sequence[str], within: str) -> Iterator[tuple[str, str]]:
         if not name or NOT_IN_NAMES.intersection(name):
             hint = "name it: … AS name, without blanks and any of ,;{}()="
             yield f"a table cannot have a column with the name {within}{name}", hint
-        if not within and name.lower() in column_names.SPOKEN_FOR:
+        if not within and name.lower() in column_names.RESERVED:
             yield f"{name} is what statements over the table call a column of their own", "give it another name"
 
 
@@ -131,9 +131,9 @@ def _place(model: sql_model.Model, error: PySparkException) -> str:
 def _first_line(error: PySparkException) -> str:
     """Spark's message without its condition, SQLSTATE and plan."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
-    said = re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
+    message = re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
     # The query is parsed inside parentheses, which are not in the file: errors about them are cut off.
-    return re.sub(r"^\[\w+(?:\.\w+)*\]\s*|: (?:missing '\)'|extra input '[^']*')\.?$", "", said)
+    return re.sub(r"^\[\w+(?:\.\w+)*\]\s*|: (?:missing '\)'|extra input '[^']*')\.?$", "", message)
 
 
 @contextmanager

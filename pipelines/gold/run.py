@@ -393,13 +393,13 @@ class _GoldRun:
     def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
         table = self.layout.gold(*namespace)
         at = table_history.standing(self.spark, table)
-        history_position.check_free(table, at.said, namespace)
+        history_position.check_free(table, at.metadata, namespace)
         # A restored table, or one before forgotten deletes, is rewritten: silver may not know all that has changed since.
         deletes = self.layout.deletes(*namespace)
         if deletes not in self.forgotten:
             self.forgotten[deletes] = current.forgotten_to(self.spark, deletes)
-        is_older = at.is_restored or (at.said.get("to") or 0) < self.forgotten[deletes] <= silver.to
-        metadata = {} if is_older else at.said
+        is_older = at.is_restored or (at.metadata.get("to") or 0) < self.forgotten[deletes] <= silver.to
+        metadata = {} if is_older else at.metadata
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
         # If rows of deleted documents stay: before the setting was changed, silver may have remembered a delete and been killed, and its

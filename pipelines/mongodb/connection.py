@@ -146,8 +146,8 @@ def _skipping(source: Source) -> list[dict[str, Any]]:
     rest = {name: f"${name}" for name in kept}
     largest = {"$max": documents}
     is_large = {"$or": [{"$gt": [largest, source.cursor_oversize_skip_threshold]}, {"$gt": [whole, EVENT_BYTES]}]}
-    said = {**rest, SKIPPED: {"$max": [largest, {"$cond": [{"$gt": [whole, EVENT_BYTES]}, whole, 0]}]}}
-    return [{"$replaceWith": {"$cond": [is_large, said, "$$ROOT"]}}]
+    shortened = {**rest, SKIPPED: {"$max": [largest, {"$cond": [{"$gt": [whole, EVENT_BYTES]}, whole, 0]}]}}
+    return [{"$replaceWith": {"$cond": [is_large, shortened, "$$ROOT"]}}]
 
 
 def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:

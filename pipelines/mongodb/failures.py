@@ -222,8 +222,8 @@ def _refused_command(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    said = re.sub(r" \(configured timeouts: [^)]*\)", "", _safe(error).splitlines()[0])
-    return re.split(r", full error: |, Timeout: |, Topology Description: ", said)[0][:300]
+    message = re.sub(r" \(configured timeouts: [^)]*\)", "", _safe(error).splitlines()[0])
+    return re.split(r", full error: |, Timeout: |, Topology Description: ", message)[0][:300]
 
 
 def _safe(error: BaseException) -> str:

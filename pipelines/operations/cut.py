@@ -371,11 +371,11 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     """The cluster time before which bronze is complete, None if its newest batch does not say; and the newest batch."""
     # Later commits may be of others, such as an OPTIMIZE, which adds no events.
     at = table_history.standing(spark, table)
-    said = {} if at.is_restored else at.said
+    metadata = {} if at.is_restored else at.metadata
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
-    complete = said.get("complete")
+    complete = metadata.get("complete")
     # A statement from before the newest batch says nothing about the events in it.
-    is_of_newest = isinstance(complete, str) and said.get("batch") == batch
+    is_of_newest = isinstance(complete, str) and metadata.get("batch") == batch
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
@@ -412,7 +412,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
             at = table_history.standing(spark, table)
             if at.version < 0:
                 continue
-            to = at.said.get("to")
+            to = at.metadata.get("to")
             # Silver may be before the batch: the position of a collection without events does not advance with every batch.
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(

@@ -101,13 +101,13 @@ def _rows(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
 
 def _record(spark: SparkSession, settings: Settings, state: str, id_: str = "", **fields: object) -> None:
     identity = owners.identity()
-    said = {"id": id_, "name": settings.name, "state": state, "at_ms": clock.now_ms()}
-    row = {**said, **{name: getattr(identity, name) for name in _PROCESS}, **fields}
+    head = {"id": id_, "name": settings.name, "state": state, "at_ms": clock.now_ms()}
+    row = {**head, **{name: getattr(identity, name) for name in _PROCESS}, **fields}
     ops_tables.note(spark, _table(settings), [row], SCHEMA)
 
 
-def _process(said: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(said.get(name) for name in _PROCESS)
+def _process(record: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(record.get(name) for name in _PROCESS)
 
 
 def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | None = None) -> bool:
@@ -131,15 +131,15 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
     while not stop.wait(LOOK_SECONDS):
         # Check this before reading the rows: a pipeline that ends right after the cut has written `made` by then.
         is_served = _is_served(spark, settings, taken)
-        said = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
-        if MADE in said:
-            return cut.named(cut.read(spark, settings), said[MADE]["cut"])
-        if FAILED in said:
-            raise _error(said[FAILED])
+        states = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
+        if MADE in states:
+            return cut.named(cut.read(spark, settings), states[MADE]["cut"])
+        if FAILED in states:
+            raise _error(states[FAILED])
         if not is_served:
             ended = "the pipeline that runs ended before the cut was made; nothing was noted. Try again"
             return _withdrawn(spark, settings, id_, ended)
-        taken = said.get(TAKEN)
+        taken = states.get(TAKEN)
         if taken is None and time.monotonic() > until:
             busy = f"the pipeline that runs did not take the request up in {TAKE_SECONDS:.0f} s; try again"
             return _withdrawn(spark, settings, id_, busy)
@@ -151,16 +151,16 @@ def _withdrawn(spark: SparkSession, settings: Settings, id_: str, why: str) -> c
     raise errors.Temporary(f"{settings.name}: {why}")
 
 
-def _error(said: Mapping[str, Any]) -> errors.MedallionError:
+def _error(record: Mapping[str, Any]) -> errors.MedallionError:
     """The pipeline's error, with its exit code."""
-    match said["code"]:
+    match record["code"]:
         case 2:
-            return errors.SettingsError(said["message"])
+            return errors.SettingsError(record["message"])
         case 3:
-            return errors.DecisionNeeded(said["message"])
+            return errors.DecisionNeeded(record["message"])
         case 75:
-            return errors.Temporary(said["message"])
-    return errors.MedallionError(said["message"])
+            return errors.Temporary(record["message"])
+    return errors.MedallionError(record["message"])
 
 
 # The running pipeline

@@ -318,8 +318,8 @@ class _MaintenanceRun:
         last = _scalar(self.spark, table.ref, "max(`__batch`)", where)
         if last is not None:  # recorded before they are removed: a gold table that has not applied them must be rewritten
             known = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
-            said = f"'{registry.FORGOTTEN_TO}' = '{max(last, known)}'"
-            self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({said})").collect()
+            entry = f"'{registry.FORGOTTEN_TO}' = '{max(last, known)}'"
+            self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({entry})").collect()
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:
@@ -331,10 +331,10 @@ class _MaintenanceRun:
         return min(self._position(each) for each in found)
 
     def _position(self, table: TableRef) -> int:
-        said = table_history.standing(self.spark, table).said
+        metadata = table_history.standing(self.spark, table).metadata
         # The batch numbers of another bronze log mean nothing for this one.
-        is_of_other = None not in (said.get("log"), self._log) and said["log"] != self._log
-        to = said.get("to")
+        is_of_other = None not in (metadata.get("log"), self._log) and metadata["log"] != self._log
+        to = metadata.get("to")
         return to if isinstance(to, int) and not is_of_other else 0
 
     def _trim(self, table: TableRef, words: _ResultLines) -> None:
@@ -386,11 +386,11 @@ class _MaintenanceRun:
         # the retention is made longer: earlier runs have removed events all the same.
         known = delta.properties(self.spark, table)
         taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
-        said = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
+        entries = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
         count = others = 0
         try:
             with claimed() as writer:
-                writer.alter(f"SET TBLPROPERTIES ({''.join(said)}'delta.appendOnly' = 'false')")
+                writer.alter(f"SET TBLPROPERTIES ({''.join(entries)}'delta.appendOnly' = 'false')")
             for batches in _days(self.spark, table, events):
                 with claimed() as writer:
                     count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)

@@ -186,10 +186,10 @@ def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.Dat
             # The remaining events were captured with these settings: the next start compares them with its own, to report gaps.
             first = min(span[0] if (span := file.between("batch")) else 0 for file in gone)
             left = table_history.last_commit(
-                writer.spark, writer.table, saying=lambda said: (said.get("batch") or first) < first
+                writer.spark, writer.table, matching=lambda metadata: (metadata.get("batch") or first) < first
             )
-            said = {**((left.metadata if left is not None else None) or {}), **_named(writer.metadata, "batch", "log")}
-            return writer.metadata.get("to"), _named(said, "batch", "log", *bronze_log.OF_THE_STREAM)
+            metadata = {**((left.metadata if left is not None else None) or {}), **_named(writer.metadata, "batch", "log")}
+            return writer.metadata.get("to"), _named(metadata, "batch", "log", *bronze_log.OF_THE_STREAM)
         case ("silver", *_):
             # Without `high`: events that are applied again then count as late, and are compared with the remaining rows.
             return 0, _named(writer.metadata, "generation", "log", "added")
@@ -201,5 +201,5 @@ def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.Dat
     return writer.metadata.get("to"), {}
 
 
-def _named(said: Mapping[str, object], *names: str) -> dict[str, object]:
-    return {name: said[name] for name in names if name in said}
+def _named(metadata: Mapping[str, object], *names: str) -> dict[str, object]:
+    return {name: metadata[name] for name in names if name in metadata}

@@ -470,14 +470,14 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
         if reached is not None and commit.version > reached:
             continue
         reached = reached if commit.restored is None else commit.restored
-        said: Mapping[str, Any] = commit.metadata or {}
-        to = said.get("to")
+        metadata: Mapping[str, Any] = commit.metadata or {}
+        to = metadata.get("to")
         if isinstance(to, int):
             if without is not None and not is_known:
                 yield without, 0
             is_known = True
             yield commit, to
-        elif "to" in said:
+        elif "to" in metadata:
             without = without or commit
 
 

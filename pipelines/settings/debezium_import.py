@@ -38,7 +38,7 @@ def settings_text(connector: object, *, root: str, where: str) -> Import:
     """The settings file for a connector; `where` names the connector in messages and in the file."""
     found = debezium_import.imported(connector, root=root, where=where)
     variables = tuple(f"{each.name}: {each.holds}" for each in found.variables)
-    notes = (*debezium_import.said(found.notes), *found.warnings)
+    notes = (*debezium_import.remarks(found.notes), *found.warnings)
     text = settings_file.rendered(
         found.document,
         before=[f"Imported from {where} by `medallion import-debezium`.", *_listed("Variables to set:", variables)],

@@ -52,7 +52,7 @@ class RowBatch:
     has_incomplete: bool = False
     is_late: bool = False
     """Some events may be older than what the table has seen: a MERGE compares each row with the table's."""
-    touched: upsert.Locating | None = None
+    touched: upsert.RowFinder | None = None
     """Finds the locations of the keys' rows in the table, from the events alone."""
     pending_deletes: upsert.PendingDelete | None = None
     """The search for these keys in the table, if it has started already."""
@@ -85,7 +85,7 @@ def keys(events: DataFrame, counts: survey.EventCounts) -> DataFrame:
     return F.broadcast(column) if counts.events <= survey.MAX_BROADCAST_EVENTS // 2 else column
 
 
-def touched(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> upsert.Locating:
+def touched(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> upsert.RowFinder:
     """Finds the locations of the events' keys in the table."""
     spans = [(counts.first_key, counts.last_key)] if counts.first_key else []
     return lambda: located(collection, keys(events, counts), spans)

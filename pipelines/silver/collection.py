@@ -117,9 +117,9 @@ class SilverCollection:
 
     def move(self, next_position: registry.SilverPosition) -> None:
         """Move the position alone, by an empty commit."""
-        self.writer.mark(to=next_position.to, extra=self.said(next_position))
+        self.writer.mark(to=next_position.to, extra=self.metadata(next_position))
 
-    def said(self, position: registry.SilverPosition) -> dict[str, object]:
+    def metadata(self, position: registry.SilverPosition) -> dict[str, object]:
         """The metadata of a commit with this position, beside `to`."""
         return replace(position, deletes=self.remembered).extra
 

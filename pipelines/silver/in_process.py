@@ -166,7 +166,12 @@ def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
         return True
     deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
     version = collection.writer.replace_arrow(
-        [], schema=live.schema, keys=keys, to=next_position.to, extra=collection.said(next_position), statistics=STATISTICS
+        [],
+        schema=live.schema,
+        keys=keys,
+        to=next_position.to,
+        extra=collection.metadata(next_position),
+        statistics=STATISTICS,
     )
     return version is not None
 
@@ -193,7 +198,7 @@ def _committed(
         schema=conformed[0].schema,
         keys=keys,
         to=next_position.to,
-        extra=collection.said(next_position),
+        extra=collection.metadata(next_position),
         statistics=STATISTICS,
     )
     return version is not None

@@ -167,15 +167,17 @@ def marked(
     }
     if is_delete.true_count:
         deletes = whole.events.take(pa.array([mark.delete for mark in given], pa.int64()))
-        said = {name: collection_events.value(deletes, path) for name, path in added.items()}
-        said["__deleted"] = pa.array([True] * rows.num_rows, pa.bool_())
-        if not said.keys() <= set(rows.column_names):
+        delete_values = {name: collection_events.value(deletes, path) for name, path in added.items()}
+        delete_values["__deleted"] = pa.array([True] * rows.num_rows, pa.bool_())
+        if not delete_values.keys() <= set(rows.column_names):
             return None
         try:
-            said_rows = table_schema.conformed(pa.table(said), pa.schema([rows.schema.field(name) for name in said]))
+            delete_rows = table_schema.conformed(
+                pa.table(delete_values), pa.schema([rows.schema.field(name) for name in delete_values])
+            )
         except table_schema.NotReadable:
             return None
-        values |= {name: pc.if_else(is_delete, said_rows[name], rows[name]) for name in said}
+        values |= {name: pc.if_else(is_delete, delete_rows[name], rows[name]) for name in delete_values}
     # A repeated event changes nothing.
     is_newer = pc.greater(values["__sequence"], rows["__sequence"])
     for name, column in values.items():

@@ -236,7 +236,7 @@ class Positions:
         # A removed table looks like that of a new collection, but its events may lie in batches that were searched before. If gold has a
         # position, there was such a table.
         return first > found or (
-            is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).said.get("to"))
+            is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).metadata.get("to"))
         )
 
     def _read_trims(self) -> None:

@@ -373,8 +373,11 @@ class _SilverRun:
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
         """Raise if a table that was just claimed is not as this run has read it."""
-        known, said, label = self.positions.known[namespace], writer.metadata, writer.table.label
-        if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
+        known, metadata, label = self.positions.known[namespace], writer.metadata, writer.table.label
+        if metadata.get("to") is not None and (metadata["to"], metadata.get("generation") or "") != (
+            known.to,
+            known.generation,
+        ):
             raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table; start again")
         options = self.settings.silver.for_collection(str(namespace)).unwrap
         added = {*known.added, *(each.name for each in (*options.add_fields, *options.add_headers))}

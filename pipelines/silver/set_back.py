@@ -41,7 +41,7 @@ def to_common_batch(
     """
 
     def shared_batch() -> int:
-        shared = table_history.last_commit(spark, table, saying=lambda said: _is_shared(spark, bronze, said))
+        shared = table_history.last_commit(spark, table, matching=lambda metadata: _is_shared(spark, bronze, metadata))
         return ((shared.metadata or {}).get("to") or 0) if shared is not None else 0
 
     with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
@@ -73,7 +73,7 @@ def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosit
     writer.mark(to=position.to, extra=replace(position, origin=uuid.uuid4().hex[:12]).extra)
 
 
-def _is_shared(spark: SparkSession, bronze: tables.TableRef, said: Mapping[str, object]) -> bool:
+def _is_shared(spark: SparkSession, bronze: tables.TableRef, metadata: Mapping[str, object]) -> bool:
     """Whether a commit names a commit of this bronze. One that is older than bronze's log counts as one: it precedes the copy."""
-    named = registry.bronze_commit(said)
+    named = registry.bronze_commit(metadata)
     return named is not None and bronze_log.is_held(spark, bronze, named) is not False

@@ -78,16 +78,16 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
         statement = _statement(collection, batch).merge()
         confs = MERGE_CONFS | dict(batch.merge_confs)
         collection.writer.merge(
-            rows, statement, to=batch.next_position.to, extra=collection.said(batch.next_position), confs=confs
+            rows, statement, to=batch.next_position.to, extra=collection.metadata(batch.next_position), confs=confs
         )
 
 
 def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:
     """Append the table's first rows."""
-    writer, to, said = collection.writer, batch.next_position.to, collection.said(batch.next_position)
+    writer, to, metadata = collection.writer, batch.next_position.to, collection.metadata(batch.next_position)
     if batch.unless is None:
-        writer.append(rows, to=to, extra=said)
-    elif writer.upsert(rows, touched=None, to=to, extra=said, unless=batch.unless) is None:
+        writer.append(rows, to=to, extra=metadata)
+    elif writer.upsert(rows, touched=None, to=to, extra=metadata, unless=batch.unless) is None:
         raise upsert.NotCommitted  # Spark's own append would commit regardless of `unless`
 
 
@@ -114,7 +114,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
         touched=batch.touched,
         pending_deletes=batch.pending_deletes,
         to=batch.next_position.to,
-        extra=collection.said(batch.next_position),
+        extra=collection.metadata(batch.next_position),
         confs=MERGE_CONFS,
         unless=batch.unless,
         few=batch.counts.events <= survey.MAX_DRIVER_ROWS,

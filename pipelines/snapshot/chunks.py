@@ -84,19 +84,19 @@ def read_into_file(spec: ChunkSpec, path: str) -> dict[str, Any]:
     try:
         # Not created here: the driver may have given up the chunk, and nobody would remove the file.
         with open(path, "r+b") as file, pa.ipc.new_stream(file, ROWS) as stream:
-            for said, rows in _read_chunk(spec):
+            for outcome, rows in _read_chunk(spec):
                 if rows is not None:
                     stream.write_table(rows)
-                meta = said or meta
+                meta = outcome or meta
     except OSError as error:
         return {"outcome": "unwritten", "message": str(error)}
     return meta
 
 
 def _reply(meta: Mapping[str, Any] | None, rows: bytes | None) -> pa.RecordBatch:
-    said = None if meta is None else json.dumps(meta)
+    text = None if meta is None else json.dumps(meta)
     return pa.RecordBatch.from_pydict(
-        {"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())])
+        {"meta": [text], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())])
     )
 
 

@@ -157,14 +157,14 @@ class TableProgressReader:
         """The batch up to which the table is at least applied."""
         if self.layer is Layer.BRONZE:
             return position_of(self.spark, self.bronze).batch
-        to = table_history.standing(self.spark, self.table).said.get("to")
+        to = table_history.standing(self.spark, self.table).metadata.get("to")
         return to if isinstance(to, int) else 0
 
     def generation(self) -> str:
         """The generation of silver's rows from which the table was made."""
         if self.layer is Layer.SILVER:
             return registry.silver_position(self.spark, self.silver).generation
-        return table_history.standing(self.spark, self.table).said.get("generation") or ""
+        return table_history.standing(self.spark, self.table).metadata.get("generation") or ""
 
     def _unseen(self, token: str, at: documents.Time) -> frozenset[str]:
         """The keys that the source changed up to the time, after bronze's position."""

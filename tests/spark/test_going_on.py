@@ -197,7 +197,7 @@ def test_a_long_backlog_lets_the_others_have_their_turn(
     table, ends = hop.layout.history("cases", "a"), []
     for _ in range(4):
         versions.published()
-        ends.append(table_history.standing(spark, table).said["to"])
+        ends.append(table_history.standing(spark, table).metadata["to"])
     versions.close()
     assert ends == [1, 2, 3, 3] and keys(hop, "a") == {1: 30}
     assert spark.table(str(table)).count() == 3

@@ -170,9 +170,9 @@ def test_a_position_that_moves_alone_is_no_change(
     assert made("customers", 1) == "whole"
     customers, before = layout.gold("cases", "customers"), []
     for at in (2, 3):
-        before.append(table_history.standing(spark, customers).said["to"])
+        before.append(table_history.standing(spark, customers).metadata["to"])
         assert made("orders", at) == "nothing"
-    assert before[0] < before[1] < table_history.standing(spark, customers).said["to"]
+    assert before[0] < before[1] < table_history.standing(spark, customers).metadata["to"]
     assert made("customers", 4) == "whole"
 
 

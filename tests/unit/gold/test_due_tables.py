@@ -78,7 +78,7 @@ def test_an_older_copy_of_gold_is_written_anew_where_deletes_are_forgotten(hop: 
     A number that silver has not come to is one of a bronze that was removed and made anew.
     """
     deletes = hop.layout.deletes(*T)
-    committed(hop.gold_table, **stated(**{**table_history.standing(SPARK, hop.gold_table).said, "to": 1}))
+    committed(hop.gold_table, **stated(**{**table_history.standing(SPARK, hop.gold_table).metadata, "to": 1}))
     for forgotten, is_behind in ((1, False), (2, True), (3, False)):
         shutil.rmtree(deletes.path or "", ignore_errors=True)
         without_spark.create(SPARK, deletes, columns="`__key` STRING", properties={registry.FORGOTTEN_TO: str(forgotten)})

@@ -364,7 +364,7 @@ def test_a_position_that_moves_alone_leaves_what_is_made_of_the_versions(tmp_pat
     for events in ([change("c", 1, 10, a=1)], [change("d", 1, 20)], [change("d", 1, 21)], [change("c", 2, 30, a=1)]):
         kept.bronze.append({"t": events})
         kept.lay_out()
-        said = table_history.standing(SPARK, kept.table).said
+        said = table_history.standing(SPARK, kept.table).metadata
         seen.append((said["to"], current.rows_of(said)))
     assert [to for to, _ in seen] == [1, 2, 3, 4]
     first, second, third, last = (rows for _, rows in seen)
