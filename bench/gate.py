@@ -41,20 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--changed", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "3g"})
     with ground.lakehouse() as root:
         files = {"copy": MODEL}
         shop = gold_shop.made(spark, root, files, suites={"copy.yml": SUITE})
         audits: dict[str, Audit] = {"without": no_audit, "with": expectations.Gate.of(shop.settings)}
-        _write(shop, asked.rows, mark=0, changed=asked.rows)
+        _write(shop, arguments.rows, mark=0, changed=arguments.rows)
         found: dict[tuple[str, str], list[float]] = {}
-        for number in range(asked.rounds + 1):  # the first round warms up
+        for number in range(arguments.rounds + 1):  # the first round warms up
             for name, audit in audits.items():
-                kinds = {"whole": True, f"{asked.changed:,} keys": False}
+                kinds = {"whole": True, f"{arguments.changed:,} keys": False}
                 for kind, is_anew in kinds.items():
                     if not is_anew:
-                        _write(shop, asked.rows, mark=2 * number + (name == "with") + 1, changed=asked.changed)
+                        _write(shop, arguments.rows, mark=2 * number + (name == "with") + 1, changed=arguments.changed)
                     seconds = _seconds(spark, shop, audit, is_anew)
                     if number:
                         found.setdefault((kind, name), []).append(seconds)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for kind in dict.fromkeys(kind for kind, _ in found):
         plain, gated = (statistics.median(found[kind, name]) for name in audits)
-        rows.append((kind, asked.rows, plain, gated, gated - plain))
+        rows.append((kind, arguments.rows, plain, gated, gated - plain))
     ground.show(
         "The gate", ("published", "rows of the table", "s without", "s with five expectations", "s for the gate"), rows
     )

@@ -120,7 +120,7 @@ class _Run:
     of_silver: NewCommits = field(default_factory=NewCommits)
     still: standstill.Standstill = field(default_factory=standstill.Standstill)
     has_read_snapshots: threading.Event = field(default_factory=threading.Event)
-    asked: threading.Event = field(default_factory=threading.Event)
+    commit_requested: threading.Event = field(default_factory=threading.Event)
     bronze: bronze_log.BronzeLog | None = None
     batches: int = 0
 
@@ -160,7 +160,7 @@ class _Run:
                 progress=self._on_progress,
                 sessions=self.sessions,
                 page=pages.text,
-                asked=self.asked,
+                commit_requested=self.commit_requested,
                 opened=self._take_bronze,
             )
         finally:
@@ -229,7 +229,7 @@ class _Run:
                 sessions=self.sessions,
                 stop=self.halt,
                 patience=cut.PATIENCE_SECONDS,
-                ask=self.asked.set,
+                ask=self.commit_requested.set,
             )
 
 

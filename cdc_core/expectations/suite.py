@@ -125,8 +125,8 @@ def parse(document: object, *, name: str, where: str) -> Suite:
     ]
     listed = section.get("expectations")
     if not isinstance(listed, list) or not listed:
-        told = "it names no expectation" if listed == [] else f"a list is expected, found {values.shown(listed)}"
-        problems.append(errors.Problem(where, f"expectations: {told}"))
+        message = "it names no expectation" if listed == [] else f"a list is expected, found {values.shown(listed)}"
+        problems.append(errors.Problem(where, f"expectations: {message}"))
         listed = []
     table = section.get("table") or name
     found = [_expectation(each, f"expectations[{number}]", where, problems) for number, each in enumerate(listed)]

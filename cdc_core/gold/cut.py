@@ -81,18 +81,20 @@ def parsed(text: str) -> str | None:
     Seconds alone, and a time of day, mean the end of that second. Raises `SettingsError`, also for times outside the
     range of cluster times.
     """
-    asked = text.strip()
-    if _PRESENT.fullmatch(asked):
+    stripped = text.strip()
+    if _PRESENT.fullmatch(stripped):
         return None
-    found = _TIMESTAMP.fullmatch(asked)
+    found = _TIMESTAMP.fullmatch(stripped)
     try:
-        seconds = int(found[1]) if found is not None else math.floor(_moment(asked).timestamp())
+        seconds = int(found[1]) if found is not None else math.floor(_moment(stripped).timestamp())
     except (ValueError, OverflowError):
         message = "now, a cluster time as seconds or seconds:increment, or a time such as 2026-01-31T12:00:00Z is expected"
         raise errors.SettingsError(errors.Problem("--as-of", message)) from None
     increment = LAST if found is None or found[2] is None else int(found[2])
     if not (0 <= seconds <= LAST and increment <= LAST):
-        raise errors.SettingsError(errors.Problem("--as-of", f"{asked} is no cluster time: they end in 2106", "ask for now"))
+        raise errors.SettingsError(
+            errors.Problem("--as-of", f"{stripped} is no cluster time: they end in 2106", "ask for now")
+        )
     return f"{seconds:08x}{increment:08x}"
 
 

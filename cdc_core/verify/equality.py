@@ -140,8 +140,8 @@ def _exactly_between(wanted: Any, held: Any, path: str) -> Iterator[Difference]:
     elif isinstance(wanted, list) and isinstance(held, list):
         yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
     else:
-        told = f"{both[0].value} in the source, {both[1].value} in the table"
-        yield Difference(path, "another value" if both[0] is both[1] else told)
+        both_kinds = f"{both[0].value} in the source, {both[1].value} in the table"
+        yield Difference(path, "another value" if both[0] is both[1] else both_kinds)
 
 
 _DOCUMENTS = frozenset({kinds.Kind.DOCUMENT, kinds.Kind.EMPTY_DOCUMENT})

@@ -29,19 +29,19 @@ kill."""
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
     """Yields an event that SIGTERM or Ctrl-C sets. A second signal, or the end of `STOP_SECONDS`, interrupts at once."""
-    stop, asked = threading.Event(), 0.0
+    stop, interrupted_at = threading.Event(), 0.0
 
     def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        if not asked:
-            asked = time.monotonic()
+        nonlocal interrupted_at
+        if not interrupted_at:
+            interrupted_at = time.monotonic()
             # In a thread: the interrupted thread may hold the event's lock, which it takes whenever it waits for the event.
             try:
                 threading.Thread(target=stop.set, name="stop", daemon=True).start()
             except RuntimeError:  # no more threads can be started
                 stop.set()
             signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
-        elif time.monotonic() >= asked + AGAIN_SECONDS:
+        elif time.monotonic() >= interrupted_at + AGAIN_SECONDS:
             # Other threads also wait for the JVM: without it their calls fail, and the process can end.
             abandon()
             raise KeyboardInterrupt
@@ -50,7 +50,7 @@ def stopping() -> Iterator[threading.Event]:
         try:
             yield stop
         finally:
-            if asked:
+            if interrupted_at:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
 

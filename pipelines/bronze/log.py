@@ -378,9 +378,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', columns=["ts_ms"])
     payloads = [json.loads(row["payload"]) for row in rows]
     # The first row of each snapshot is its plan.
-    planned_ms = {
-        payload["snapshot"].get("id"): row["ts_ms"] for row, payload in zip(rows[::-1], payloads[::-1], strict=True)
-    }
+    planned_ms = {plan["snapshot"].get("id"): row["ts_ms"] for row, plan in zip(rows[::-1], payloads[::-1], strict=True)}
     return any(
         namespace in state.planned
         and state.of(namespace).completed
@@ -457,8 +455,8 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
     kind, folder = bronze.RowKind.TRANSACTION, local_log.folder(table)
     newest = None if folder is None else batch_rows.last_of_kind(folder, kind)
     if newest is None:
-        asked = f"SELECT payload, `offset` FROM {table} WHERE kind = '{kind.value}' ORDER BY `offset` DESC LIMIT 1"
-        newest = spark.sql(asked).toArrow().to_pylist()
+        query = f"SELECT payload, `offset` FROM {table} WHERE kind = '{kind.value}' ORDER BY `offset` DESC LIMIT 1"
+        newest = spark.sql(query).toArrow().to_pylist()
     payload = json.loads(newest[0]["payload"]) if newest else {}
     if payload.get("status", transactions.END) == transactions.END:
         return None

@@ -54,7 +54,7 @@ class CaptureService:
     report: Callable[[CaptureProgress], None] | None
     sessions: Callable[[], SparkSession] | None
     metrics: metrics.Metrics
-    asked: threading.Event
+    commit_requested: threading.Event
     opened: Callable[[bronze_log.BronzeLog], None] | None = None
 
     def session(self) -> SparkSession:
@@ -216,7 +216,7 @@ class Capture:
             encoder=encoder,
             control=control,
             committer=committer,
-            heartbeats=Heartbeats(log, source.heartbeat_interval_ms, self._made_at, service.asked),
+            heartbeats=Heartbeats(log, source.heartbeat_interval_ms, self._made_at, service.commit_requested),
             reporter=reporter,
             end=end,
             commit_seconds=source.commit_interval_ms / 1000,

@@ -111,13 +111,13 @@ class Gaps:
         older = snapshot_state.unrepaired(payloads, of="folded") if folds else {}
         are_open = snapshot_state.unrepaired(payloads) if older else {}
         waiting = [name for name in older if name not in are_open and name not in changed and self._is_captured(name)]
-        if told := [*changed, *waiting]:
+        if namespaces := [*changed, *waiting]:
             log.warning(
                 "field.exclude.list or field.renames changed: documents of %s keep their old fields until %s. To read "
                 "them again, run %s",
-                ", ".join(told),
+                ", ".join(namespaces),
                 "they are read again" if folds else "they change, or are read again",
-                signals.snapshot_command(*told),
+                signals.snapshot_command(*namespaces),
             )
         cause = "field.exclude.list or field.renames was changed"
         found = [name for name, lacks_fields in changed.items() if folds or lacks_fields]

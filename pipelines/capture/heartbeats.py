@@ -19,14 +19,14 @@ LEASE_EVERY_MS = 60_000
 class Heartbeats:
     """The heartbeats of one run.
 
-    `interval_ms` is `heartbeat.interval.ms` (0: none), `moved_at` the monotonic time of the last rows. Setting `asked` requests a
+    `interval_ms` is `heartbeat.interval.ms` (0: none), `moved_at` the monotonic time of the last rows. Setting `commit_requested` requests a
     commit that says how far bronze is complete.
     """
 
     log: bronze_log.BronzeLog
     interval_ms: int
     moved_at: float
-    asked: threading.Event = field(default_factory=threading.Event)
+    commit_requested: threading.Event = field(default_factory=threading.Event)
     _answered: tuple[str, int] | None = None
 
     def rows_come(self) -> None:
@@ -61,7 +61,7 @@ class Heartbeats:
             return
         self.log.renew(complete=complete)
         self._answered = answer
-        self.asked.clear()
+        self.commit_requested.clear()
 
     def last(self, token: str, *, is_drained: bool) -> None:
         """Set the position at the end of a run; everything that was read up to `token` must be committed.

@@ -113,7 +113,7 @@ class MainLoop:
             # After the hand-over and before the heartbeat: `Heartbeats.last` commits the position at the end of a run.
             if self.end.is_reached(read):
                 break
-            if self.heartbeats.asked.is_set() and len(encoder.rows) == 0 and self.committer.has_committed_all:
+            if self.heartbeats.commit_requested.is_set() and len(encoder.rows) == 0 and self.committer.has_committed_all:
                 self.heartbeats.answer(read.token, is_drained=read.is_drained)
             if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self.heartbeats.idle_seconds:
                 self.heartbeats.idle(read.token, has_committed_all=self.committer.has_committed_all)

@@ -49,7 +49,7 @@ def run(
     progress: Callable[[CaptureProgress], None] | None = None,
     sessions: Callable[[], SparkSession] | None = None,
     page: Callable[[SparkSession, Settings], str] | None = None,
-    asked: threading.Event | None = None,
+    commit_requested: threading.Event | None = None,
     opened: Callable[[bronze_log.BronzeLog], None] | None = None,
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
@@ -60,12 +60,14 @@ def run(
     Safe to repeat and to kill: the table carries the position. Raises one of `errors`, after everything that was read before
     the error is committed.
 
-    `page` returns the HTML that `metrics.port` serves at `/`. Setting `asked` requests a commit that says how far bronze is
+    `page` returns the HTML that `metrics.port` serves at `/`. Setting `commit_requested` requests a commit that says how far bronze is
     complete, even without events. `opened` is called with each newly claimed `BronzeLog`.
     """
     stop = stop or threading.Event()
     counted = metrics.Metrics(settings.name)
-    service = CaptureService(spark, settings, stop, progress, sessions, counted, asked or threading.Event(), opened)
+    service = CaptureService(
+        spark, settings, stop, progress, sessions, counted, commit_requested or threading.Event(), opened
+    )
 
     def shown() -> str:
         assert page is not None

@@ -53,8 +53,10 @@ class CaptureStart:
         """Commit the first position of a new stream, and what changed settings require; returns the plan of the run."""
         gap = opened.gap
         has_position = self.log.position is not None and gap is None
-        told = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log.table) if self.log.position is not None else []
-        states = self._states(told)
+        heartbeats = (
+            bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log.table) if self.log.position is not None else []
+        )
+        states = self._states(heartbeats)
         # After a lost position an unfinished snapshot is useless: its chunks lie before the gap.
         unfinished = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
@@ -67,8 +69,8 @@ class CaptureStart:
         noted = OtherStream()
         if self.is_other_stream and self.log.position is not None:
             noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
-        unread = () if decision.takes else gaps.of_other_snapshots(told)
-        payloads = [*noted.payloads, *gaps.of_other_fields(told), *unread]
+        unread = () if decision.takes else gaps.of_other_snapshots(heartbeats)
+        payloads = [*noted.payloads, *gaps.of_other_fields(heartbeats), *unread]
         states = (*states, *noted.states)
         if has_position and not decision.takes:
             if payloads:
@@ -88,12 +90,12 @@ class CaptureStart:
         self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
         return StartPlan(decision.streams, state, states)
 
-    def _states(self, told: Iterable[Mapping[str, Any]]) -> tuple[snapshot_state.SnapshotState, ...]:
+    def _states(self, heartbeats: Iterable[Mapping[str, Any]]) -> tuple[snapshot_state.SnapshotState, ...]:
         """The snapshots in bronze's heartbeats. A failed one is retried, except a signal's, for which a new signal is sent.
 
         In mode `always` the next snapshot reads a failed collection: one that always fails would keep this one unfinished.
         """
-        found = snapshot_state.states(each for each in told if "snapshot" in each)
+        found = snapshot_state.states(each for each in heartbeats if "snapshot" in each)
         by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
         if self.deployment.source.snapshot_mode is SnapshotMode.ALWAYS:
             by_others.add(snapshot_state.SnapshotKind.INITIAL)

@@ -231,8 +231,8 @@ class KafkaTopic:
             return int(low)
         if not self._has_failed:
             return int(high)
-        asked = library().TopicPartition(self.name, partition.partition, self._opened_ms)
-        (since,) = self._consumer.offsets_for_times([asked], timeout=ANSWER_SECONDS)
+        start = library().TopicPartition(self.name, partition.partition, self._opened_ms)
+        (since,) = self._consumer.offsets_for_times([start], timeout=ANSWER_SECONDS)
         if since.error is not None:  # The client does not raise the error of a partition.
             raise library().KafkaException(since.error)
         return int(since.offset if since.offset >= 0 else high)

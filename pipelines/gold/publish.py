@@ -158,7 +158,7 @@ class _ModelsThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        told = ""
+        logged = ""
         while not (self.stop.is_set() or self.ended.is_set()):
             try:
                 models.run(
@@ -169,15 +169,15 @@ class _ModelsThread(threading.Thread):
                     judged=self.judged,
                     stop=self.stop,
                 )
-                told = ""
+                logged = ""
             except Exception as error:  # such as a file that is being replaced: the next run tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
                     self.lost = known
                     self.ended.set()
                     return
-                before, told = told, errors.message_of(known)
-                for line in told.splitlines() if told != before else ():  # not the same error every few seconds
+                before, logged = logged, errors.message_of(known)
+                for line in logged.splitlines() if logged != before else ():  # not the same error every few seconds
                     models.log.warning("%s", line)
             self.take_over = False  # it covers owners at the start only
             # Not woken by new documents: a model over many tables would be made again for each of them.

@@ -258,8 +258,8 @@ class _GoldRun:
         found = registry.read(self.spark, self.settings)
         for namespace, error in found.refused.items():
             self.failures.note(str(namespace), error)
-        asked = (each for each in found.namespaces if only is None or str(each) in only)
-        known = [each for each in asked if not self.failures.is_set_aside(str(each))]
+        chosen = (each for each in found.namespaces if only is None or str(each) in only)
+        known = [each for each in chosen if not self.failures.is_set_aside(str(each))]
         is_near = local_log.folder(self.bronze) is not None
         due = [work for work in parallel.looks(self._due_work, known, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began

@@ -66,7 +66,7 @@ are looked up. `missing` names collections that are incomplete in bronze, and mo
 EXACT, AS_CAPTURED = "exact", "as captured"
 
 PATIENCE_SECONDS = 90.0
-"""Long enough for a capture to commit its position: within seconds when asked, once a minute without events otherwise."""
+"""Long enough for a capture to commit its position: within seconds when requested, once a minute without events otherwise."""
 PAUSE = 0.5
 
 
@@ -141,9 +141,9 @@ def run(
     time, `DecisionNeeded` if tables are past it, `GateFailed` if a version does not meet its expectations (then there is no cut), and
     what silver and gold raise.
     """
-    asked = times.parsed(as_of)
+    requested = times.parsed(as_of)
     audit = publish.gate(spark, settings)
-    chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event(), ask=ask)
+    chosen = _awaited(spark, settings, requested, until=time.monotonic() + patience, stop=stop or threading.Event(), ask=ask)
     # Only silver needs the limit: gold never goes further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
     # After silver, not at the same time: no table may be published from a silver table that is still before the batch.
@@ -196,20 +196,20 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     Raises `SettingsError` for an invalid time or if no collection has `history: true`, `Temporary` if bronze or a history table has not
     reached the time, and `DecisionNeeded` for a time before bronze begins.
     """
-    asked = times.parsed(as_of)
+    requested = times.parsed(as_of)
     held = _histories(spark, settings)
     reached = _applied(spark, settings, held)
-    near = _near_batch(spark, settings, asked, reached)
+    near = _near_batch(spark, settings, requested, reached)
     # Read all batches (tens of millions in a year) only if the near ones are not enough.
     for at in dict.fromkeys((near, 0)):
         found = _boundaries(spark, settings, at=at)
         applied = [each for each in found if each.batch <= reached]
-        time_ = asked if asked is not None else applied[-1].time if applied else ""
+        time_ = requested if requested is not None else applied[-1].time if applied else ""
         before = [each for each in applied if each.time <= time_]
-        if before and not (_are_behind(found, asked) or _are_behind(applied, asked)):
+        if before and not (_are_behind(found, requested) or _are_behind(applied, requested)):
             break
-    _check_reached(settings, found, asked)
-    if _are_behind(applied, asked):
+    _check_reached(settings, found, requested)
+    if _are_behind(applied, requested):
         raise errors.Temporary("a table of versions is behind: run medallion gold, and ask again")
     if not before:
         raise errors.DecisionNeeded(
@@ -235,19 +235,19 @@ NEAR = 1000
 """Among so many batches before a time there is nearly always a clean cut: about every other batch is one while the capture keeps up."""
 
 
-def _near_batch(spark: SparkSession, settings: Settings, asked: str | None, reached: int) -> int:
+def _near_batch(spark: SparkSession, settings: Settings, requested: str | None, reached: int) -> int:
     """The batch `NEAR` before the last one with a change up to the time, or before `reached`, whichever is first."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
-    if asked is None or not delta.exists(spark, table):
+    if requested is None or not delta.exists(spark, table):
         return max(0, reached - NEAR)
-    until = f"kind <> 'snapshot' AND sequence < {literal(asked + 'g')}"  # sorts after every sequence of that time
+    until = f"kind <> 'snapshot' AND sequence < {literal(requested + 'g')}"  # sorts after every sequence of that time
     last = spark.sql(f"SELECT max(batch) AS batch FROM {table} WHERE {until}").collect()[0].batch or 0
     return max(0, min(last, reached) - NEAR)
 
 
-def _are_behind(found: Sequence[times.CutBoundary], asked: str | None) -> bool:
+def _are_behind(found: Sequence[times.CutBoundary], requested: str | None) -> bool:
     """Whether there is no boundary, or the last one is before the time."""
-    return not found or (asked is not None and found[-1].until <= asked)
+    return not found or (requested is not None and found[-1].until <= requested)
 
 
 def _histories(
@@ -312,38 +312,38 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
     return times.boundaries(_batches(spark, table, newest, at=at), reached=reached)
 
 
-def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked: str | None) -> None:
+def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], requested: str | None) -> None:
     """Raise `Temporary` if bronze does not have all changes up to a time."""
-    if asked is not None and _are_behind(found, asked):
+    if requested is not None and _are_behind(found, requested):
         to = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
-            f"{table.label}: bronze has reached {to}, which is before {times.shown(asked)}; try again later, or use now"
+            f"{table.label}: bronze has reached {to}, which is before {times.shown(requested)}; try again later, or use now"
         )
 
 
 def _awaited(
     spark: SparkSession,
     settings: Settings,
-    asked: str | None,
+    requested: str | None,
     *,
     until: float,
     stop: threading.Event,
     ask: Callable[[], None],
 ) -> times.CutBoundary:
-    """The result of `_chosen`; without an `asked` time it retries until the deadline `until`."""
+    """The result of `_chosen`; without an `requested` time it retries until the deadline `until`."""
     while True:
         try:
-            return _chosen(spark, settings, asked)
+            return _chosen(spark, settings, requested)
         except errors.Temporary:
-            if asked is not None or time.monotonic() >= until:
+            if requested is not None or time.monotonic() >= until:
                 raise
             ask()
             if stop.wait(PAUSE):
                 raise
 
 
-def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
+def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
     known = registry.read(spark, settings).namespaces
     positions = [_silver_position(spark, settings, each) for each in known]
@@ -352,13 +352,13 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
     # Silver itself refuses tables that were made from another bronze log, and says what to do.
     at = max((each.to for each in positions if not each.is_of_other(log)), default=0)
     found = _boundaries(spark, settings, at=at)
-    _check_reached(settings, found, asked)
-    boundary = times.chosen(found, at_least=at, latest=asked)
+    _check_reached(settings, found, requested)
+    boundary = times.chosen(found, at_least=at, latest=requested)
     if boundary is not None:
         return boundary
-    if times.chosen(found, at_least=at, latest=None) is not None and asked is not None:
+    if times.chosen(found, at_least=at, latest=None) is not None and requested is not None:
         raise errors.DecisionNeeded(
-            f"silver is already past {times.shown(asked)} and cannot go back. medallion cut list shows existing cuts; "
+            f"silver is already past {times.shown(requested)} and cannot go back. medallion cut list shows existing cuts; "
             "medallion cut show --as-of reads tables with history: true at any time"
         )
     raise errors.Temporary(

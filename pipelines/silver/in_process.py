@@ -285,8 +285,8 @@ def _of_bronze(added: Iterable[reduce.AddedColumn]) -> list[str]:
 def _with_deleted(events: pa.Table) -> pa.Table:
     """The events, with what is known of a deleted document in `after`, as `evolve.looked_at` returns them."""
     key = pc.binary_join_element_wise('{"_id":', events["key"], "}", "")
-    told = pc.coalesce(events["before"], events["documentKey"], key)
-    after = pc.if_else(pc.equal(events["op"], bronze.Op.DELETE.value), told, events["after"])
+    deleted = pc.coalesce(events["before"], events["documentKey"], key)
+    after = pc.if_else(pc.equal(events["op"], bronze.Op.DELETE.value), deleted, events["after"])
     return events.set_column(events.column_names.index("after"), "after", after)
 
 

@@ -168,9 +168,9 @@ def _read_ranges(
                     continue
                 # Returned as data: Spark would replace an executor's exception, with its text but without its class.
                 except Exception as error:
-                    told = failure(reading.collection.namespace, error)
+                    failed = failure(reading.collection.namespace, error)
                     _failed.clear()
-                    _failed[read] = json.dumps({"class": type(told).__name__, "message": str(told)})
+                    _failed[read] = json.dumps({"class": type(failed).__name__, "message": str(failed)})
             yield pa.RecordBatch.from_pylist([{"error": _failed[read]}], schema=READ)
 
 

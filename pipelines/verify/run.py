@@ -179,8 +179,8 @@ def _refusal(result: Verification) -> errors.MedallionError | None:
 
 def to_json(result: Verification) -> str:
     """The result as a JSON object with the dataclasses' field names."""
-    told = {name: errors.message_of(error) for name, error in result.failures.items()}
-    found = dataclasses.asdict(replace(result, failures={})) | {"failures": told}
+    messages = {name: errors.message_of(error) for name, error in result.failures.items()}
+    found = dataclasses.asdict(replace(result, failures={})) | {"failures": messages}
     for shown, each in zip(found["collections"], result.collections, strict=True):
         shown |= {"is_equal": each.is_equal, "is_judged": each.is_judged}
     return json.dumps({**found, "is_equal": result.is_equal, "is_judged": result.is_judged}, indent=2)

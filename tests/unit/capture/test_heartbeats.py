@@ -29,6 +29,6 @@ def test_a_capture_that_is_asked_says_at_once_how_far_it_has_read(reads: list[tu
     log: Any = SimpleNamespace(position=committed, numbered=1, renew=lambda *, complete: told.append(complete))
     beats = heartbeats.Heartbeats(log, 0, 0.0, threading.Event())
     for token, is_drained in reads:
-        beats.asked.set()
+        beats.commit_requested.set()
         beats.answer(token, is_drained=is_drained)
     assert told == said

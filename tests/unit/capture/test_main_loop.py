@@ -87,7 +87,7 @@ def test_a_quiet_stream_lets_bronze_be_compacted() -> None:
         encoder=SimpleNamespace(rows=events.EventRows("shop")),  # type: ignore[arg-type]
         control=nothing,
         committer=Committer(log, running, nothing, nothing, nothing, sessions=list),  # type: ignore[arg-type]
-        heartbeats=SimpleNamespace(asked=threading.Event(), idle_seconds=0.0, idle=lambda *_, **__: None),  # type: ignore[arg-type]
+        heartbeats=SimpleNamespace(commit_requested=threading.Event(), idle_seconds=0.0, idle=lambda *_, **__: None),  # type: ignore[arg-type]
         reporter=nothing,
         end=SimpleNamespace(is_reached=lambda _: next(ends)),  # type: ignore[arg-type]
         commit_seconds=60,
