@@ -1,4 +1,4 @@
-"""Rows of a span of batches: read from the files of the last commits, or by Delta, they are the same."""
+"""The rows of a range of batches are the same whether they are read from the files of recent commits or by Delta."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def log(spark: SparkSession, tmp_path: Path) -> Iterator[bronze.BronzeLog]:
-    """A bronze table of six batches, of a row each."""
+    """A bronze table with six batches of one row each."""
     opened = bronze.BronzeLog.open(spark, tables.TableRef.at(str(tmp_path / "a b" / "bronze")))
     beat(opened, 6)
     yield opened
-    with contextlib.suppress(errors.MedallionError):  # where a test took it away from this writer
+    with contextlib.suppress(errors.MedallionError):  # a test may have taken the table over
         opened.close()
 
 
@@ -42,7 +42,7 @@ def beat(log: bronze.BronzeLog, count: int) -> None:
 
 
 def check(log: bronze.BronzeLog, after: int, to: int, *, of_files: bool) -> None:
-    """The rows are those of the batches, and Spark read them from files by their names where `of_files`."""
+    """Check that the rows are those of the batches, and whether Spark read them from named files (`of_files`) instead of asking Delta."""
     found = batch_rows.rows(log.spark, log.table, BatchRange(after, to))
     assert found.columns == log.spark.table(str(log.table)).columns
     assert sorted(row.batch for row in found.collect()) == list(range(after + 1, to + 1))
@@ -58,14 +58,14 @@ def test_the_last_commits_are_read_from_their_files(log: bronze.BronzeLog) -> No
 
 
 def test_the_first_batches_are_read_from_their_files(log: bronze.BronzeLog) -> None:
-    """The log's first commit says that there was none before them."""
+    """The log's first commit shows that no earlier batches exist."""
     check(log, 0, 6, of_files=True)
 
 
 def test_the_first_batches_are_asked_of_delta_where_the_log_has_lost_its_beginning(
     spark: SparkSession, log: bronze.BronzeLog
 ) -> None:
-    """Nothing says then that there was none before them."""
+    """The log no longer shows that no earlier batches exist."""
     assert maintenance.checkpoint(spark, log.table)
     Path(log.table.path, "_delta_log", f"{0:020}.json").unlink()
     check(log, 0, 6, of_files=False)
@@ -87,15 +87,16 @@ def test_large_documents_are_read_by_executors(
 
 
 def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:
-    """What Delta's statistics say of a file counts as it does for Delta; a column without any says nothing."""
+    """Delta's statistics of a file are used as Delta uses them; a column without statistics excludes no file."""
     span = BatchRange(1, 6)
     assert len(batch_rows._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
     assert not batch_rows._files(log.table, span, {"kind": "change"})
 
 
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """Of a compacted file that holds more than the span Spark asks Delta, and this process takes its rows; later commits are read as
-    before."""
+    """If a compacted file holds more than the range, Spark asks Delta, and this process picks the rows itself. Later commits are read as
+    before.
+    """
     maintenance.optimize(spark, log.table)
     check(log, 2, 6, of_files=False)
     for limit, among in ((4, None), (3, None), (4, {"kind": "heartbeat"})):
@@ -108,7 +109,7 @@ def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.B
 
 
 def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """Also where a claim that came later says the batch of before them."""
+    """The rows are found even if a later claim still names the batch before them."""
     row = spark.table(str(log.table)).where("batch = 6").selectExpr("* EXCEPT (`batch`)", "batch + 1 AS batch")
     row.select(spark.table(str(log.table)).columns).write.format("delta").mode("append").save(log.table.path)
     log.close()
@@ -121,13 +122,15 @@ def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.Br
 
 
 def test_a_restored_table_is_asked_of_delta(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """The files of what was taken back are still named in the log."""
+    """The log still names the files of the batches that the RESTORE removed."""
     restored(spark, log, batches=1)
     check(log, 2, 5, of_files=False)
 
 
 def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """Silver has had them; whoever wrote the table meanwhile stops, and the next one goes on from the last row that is left."""
+    """Silver has already applied these numbers. A writer that was open during the RESTORE stops, and the next one continues after the last
+    remaining row.
+    """
     restored(spark, log, batches=2)
     with pytest.raises(errors.CommitConflict, match="restored"):
         beat(log, 1)
@@ -141,14 +144,14 @@ def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession,
 
 
 def test_the_position_never_goes_back(log: bronze.BronzeLog) -> None:
-    """A heartbeat that was begun before another thread's commit carries what that one brought."""
+    """A heartbeat that began before another thread's commit keeps the token of that commit."""
     assert log.heartbeat({}, token="820009", ts_ms=1).token == "820009"
     assert log.heartbeat({}, token="820004", ts_ms=1).token == "820009"
     assert bronze.read_position(log.spark, log.table) == log.position
 
 
 def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """The next start compares it with its own: other lists are told by it."""
+    """The next start compares the recorded lists with its own, and so notices changed lists."""
     log.extra = {"stream": "those lists"}
     beat(log, 1)
     log.renew(complete="82")
@@ -158,7 +161,9 @@ def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: b
 
 
 def test_it_has_its_name_also_where_the_commits_that_say_it_are_gone(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """Behind a capture that is stopped for weeks others commit, and Delta cleans the log up: silver would be of another bronze."""
+    """While a capture is stopped for weeks, other commits are made and Delta cleans the log up. Silver must still recognize bronze by its
+    log's ID.
+    """
     log.close()
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('of.somebody' = '1')")
     direct = direct_log.of(spark, log.table)
@@ -173,7 +178,7 @@ def test_it_has_its_name_also_where_the_commits_that_say_it_are_gone(spark: Spar
 
 
 def test_how_far_the_capture_had_read_is_known_behind_a_compaction(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """Maintenance after the capture's last commit brings no events, so that a cut needs no other one; a RESTORE takes some away."""
+    """Maintenance after the capture's last commit adds no events, so a cut needs no new commit of the capture; a RESTORE removes events."""
     log.complete = "826B06ED3A00000004"
     log.close()
     assert cut._reached(spark, log.table) == ("6b06ed3a00000004", 6)
@@ -184,7 +189,7 @@ def test_how_far_the_capture_had_read_is_known_behind_a_compaction(spark: SparkS
 
 
 def test_a_start_makes_bronze_append_only_again(spark: SparkSession, log: bronze.BronzeLog) -> None:
-    """A trim that was killed, or a person who restored it, left it open to any DELETE."""
+    """A trim that was killed, or a person who restored it, left the table open to any DELETE."""
     log.close()
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     again = bronze.BronzeLog.open(spark, log.table)
@@ -194,14 +199,14 @@ def test_a_start_makes_bronze_append_only_again(spark: SparkSession, log: bronze
 
 
 def restored(spark: SparkSession, log: bronze.BronzeLog, *, batches: int) -> None:
-    """Takes back the last batches."""
+    """RESTORE the table to before its last batches."""
     version = table_history.version(spark, log.table)
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - batches}").collect()
 
 
 def told(log: bronze.BronzeLog) -> tuple[object, ...]:
-    """What a start asks of bronze."""
+    """What a start reads from bronze."""
     return (
         bronze.read_position(log.spark, log.table),
         bronze.gap_and_snapshot_heartbeats(log.spark, log.table),
@@ -214,7 +219,9 @@ def told(log: bronze.BronzeLog) -> tuple[object, ...]:
 def test_a_start_reads_from_files_what_spark_reads(
     spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Position, snapshots' progress, notes and signals: behind a checkpoint of a compaction, and after a RESTORE."""
+    """Position, snapshot progress, notes and signals are the same from files and from Spark, after the checkpoint of a compaction and
+    after a RESTORE.
+    """
 
     def check_both() -> None:
         here = told(log)
@@ -244,7 +251,7 @@ def test_a_start_reads_from_files_what_spark_reads(
 
 
 def test_all_events_of_an_open_transaction_are_counted(log: bronze.BronzeLog) -> None:
-    """Also those that were captured while `provide.transaction.metadata` was off: END told of fewer."""
+    """Events that were captured while `provide.transaction.metadata` was off are counted, too; otherwise END would report too few."""
     begun, own, other = ({"lsid": '{"id": "it\'s 1"}', "txnNumber": number} for number in (6, 7, 8))
     id_ = f"{own['lsid']}:7"
     change = {"kind": "change", "db": "shop", "collection": "a"}

@@ -1,4 +1,4 @@
-"""A survey of bronze by Spark."""
+"""Surveys of bronze by Spark."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ NAMES = [Namespace(f"d{number % 20}", f"c'{number}") for number in range(2000)]
 
 @pytest.mark.journey
 def test_thousands_of_starts_are_looked_up(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each collection's events count from its own start on, as in a survey by this process: collection by collection, a hundred
-    thousand rows took minutes. A drop counts wherever it is."""
+    """A collection's events count from its own start on, as in a survey by this process. One query per collection took minutes for a
+    hundred thousand rows. A drop counts wherever it is.
+    """
     rows = [
         {
             "offset": number,

@@ -1,4 +1,4 @@
-"""Which collections are known, where an earlier version noted some."""
+"""The list of known collections, where an earlier version wrote some of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ EARLIER = pa.schema([("db", pa.string()), ("collection", pa.string()), ("batch",
 
 
 def test_what_is_noted_in_a_table_of_an_earlier_version_outlives_its_compaction(spark: SparkSession, tmp_path: Path) -> None:
-    """That version named neither the pipeline nor bronze's history; without their columns gold found no collection any more."""
+    """Rows of that version have no columns for the pipeline and for bronze's log. Without these columns gold would find no collection
+    after a compaction.
+    """
     source = {"mongodb.connection.string": "mongodb://localhost"}
     settings = parse.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source})
     table = delta.layout(settings.lakehouse).ops("collections")
