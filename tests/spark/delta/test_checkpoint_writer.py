@@ -1,4 +1,4 @@
-"""Checkpoints of this process beside those of Delta, of the same versions of the same tables."""
+"""Checkpoints written by this process, compared with Delta's checkpoints of the same versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATEMENTS = (
 
 
 def content(folder: Path, version: int) -> set[str]:
-    """The actions of a checkpoint; what Delta parsed of them once more is left out."""
+    """The actions of a checkpoint, without the columns that Delta parsed again."""
     found = set()
     for row in pq.read_table(folder / "_delta_log" / checkpoint.name(version)).to_pylist():
         ((kind, action),) = ((kind, action) for kind, action in row.items() if action is not None)
@@ -49,7 +49,7 @@ def content(folder: Path, version: int) -> set[str]:
 
 
 def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -> None:
-    """Deleted rows, columns, clustering and row numbers; and Spark reads the table from such a one alone."""
+    """Deletion vectors, columns, clustering and row tracking are the same, and Spark reads the table from such a checkpoint alone."""
     table, ours = tables.TableRef.at(str(tmp_path / "table")), tmp_path / "ours"
     properties = {
         "delta.enableDeletionVectors": "true",
@@ -83,9 +83,9 @@ def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -
 
 
 def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tenth of Delta's interval; Delta goes on from them, and none of its own is written over."""
+    """This process writes one every tenth of Delta's interval. Delta reads them, and its own checkpoints are not overwritten."""
     monkeypatch.setattr(checkpoint_writer, "LEAST_INTERVAL", 20)
-    monkeypatch.setattr(direct_log, "LISTING_SECONDS", 600)  # this log is a short one, however slow the machine is
+    monkeypatch.setattr(direct_log, "LISTING_SECONDS", 600)  # a short log, however slow the machine
     table = tables.TableRef.at(str(tmp_path / "table"))
     delta.create(spark, table, columns="n BIGINT")
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '30')").collect()
@@ -111,5 +111,5 @@ def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, 
 
 
 def begins_at(log: direct_log.DirectLog) -> int:
-    """The checkpoint that Delta reads its newest version from: what it cleans up behind that must not be read any more."""
+    """The checkpoint from which Delta reads the newest version: files that it cleans up before it must not be needed any more."""
     return int(log._log.unsafeVolatileSnapshot().logSegment().checkpointProvider().version())

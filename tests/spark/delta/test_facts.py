@@ -1,4 +1,4 @@
-"""Tables of facts take what several threads append at once."""
+"""Tables of facts accept appends from several threads at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS, TIMES = 4, 6
 
 
 def test_facts_of_many_threads_are_all_there(spark: SparkSession, tmp_path: Path) -> None:
-    """Also while fenced commits, which Delta must not try again, are made in the same session."""
+    """This holds even while the same session makes fenced commits, which Delta must not retry."""
     facts, held = tables.TableRef.at(str(tmp_path / "facts")), tables.TableRef.at(str(tmp_path / "held"))
     delta.create(spark, held, columns="n BIGINT")
     writer = Writer.claim(spark, held)
@@ -44,7 +44,7 @@ def test_facts_of_many_threads_are_all_there(spark: SparkSession, tmp_path: Path
 
 
 def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
-    """What it held stays, without a value there; where nothing is lacking, no commit is made for it."""
+    """Existing rows have null in the new columns. No commit is made if no column is missing."""
     table = tables.TableRef.at(str(tmp_path / "facts"))
     before = pa.schema([("a", pa.string())])
     now = pa.schema([*before, ("b", pa.string()), ("n", pa.int64())])
@@ -63,7 +63,7 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
 def test_facts_are_appended_without_a_list_of_their_log(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silver remembers deletes with each batch, and a month's log has millions of entries; what others commit is looked for all the same."""
+    """Silver appends deletes with each batch, and a log of a month has millions of files. Commits of others are still noticed."""
     facts = tables.TableRef.at(str(tmp_path / "facts"))
     row = pa.table({"thread": [1], "n": [1]}, schema=SCHEMA)
     delta.create(spark, facts, columns="thread BIGINT, n BIGINT")
@@ -80,10 +80,10 @@ def test_facts_are_appended_without_a_list_of_their_log(
 
 
 def test_many_files_of_facts_are_put_together(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch with deletes adds one; and what is appended afterwards waits for as many again."""
+    """Each batch with deletes adds a file. After a compaction, the next one waits for as many files again."""
     facts = tables.TableRef.at(str(tmp_path / "facts"))
     monkeypatch.setattr(maintenance, "MANY_FACTS", 4)
-    left = maintenance.compact_facts(spark, facts, 0)  # which is not there yet
+    left = maintenance.compact_facts(spark, facts, 0)  # the table does not exist yet
     counts = []
     for number in range(6):
         ops_tables.note(spark, facts, [{"thread": number, "n": number}], SCHEMA)
@@ -96,7 +96,9 @@ def test_many_files_of_facts_are_put_together(spark: SparkSession, tmp_path: Pat
 def test_facts_that_cannot_be_put_together_stop_nobody(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lost file of old deletes would keep a collection from all that comes, which needs none of them; and is not met at each turn."""
+    """A lost file with old deletes must not block new events, which do not need them; and the failed compaction is not repeated in each
+    round.
+    """
     facts, tried = tables.TableRef.at(str(tmp_path / "facts")), []
     monkeypatch.setattr(maintenance, "MANY_FACTS", 2)
     for number in range(2):

@@ -1,4 +1,4 @@
-"""What is read of a table without Spark is what Spark reads, or it is left to Spark."""
+"""Rows of a table that are read without Spark are those that Spark reads; otherwise the table is left to Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inserted(spark: SparkSession, table: str, count: int) -> None:
 
 
 def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
-    """From commits alone, from a checkpoint and what follows, and after files were removed."""
+    """Rows are read from commits only, from a checkpoint and later commits, and after files were removed."""
     table = made(
         spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '3'"
     )
@@ -67,7 +67,7 @@ def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) ->
 def test_what_only_delta_can_tell_is_left_to_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clauses: str, properties: str
 ) -> None:
-    """Rows; and files, with their deletion vectors, are those that Delta names."""
+    """Rows are left to Delta, and data files and their deletion vectors are those that Delta names."""
     table = made(spark, tmp_path / "t", clauses=clauses, properties=properties)
     spark.sql(f"INSERT INTO {table} SELECT 'x', id % 2 FROM range(10)")
     spark.sql(f"DELETE FROM {table} WHERE name = 'x' AND n = 1")
@@ -85,7 +85,7 @@ def test_a_log_that_was_cut_is_left_to_delta(spark: SparkSession, tmp_path: Path
 
 
 def test_a_compacted_file_stands_for_those_that_it_replaced(tmp_path: Path) -> None:
-    """A log by hand: Delta chooses by sizes which files it compacts."""
+    """The log is written directly, because Delta chooses by size which files it compacts."""
     log = tmp_path / "_delta_log"
     log.mkdir()
 

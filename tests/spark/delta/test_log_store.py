@@ -1,4 +1,4 @@
-"""A commit on a local disk is a compare-and-set: of two writers of one version, one wins."""
+"""A commit on a local disk is a compare-and-set: of two writers of one version, one succeeds."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _write(spark: SparkSession, store: Any, path: Path, line: str, *, overwrite:
 
 
 def test_sessions_commit_through_the_store_that_links(spark: SparkSession) -> None:
-    """A local session names the log store that excludes a second process."""
+    """A local session uses the log store that excludes concurrent writers in other processes."""
     assert spark.conf.get("spark.delta.logStore.file.impl") == log_store.LOCAL
 
 
 def test_one_of_two_stores_wins_each_version(spark: SparkSession, tmp_path: Path) -> None:
-    """Two stores that race for the same names: each name has one winner, holds its line, and nothing else is left."""
+    """Two stores race for the same names. Each name has one winner and holds its line, and no other file remains."""
     won: dict[str, list[int]] = {"a": [], "b": []}
 
     def race(name: str) -> None:
@@ -62,7 +62,7 @@ def test_one_of_two_stores_wins_each_version(spark: SparkSession, tmp_path: Path
 
 
 def test_an_overwritten_file_drops_the_checksum_of_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
-    """What Delta overwrites is read as it is now, also where a writer with another log store left a checksum beside it."""
+    """Delta's overwritten files can be read, even if a writer with another log store left a checksum next to them."""
     (tmp_path / "._last_checkpoint.crc").write_bytes(b"crc\0stale")
     assert _write(spark, _store(spark, log_store.LOCAL), tmp_path / "_last_checkpoint", "{}", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["_last_checkpoint"]
@@ -75,7 +75,9 @@ def _used_bytes(spark: SparkSession) -> int:
 
 
 def test_a_long_log_is_listed_in_order_and_little_of_it_is_held(spark: SparkSession, tmp_path: Path) -> None:
-    """With a commit a second a month's log has millions of files: what Hadoop says of each took gigabytes at each checkpoint."""
+    """With one commit per second, the log of a month has millions of files. Hadoop's file statuses of them took gigabytes at each
+    checkpoint.
+    """
     names = [f"{version:020}.json" for version in range(60_000)]
     (tmp_path / names[0]).touch()
     for name in names[1:]:
@@ -92,7 +94,7 @@ def test_a_long_log_is_listed_in_order_and_little_of_it_is_held(spark: SparkSess
     before = _used_bytes(spark)
     whole = listed(0)
     assert whole.hasNext()
-    # What other threads of the JVM hold just now they let go of.
+    # Other threads of the JVM release their memory after a while.
     processes.until(lambda: _used_bytes(spark) - before < 16 * 2**20, seconds=20, what="little is held")
     assert named(whole) == names
     assert named(listed(59_990)) == names[-10:]
@@ -100,7 +102,7 @@ def test_a_long_log_is_listed_in_order_and_little_of_it_is_held(spark: SparkSess
 
 
 def test_a_store_without_a_compare_and_set_is_refused(spark: SparkSession) -> None:
-    """Delta's default log store for S3 serves one driver: nothing is written there unless the settings vouch for one."""
+    """Delta's default log store for S3 serves only one driver. Nothing is written there unless the settings declare a single driver."""
     with pytest.raises(errors.ConcurrentWritesUnsafe, match="single_driver"):
         store_exclusion.check(spark, "s3a://nowhere/lake/bronze/shop")
     store_exclusion.check(spark, "abfss://container@account.dfs.core.windows.net/lake")
@@ -108,7 +110,7 @@ def test_a_store_without_a_compare_and_set_is_refused(spark: SparkSession) -> No
 
 @pytest.fixture
 def application(spark: SparkSession) -> Iterator[Any]:
-    """The settings of the application, which are put back after the test."""
+    """The application's settings, restored after the test."""
     context: Any = spark.sparkContext._jsc
     conf = context.sc().conf()
     names = (stores.log_store_of("file"), stores.log_store_of("s3a"), stores.LOG_STORE_OF_ALL, *log_store.CHECKSUMS)
@@ -121,9 +123,9 @@ def application(spark: SparkSession) -> Iterator[Any]:
 
 
 def test_a_log_store_that_is_added_to_a_driver_counts(spark: SparkSession, application: Any, tmp_path: Path) -> None:
-    """The session was there before: what is found is what Delta finds, the settings of the application.
+    """The session already exists: the lookup must find what Delta finds, the settings of the application.
 
-    Who writes the checksums of a store leaves those of a disk to Spark.
+    A writer with its own checksums in a store leaves the checksums on a disk to Spark.
     """
     assert spark.conf.get("spark.sql.extensions")
     sparks._add_log_store(spark, stores.of("s3a://x"))
@@ -134,7 +136,7 @@ def test_a_log_store_that_is_added_to_a_driver_counts(spark: SparkSession, appli
 
 
 def test_no_log_store_is_added_beside_one_for_all(spark: SparkSession, application: Any) -> None:
-    """Delta refuses the two."""
+    """Delta refuses the combination."""
     application.set(stores.LOG_STORE_OF_ALL, "io.delta.storage.S3SingleDriverLogStore")
     sparks._add_log_store(spark, stores.of("s3a://x"))
     assert not application.contains(stores.log_store_of("s3a"))
@@ -142,7 +144,7 @@ def test_no_log_store_is_added_beside_one_for_all(spark: SparkSession, applicati
 
 
 def test_a_file_system_that_knows_no_condition_is_refused(spark: SparkSession, application: Any, tmp_path: Path) -> None:
-    """As an S3A before Hadoop 3.4.2: that is no outage, which would pass."""
+    """For example S3A before Hadoop 3.4.2. This is not an outage, which would pass."""
     application.set(stores.log_store_of("file"), log_store.CONDITIONAL_PUT)
     with pytest.raises(errors.ConcurrentWritesUnsafe, match=r"no conditional PUT.*single_driver"):
         store_exclusion.prove(spark, f"file:{tmp_path}/lake/t")
@@ -150,7 +152,7 @@ def test_a_file_system_that_knows_no_condition_is_refused(spark: SparkSession, a
 
 
 def test_a_spark_without_the_file_system_is_told_the_package(spark: SparkSession, application: Any) -> None:
-    """No credentials help there."""
+    """Credentials do not help in this case."""
     application.set(stores.log_store_of("s3a"), log_store.CONDITIONAL_PUT)
     with pytest.raises(errors.DecisionNeeded, match="--packages org.apache.hadoop:hadoop-aws:"):
         store_exclusion.prove(spark, "s3a://nowhere/lake/t")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_a_table_that_tests_copy_is_as_delta_makes_it(spark: SparkSession, tmp_path: Path) -> None:
-    """The tests' tables are those of production, each with an identity of its own."""
+    """Tables that tests copy equal those of production, and each has its own ID."""
     assert delta.create is made_tables.create
     found = []
     for name in ("first", "second"):
@@ -37,7 +37,7 @@ def test_a_table_that_tests_copy_is_as_delta_makes_it(spark: SparkSession, tmp_p
 
 
 def test_a_table_of_other_columns_is_as_delta_makes_it(spark: SparkSession, tmp_path: Path) -> None:
-    """What its columns are, and which have statistics, are a gold table's own; all else is that of another one."""
+    """A gold table has its own columns and its own choice of columns with statistics; everything else is copied from another table."""
     columns = '`_id` INT, `ü."x` STRUCT<`a.b`: ARRAY<DECIMAL(10,2)>>, `__key` STRING, m MAP<STRING, TIMESTAMP>'
     given = {"columns": columns, "properties": current.PROPERTIES | {current.STATISTICS: "`_id`,`__key`"}}
     first = {"columns": "`_id` STRING", "properties": current.PROPERTIES | {current.STATISTICS: "`_id`"}}
@@ -57,7 +57,7 @@ def test_a_table_of_other_columns_is_as_delta_makes_it(spark: SparkSession, tmp_
 
 
 def _said(folder: Path, table: tables.TableRef) -> list[dict[str, Any]]:
-    """What a table's first commit says of it, without what is its own by its name."""
+    """A table's first commit, without the properties that depend on its name."""
     lines = (folder / "_delta_log" / f"{0:020}.json").read_text().splitlines()
     _, metadata, protocol = sorted(map(json.loads, lines), key=str)
     own = definition.checkpoints(table, current.PROPERTIES)

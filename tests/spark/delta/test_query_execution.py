@@ -1,4 +1,4 @@
-"""How rows are computed once and held, and let go."""
+"""Rows that are computed once, held, and released."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_rows_that_are_let_go_leave_no_line_in_the_log_of_spark(spark: SparkSession) -> None:
-    """A batch holds some, and a service has a batch each second: in months its log would fill a disk."""
+    """A batch holds rows several times, and a service has a batch each second: within months such lines would fill the disk."""
     held, log = spark.sparkContext._jsc.getPersistentRDDs, jvm.log_file()
     before, said = set(held()), log.stat().st_size
     with query_execution.held(spark.range(3)) as rows:

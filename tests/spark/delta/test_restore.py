@@ -1,4 +1,4 @@
-"""RESTORE … TO TIMESTAMP, whose commit does not say the version: every table goes on from the one that it found."""
+"""RESTORE TO TIMESTAMP, whose commit does not name the version: every table continues from the version that Delta restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORDERS = "orders"
 
 
 def restore_to_time(spark: SparkSession, table: tables.TableRef, version: int) -> None:
-    """Restores the table to a time at which this version was the newest."""
+    """Restore the table to a time at which `version` was the newest."""
     log = Path(table.path or "") / "_delta_log"
     now = (log / f"{table_history.version(spark, table):020}.json").stat().st_mtime
     for number in range(table_history.version(spark, table) + 1):
@@ -42,7 +42,7 @@ def restore_to_time(spark: SparkSession, table: tables.TableRef, version: int) -
 
 @pytest.mark.journey
 def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
-    """Silver applies again what came after, gold publishes it again, and bronze ends with the batch that it ended with then."""
+    """Silver applies the later events again, gold publishes them again, and bronze's newest batch is that of the restored version."""
     hop = Hop(spark, pipeline(tmp_path))
     silver, gold = hop.silver_table(ORDERS), hop.gold_table(ORDERS)
     insert = [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "v": 1}} for key in (1, 2)]
@@ -77,7 +77,7 @@ def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp
 
 @pytest.fixture(scope="module")
 def backed_up(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Hop, tables.TableRef]:
-    """Two batches in both layers, and a backup of silver from between them, when there is nothing in silver any more."""
+    """Two batches in both layers, a backup of silver from after the first, and an emptied silver table."""
     folder = tmp_path_factory.mktemp("backed_up")
     hop, backup = Hop(spark, pipeline(folder / "lakehouse")), tables.TableRef.at(str(folder / "backup"))
     silver = hop.silver_table(ORDERS)
@@ -90,7 +90,7 @@ def backed_up(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         {ORDERS: [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": 2}}, {"op": "d", "key": 2, "at": 21}]}
     )
     hop.run()
-    spark.sql(f"DELETE FROM {silver}").collect()  # CLONE takes no table with rows
+    spark.sql(f"DELETE FROM {silver}").collect()  # CLONE accepts no table with rows
     return hop, backup
 
 
@@ -98,7 +98,7 @@ def backed_up(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_backup_that_is_copied_over_silver_is_gone_on_from(
     spark: SparkSession, tmp_path: Path, backed_up: tuple[Hop, tables.TableRef], copied: str
 ) -> None:
-    """What came after the backup is applied again, and gold follows."""
+    """The events after the backup are applied again, and gold follows."""
     hop, backup = backed_up[0].copied(tmp_path), backed_up[1]
     silver = hop.silver_table(ORDERS)
     spark.sql(copied.format(silver, backup)).collect()
@@ -109,7 +109,7 @@ def test_a_backup_that_is_copied_over_silver_is_gone_on_from(
 
 
 def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """Then silver goes by its rows and gold is written anew: never by the position of before the restore."""
+    """Silver then uses its rows, and gold is written again from the beginning; the position from before the restore is never used."""
     ref = tables.TableRef.at(str(tmp_path / "t"))
     delta.create(spark, ref, columns="n BIGINT")
     writer = Writer.claim(spark, ref)
@@ -123,9 +123,9 @@ def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSess
 
 
 def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession, tmp_path: Path) -> None:
-    """It would lack what maintenance took away: a person asks for a snapshot, and it goes on with the sweep.
+    """The removed events would be missing, so the error asks for a snapshot; its sweep lets the collection continue.
 
-    Whether the table was restored, removed or repaired; a collection that lost nothing goes on meanwhile.
+    This holds whether the silver table was restored, removed or repaired. Other collections continue meanwhile.
     """
     hop = Hop(spark, pipeline(tmp_path))
     hop.bronze.is_timed = True
@@ -168,7 +168,7 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
 
 
 def test_what_is_found_in_a_trimmed_bronze_is_applied(spark: SparkSession, tmp_path: Path) -> None:
-    """A collection that comes later has lost nothing, whatever was taken of others."""
+    """A collection that is captured later has lost no events, whatever was removed of others."""
     hop = Hop(spark, pipeline(tmp_path))
     hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}]})
     hop.run()

@@ -1,4 +1,4 @@
-"""Texts and names in SQL: what Spark's parser makes of them is what they were."""
+"""Literals and identifiers in SQL: Spark's parser returns the original text."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ PIECES = (
         " ",
     ),
 )
-"""What some parser takes for its own, and plain characters."""
+"""Texts with a meaning for some parser, and plain characters."""
 
 
 @pytest.fixture(params=[True, False], ids=["substituting", "plain"])
 def substituting(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    """A session that puts variables into statements, as one that a platform gives does, and one that does not."""
+    """A session with variable substitution, as a platform may provide it, and one without."""
     name = "spark.sql.variable.substitute"
     before = spark.conf.get(name)
     spark.conf.set(name, str(request.param).lower())
@@ -74,7 +74,7 @@ def texts(count: int) -> list[str]:
 
 
 def test_literals(substituting: SparkSession) -> None:
-    """A literal is the text, whatever it holds; half a surrogate pair is U+FFFD."""
+    """A literal is the text, whatever it contains; half of a surrogate pair becomes U+FFFD."""
     found = texts(400)
     row = substituting.sql(f"SELECT array({', '.join(map(literal, found))}) AS texts").first()
     expected = ["".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in text) for text in found]
@@ -82,7 +82,7 @@ def test_literals(substituting: SparkSession) -> None:
 
 
 def test_identifiers(spark: SparkSession) -> None:
-    """An identifier is the name, whatever it holds."""
+    """An identifier is the name, whatever it contains."""
     found = list(dict.fromkeys(text for text in texts(60) if text.isprintable() and text.strip() and text.isascii()))
     columns = ", ".join(f"{number} AS {identifier(name)}" for number, name in enumerate(found))
     assert spark.sql(f"SELECT {columns}").columns == found

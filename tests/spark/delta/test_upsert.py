@@ -1,4 +1,4 @@
-"""Rows that are newer than everything stored take the short way into silver: deletion vectors and new files, one commit."""
+"""Rows that are newer than all stored ones are written to silver without MERGE: deletion vectors and new files in one commit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few changes, too, go the way of many."""
+    """Batches with few changes also use Spark."""
     monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
 
 
 @contextlib.contextmanager
 def by_this_process() -> Iterator[None]:
-    """What a test begins with has the files that it would have, and takes no query."""
+    """Apply a test's first events without Spark, with the usual files and without a query."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collection_events, "ONE_RUN_EVENTS", FEW)
         yield
@@ -51,7 +51,7 @@ def gone(key: int, *, at: int) -> dict[str, Any]:
 
 
 def changed(key: int, n: object, *, at: int) -> dict[str, Any]:
-    """An update that says what it changed, and no more."""
+    """An update that only contains the changed fields."""
     return {"op": "u", "key": key, "at": at, "update": {"n": n}}
 
 
@@ -67,7 +67,7 @@ def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
 
 @pytest.fixture
 def hop(begun: Hop, tmp_path: Path) -> Hop:
-    """The same in a lakehouse of the test's own."""
+    """The same table in a lakehouse for one test."""
     return begun.copied(tmp_path)
 
 
@@ -76,7 +76,7 @@ def numbers(hop: Hop) -> dict[int, Any]:
 
 
 def operations(hop: Hop) -> list[str]:
-    """What each commit with rows was, the newest first."""
+    """The operation of each commit that added files, newest first."""
     log = Path(hop.layout.root or "") / "silver" / bronze_rows.DB / "t" / "_delta_log"
     found = []
     for file in sorted(log.glob("*.json"), reverse=True):
@@ -87,7 +87,7 @@ def operations(hop: Hop) -> list[str]:
 
 
 def test_newer_rows_replace_and_remove_by_deletion_vectors(hop: Hop) -> None:
-    """Twice over the same files: their deletion vectors grow. A late event goes the long way."""
+    """Two batches touch the same files, so that their deletion vectors grow. A batch with a late event uses MERGE."""
     hop.bronze.append(
         {"t": [doc(0, 1, at=20), doc(1, 1, at=21), doc(1, 2, at=22), gone(2, at=23), doc(7, 1, at=24, op="c")]}
     )
@@ -104,7 +104,7 @@ def test_newer_rows_replace_and_remove_by_deletion_vectors(hop: Hop) -> None:
 
 
 def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path) -> None:
-    """A snapshot that found nothing marked the row as deleted; an event from before it does not bring it back."""
+    """A sweep marked the row as deleted; an event from before the sweep does not restore it."""
     hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
     hop.bronze.append({"t": [doc(1, 0, at=10, op="c")]})
     with by_this_process():
@@ -117,7 +117,7 @@ def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is compacted while the rows are written: they are written again, onto what is there then."""
+    """The table is compacted while the rows are written: they are written again, for its new version."""
     deleting, calls = direct_log.DeletionVectors.actions_of_few, []
 
     def late(self: Any, *arguments: Any) -> Any:
@@ -138,7 +138,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads that looked for rows to take out; every batch counts as a large one, and is looked for early."""
+    """The threads that searched for rows to replace; every batch counts as large, and its rows are searched for early."""
     deleting, found = direct_log.DeletionVectors.actions, []
 
     def noted(self: Any, *arguments: Any) -> Any:
@@ -151,7 +151,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_rows_are_looked_for_beside_the_reading(hop: Hop, searches: list[str]) -> None:
-    """What was found then counts, and is looked for again when the table has a new version: a column came."""
+    """The early result is used. If the table has a new version, here with a new column, the search is repeated."""
     hop.bronze.append({"t": [doc(0, 1, at=20), doc(0, 2, at=21), gone(1, at=22), doc(7, 1, at=23, op="c")]})
     hop.silver()
     assert numbers(hop) == {0: 2, 2: 0, 3: 0, 4: 0, 7: 1}
@@ -165,7 +165,7 @@ def test_rows_are_looked_for_beside_the_reading(hop: Hop, searches: list[str]) -
 
 @pytest.mark.parametrize("few", [0, 2_000], ids=["many", "few"])
 def test_files_of_other_keys_are_not_read(hop: Hop, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    """New documents mostly have keys behind all others: the search for them leaves the files of before alone."""
+    """New documents usually have greater keys than all others: the search for them does not read existing files."""
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", few)
     folder = Path(hop.layout.root or "") / "silver" / bronze_rows.DB / "t"
     (before,) = folder.glob("*.parquet")
@@ -179,7 +179,9 @@ def test_files_of_other_keys_are_not_read(hop: Hop, monkeypatch: pytest.MonkeyPa
 def test_folded_rows_are_replaced_where_they_were_read(
     spark: SparkSession, tmp_path: Path, searches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their places come with the stored documents; they are looked for by key where the table was compacted since."""
+    """The places of the rows are known from reading the stored documents. If the table was compacted meanwhile, the rows are searched for
+    by key.
+    """
     hop = Hop(spark, pipeline(tmp_path, **{"keep.document": True}))
     hop.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
     with by_this_process():
@@ -192,7 +194,7 @@ def test_folded_rows_are_replaced_where_they_were_read(
 
     def compacted(*arguments: Any, **named: Any) -> Any:
         found = evolve_once(*arguments, **named)
-        if next(looks) == 2:  # after the fold, beside which the rows are looked for
+        if next(looks) == 2:  # after the fold, during which the rows are searched for
             processes.until(lambda: len(searches) > 1, seconds=60, what="the search for rows")
             maintenance.optimize(spark, hop.silver_table("t"))
         return found
@@ -205,7 +207,7 @@ def test_folded_rows_are_replaced_where_they_were_read(
 
 
 def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> None:
-    """Its key was looked for before it was known to be in quarantine: what was found does not count."""
+    """The search for its key began before the event was known to be unreadable: its result is discarded."""
     hop.bronze.append({"t": [doc(0, 1, at=20), {"op": "u", "key": 3, "at": 21, "text": '{"_id": 3, "n": '}]})
     hop.silver()
     assert numbers(hop) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
@@ -214,7 +216,7 @@ def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> 
 
 
 def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is claimed while the rows are written: the first writer stops and has changed nothing."""
+    """The table is claimed by another writer while the rows are written: the first writer stops and changes nothing."""
     deleting = direct_log.DeletionVectors.actions_of_few
 
     def late(self: Any, *arguments: Any) -> Any:
@@ -230,7 +232,7 @@ def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyP
 
 
 def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose classes have other methods."""
+    """Its classes may have other methods."""
 
     def missing(*_: Any) -> Any:
         raise Py4JError("Method filterFiles([]) does not exist")
@@ -244,7 +246,7 @@ def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.journey
 def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
-    """A reader of the feed sees updates, not deletes and inserts."""
+    """Readers of the change feed see updates instead of deletes and inserts."""
     hop.spark.sql(f"ALTER TABLE {hop.silver_table('t')} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)").collect()
     hop.bronze.append({"t": [doc(0, 1, at=20)]})
     hop.silver()
@@ -253,7 +255,7 @@ def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
 
 
 def test_rows_that_are_tracked_stay_the_same_rows(hop: Hop) -> None:
-    """Their identifiers live through an update, which a row that is deleted and written anew would not."""
+    """Their row IDs survive an update; a row that is deleted and inserted again would get a new one."""
     table = hop.silver_table("t")
     hop.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES (delta.enableRowTracking = true)").collect()
     found = hop.spark.table(str(table)).selectExpr("__key", "_metadata.row_id AS id")

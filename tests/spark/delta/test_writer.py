@@ -1,4 +1,4 @@
-"""Who may commit to a table, where several want to at the same moment."""
+"""Concurrent writers of one table: who may commit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(*numbers: int) -> pa.Table:
 
 @pytest.fixture
 def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> Writer:
-    """An owner of the table who commits a row once more, while the next writer looks for what it takes over."""
+    """An owner of the table that commits another row while the next writer reads the position that it takes over."""
     owner = Writer.claim(spark, table)
     found = table_history.standing
 
@@ -54,7 +54,7 @@ def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pyte
 
 
 def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.TableRef, owner_commits: Writer) -> None:
-    """The new owner looks again, and goes on behind what the old one committed last."""
+    """The new owner reads the position again and continues after the old owner's last commit."""
     new = Writer.claim(spark, table, take_over=True)
     assert new.metadata["to"] == "after one"
     with pytest.raises(errors.OwnershipLost):
@@ -70,7 +70,7 @@ def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tabl
 
 
 def test_a_holder_on_an_errand_is_waited_for(spark: SparkSession, table: tables.TableRef) -> None:
-    """Maintenance holds a table for a minute: who comes meanwhile is to try again, and has nothing to decide."""
+    """Maintenance holds a table for a minute: a second writer is told to try again, and no decision is needed."""
     passing = Writer.claim(spark, table, errand="medallion maintain")
     passing.alter("SET TBLPROPERTIES ('a.b' = 'c')")
     with pytest.raises(
@@ -83,7 +83,7 @@ def test_a_holder_on_an_errand_is_waited_for(spark: SparkSession, table: tables.
 
 
 def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table: tables.TableRef) -> None:
-    """Sessions are shared: another thread's settings come and go while a commit is made."""
+    """Threads share sessions, so that settings may change during a commit."""
     done = threading.Event()
 
     def unsettle() -> None:
@@ -106,7 +106,7 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
 
 
 def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tables.TableRef) -> None:
-    """Those of the next claim neither, which is another command's: Delta would look for all files, to name them in a checksum."""
+    """The commits of the next claim start no job either, as in another command. Delta would read all files to list them in a checksum."""
     first = Writer.claim(spark, table)
     first.append_arrow(rows(1), to=1)
     assert first.live is not None and first.live.at(first.version)
@@ -125,8 +125,9 @@ def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tabl
 def test_a_take_over_just_before_an_alter_is_seen(
     spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No fence holds an ALTER: what came between the look and it ends the old owner, who would commit on top of it. The new one
-    goes on, and from where it was: it counted the ALTER for a claim, and both had ended."""
+    """ALTER cannot be fenced: a claim between the last check and the ALTER ends the old owner, which would otherwise commit after it. The
+    new owner continues from its own position; it must not mistake the ALTER for another claim, which would end both.
+    """
     owner, successors = Writer.claim(spark, table), []
     looked = Writer.check_ownership
 
@@ -148,7 +149,7 @@ def test_a_take_over_just_before_an_alter_is_seen(
 
 
 def test_rows_that_got_old_go_also_where_a_table_was_made_append_only(spark: SparkSession, tmp_path: Path) -> None:
-    """As an earlier version made some, or a cluster's default did: Delta lets no row of such a table go."""
+    """An earlier version or a cluster's default may have set this, and then Delta refuses to delete rows."""
     facts = tables.TableRef.at(str(tmp_path / "facts"))
     delta.create(spark, facts, columns="n BIGINT", properties={"delta.appendOnly": "true"})
     ops_tables.append_rows(spark, facts, rows(1, 2))
@@ -159,7 +160,7 @@ def test_rows_that_got_old_go_also_where_a_table_was_made_append_only(spark: Spa
 
 
 def test_a_compaction_takes_no_rows_that_it_has_not_read(spark: SparkSession, table: tables.TableRef) -> None:
-    """Its log says how many the files have: of a version that was not looked at nothing is read."""
+    """The number of rows comes from the log, and nothing is read from a version that was not loaded."""
     writer = Writer.claim(spark, table)
     for number in range(2):
         writer.append_arrow(rows(number), to=number)
@@ -172,7 +173,7 @@ def test_a_compaction_takes_no_rows_that_it_has_not_read(spark: SparkSession, ta
 
 
 def test_a_row_that_somebody_s_constraint_refuses_is_for_a_person(spark: SparkSession, table: tables.TableRef) -> None:
-    """Told with the constraint's name and without the row's values, whichever way the rows are written."""
+    """The error names the constraint and contains no values, for each way to write rows."""
     writer = Writer.claim(spark, table)
     writer.alter("SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     writer.alter("ADD CONSTRAINT small CHECK (n < 10)")
@@ -186,7 +187,7 @@ def test_a_row_that_somebody_s_constraint_refuses_is_for_a_person(spark: SparkSe
 
 @pytest.mark.parametrize("left", ("_delta_log", "_delta_log/_staged_commits"))
 def test_a_creator_that_was_killed_before_its_commit_leaves_no_table(spark: SparkSession, tmp_path: Path, left: str) -> None:
-    """Delta takes the folder of a log for a table, and makes none beside it: the empty folders go, and it is made."""
+    """Delta mistakes the folder of a log for a table, and creates none. The empty folders are removed and the table is created."""
     (tmp_path / "begun" / left).mkdir(parents=True)
     facts = tables.TableRef.at(str(tmp_path / "begun"))
     delta.create(spark, facts, columns="n BIGINT", properties=ops_tables.PROPERTIES)
@@ -196,9 +197,9 @@ def test_a_creator_that_was_killed_before_its_commit_leaves_no_table(spark: Spar
 
 
 def test_a_creator_that_was_taken_for_killed_makes_the_table(spark: SparkSession, tmp_path: Path) -> None:
-    """Another process removes what a slow one has begun: it begins again.
+    """Another process removes the folder that a slow creator has begun; the creator starts again.
 
-    The rival has a moment to do so, and tries with one table after the other until it was in time.
+    The rival only has a short time for this, and tries with one table after the other until it succeeds.
     """
     cleared, is_over = threading.Event(), threading.Event()
     folders = [tmp_path / "begun0"]
