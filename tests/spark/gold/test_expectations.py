@@ -1,4 +1,4 @@
-"""The gate: versions of gold tables that are judged before readers see them."""
+"""The gate: new versions of gold tables are validated before readers see them."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ expectations:
 
 
 def results(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
-    """What `ops/expectations` holds, oldest first."""
+    """The rows of `ops/expectations`, oldest first."""
     table = delta.layout(settings.lakehouse).ops("expectations")
     return sorted(ops_tables.rows(spark, table, expectations.SCHEMA).to_pylist(), key=lambda row: row["at_ms"])
 
 
 def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSession, tmp_path: Path) -> None:
-    """Critical failures keep what readers have, warnings are noted and published; changed rows are judged for what is about rows."""
+    """If a critical expectation fails, readers keep the last good version; failed warnings are recorded and the version is published.
+    Expectations about rows only check changed rows.
+    """
     shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"totals.yml": SUITE})
     gate = expectations.Gate.of(shop.settings)
     shop.change("orders", {"_id": 1, "customer": 1, "amount": 5}, {"_id": 2, "customer": 2, "amount": 60})
@@ -114,13 +116,13 @@ expectations:
 
 
 def test_a_warning_stays_unmet_as_long_as_its_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """A version that changes other rows is no better; a column that is not there yet stops nothing that is no more than a warning."""
+    """A version that changes other rows does not clear it. If a column does not exist yet, a warning about it stops nothing."""
     settings = gold_shop.made(spark, tmp_path, {}, suites={"totals.yml": WARNINGS}).settings
     gate, table = expectations.Gate.of(settings), delta.layout(settings.lakehouse).model("totals")
     live: Mapping[str, object] = {}
 
     def judged(totals: Mapping[int, int], *changed: int) -> list[tuple[Any, ...]]:
-        """A version, of which these customers' rows are new, behind the one before it."""
+        """The results of a version in which the rows of these customers are new."""
         nonlocal live
 
         def frame(customers: Iterable[int]) -> DataFrame:
@@ -156,11 +158,13 @@ DOTTED = {
     ("expect_column_max_to_be_between", ("*",)): ({"column": "*", "max_value": 3}, True, ()),
     ("expect_table_row_count_to_equal", ()): ({"value": 2}, True, ()),
 }
-"""Expectations by their columns, with whether they are met, and the keys of the rows that do not meet them."""
+"""Expectations by type and columns, with whether they are met, and the keys of the rows that do not meet them."""
 
 
 def test_a_column_that_is_named_like_a_path_is_judged(spark: SparkSession) -> None:
-    """It is the column, where the table has one of that name, and the field of a struct elsewhere; and so with what Spark reads as its own."""
+    """The name means the table's column, if there is one with this name, and otherwise the field of a struct. The same holds for names
+    that Spark would interpret.
+    """
     rows = spark.sql(
         "SELECT 1 AS _id, 5 AS `odd.name`, 1 AS a, struct(7 AS field) AS odd, 1 AS `a``b`, 3 AS `*` "
         "UNION ALL SELECT 2, 60, 1, struct(8 AS field), 2, 3"
@@ -176,7 +180,9 @@ def test_a_column_that_is_named_like_a_path_is_judged(spark: SparkSession) -> No
 
 
 def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSession, tmp_path: Path) -> None:
-    """The collection stays at its last good version until a later one meets its suite; uniqueness is judged over the whole table."""
+    """The collection stays at its last good version until a later one meets its suite, and other collections are published. Uniqueness is
+    checked in the whole table.
+    """
     suite = (
         '{"table": "cases.things", "expectations": ['
         '{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"}},'
@@ -226,7 +232,7 @@ MISTAKES = {
 
 
 def test_mistakes_in_suites_are_told_before_anything_is_done(spark: SparkSession, tmp_path: Path) -> None:
-    """Types and arguments that the library does not know, tables that cannot be; a column that is not there, when it is judged."""
+    """Unknown types, arguments and tables are reported before the run; an unknown column is reported when the table is validated."""
     for name, (type_, kwargs, told) in MISTAKES.items():
         text = f"table: totals\nexpectations:\n  - {{type: {type_}, kwargs: {kwargs}}}\n"
         shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"a.yml": text})
@@ -246,7 +252,7 @@ def test_mistakes_in_suites_are_told_before_anything_is_done(spark: SparkSession
 
 
 def test_the_demo_shows_a_gate_that_refuses(spark: SparkSession, tmp_path: Path) -> None:
-    """One of its models is published; the other one never becomes a table, and the demo says why."""
+    """One model is published; the other never becomes a table, and the demo shows the reason."""
     settings = gold_shop.made(spark, tmp_path, {}).settings
     layout = delta.layout(settings.lakehouse)
     settings = dataclasses.replace(settings, source=dataclasses.replace(settings.source, collection_include_list=()))

@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def published(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tables.TableRef:
-    """A gold table that saw a first load, a new column, a widening, a rescue, a delete and an update."""
+    """A gold table after a first load, a new column, a widened column, a rescued value, a delete and an update."""
     chosen = _settings(tmp_path_factory.mktemp("gold"))
     layout = delta.layout(chosen.lakehouse)
     log = bronze_rows.Log(spark, layout.bronze(chosen.name))
@@ -79,7 +79,7 @@ def _settings(root: Path, *, vectors: bool | None = None, **silver: Any) -> sett
 
 
 def test_plain_features(spark: SparkSession, published: tables.TableRef) -> None:
-    """A gold table asks of its readers nothing that is newer than Delta's first protocol, but for deletion vectors."""
+    """A gold table needs no reader feature beyond Delta's first protocol, except deletion vectors."""
     assert _asked(spark, published) == {"deletionVectors"}
     schema = spark.table(str(published)).schema
     assert schema.names[-2:] == ["__rescued", "__key"]
@@ -120,7 +120,7 @@ def test_polars_reads_it(published: tables.TableRef) -> None:
 
 
 def test_duckdb_reads_it(published: tables.TableRef) -> None:
-    """DuckDB reads every value of a gold table, by way of delta-rs."""
+    """DuckDB reads every value of a gold table, through delta-rs."""
     import duckdb
 
     things = duckdb.from_arrow(_read_by_delta_rs(published))
@@ -129,7 +129,7 @@ def test_duckdb_reads_it(published: tables.TableRef) -> None:
 
 
 def _read_by_delta_rs(table: tables.TableRef) -> pa.Table:
-    """What delta-rs' queries, which know of deletion vectors, read of it."""
+    """The rows that delta-rs queries return; its queries support deletion vectors."""
     import deltalake
 
     found = deltalake.QueryBuilder().register("things", deltalake.DeltaTable(table.path)).execute("SELECT * FROM things")
@@ -137,7 +137,7 @@ def _read_by_delta_rs(table: tables.TableRef) -> pa.Table:
 
 
 def _asked(spark: SparkSession, table: tables.TableRef) -> set[str]:
-    """What a table asks of its readers."""
+    """The features that a table requires of its readers."""
     detail = spark.sql(f"DESCRIBE DETAIL {table}").first()
     assert detail is not None
     asked = set(detail.tableFeatures) & {"deletionVectors", "columnMapping", "typeWidening", "variantType", "v2Checkpoint"}
@@ -150,7 +150,7 @@ def _sorted(rows: list[Row]) -> list[Row]:
 
 
 def _mapping(value: Any) -> dict[str, str]:
-    """A map as a reader gives it: as a mapping, or as a list of pairs or of structs."""
+    """A map, which readers return as a mapping, or as a list of pairs or of structs."""
     if isinstance(value, dict):
         return value
     return dict(tuple(item.values()) if isinstance(item, dict) else item for item in value)
@@ -164,7 +164,7 @@ def _plain(row: Row) -> Row:
 
 
 class Shop:
-    """A lakehouse with a bronze that is written by hand, one collection, and the jobs after it."""
+    """A lakehouse with a directly written bronze table, one collection, and silver and gold."""
 
     def __init__(self, spark: SparkSession, root: Path, **silver: Any) -> None:
         self.spark, self.root, self.silver_options = spark, root, silver
@@ -175,7 +175,7 @@ class Shop:
         self.at = 0
 
     def change(self, *events: Row) -> None:
-        """Events as the next batch, applied to silver."""
+        """Append events as the next batch and run silver."""
         self.log.append({"things": [event | {"at": self.at + number} for number, event in enumerate(events, 1)]})
         self.at += len(events)
         silver.run(self.spark, _settings(self.root, **self.silver_options), sessions=sessions.kept(self.spark))
@@ -185,7 +185,7 @@ class Shop:
         return gold.run(self.spark, chosen, sessions=sessions.kept(self.spark)).collections
 
     def rows(self, table: tables.TableRef) -> dict[str, Row]:
-        """The documents of a table by their keys, without what silver alone holds."""
+        """The documents of a table by key, without silver's own columns."""
         found = layers.table_rows(self.spark, table)
         assert len({row["__key"] for row in found}) == len(found), "a key has two rows"
         return {
@@ -197,11 +197,11 @@ class Shop:
         return self.rows(self.gold_table) == self.rows(self.silver_table)
 
     def operations(self, table: tables.TableRef) -> list[str]:
-        """What was done to a table, the newest first."""
+        """The operations on a table, newest first."""
         return [row.operation for row in self.spark.sql(f"DESCRIBE HISTORY {table}").collect()]
 
     def maintain(self, table: tables.TableRef) -> None:
-        """OPTIMIZE and VACUUM, as somebody runs them who keeps no old version."""
+        """OPTIMIZE and VACUUM without a retention of old versions."""
         self.spark.sql(f"OPTIMIZE {table}").collect()
         with query_execution.session_confs(self.spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
             self.spark.sql(f"VACUUM {table} RETAIN 0 HOURS").collect()
@@ -217,8 +217,9 @@ def gone(key: int) -> Row:
 
 @pytest.mark.journey
 def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse: Path) -> None:
-    """Off, a table asks nothing of its readers, and a MERGE rewrites its files; on again, changed rows are marked in place. A table
-    that nothing changed in is switched, too, also where a switch was killed on its way; without the setting a table stays as it is."""
+    """When off, a table requires no reader feature and MERGE rewrites its files; when on, changed rows are marked in place. A switch is
+    applied even if no rows changed, and even after an earlier switch was killed. Without the setting a table stays as it is.
+    """
     shop = Shop(spark, lakehouse)
     shop.change(*(put(key, 1) for key in range(6)))
     shop.publish()
@@ -236,14 +237,14 @@ def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse:
     (published,) = shop.publish(vectors=True)
     assert shop.is_published() and _asked(spark, shop.gold_table) == {"deletionVectors"} and not published.rewritten
     assert shop.operations(shop.gold_table).count("MERGE") == 1
-    # What a switch does first, before it rewrites files and takes the feature away.
+    # the first step of a switch, before it rewrites files and removes the feature
     spark.sql(f"ALTER TABLE {shop.gold_table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')")
     assert shop.publish(vectors=False) == ()
     assert shop.is_published() and _asked(spark, shop.gold_table) == set()
 
 
 def test_silver_was_optimized_and_vacuumed(spark: SparkSession, lakehouse: Path) -> None:
-    """Gold reads silver's newest version where that holds what silver's position says: its older files may be gone."""
+    """Gold reads silver's newest version if its content is that of silver's position: older files may be removed."""
     shop = Shop(spark, lakehouse)
     shop.change(put(1, 1), put(2, 1))
     shop.publish()
@@ -260,7 +261,7 @@ def test_silver_was_optimized_and_vacuumed(spark: SparkSession, lakehouse: Path)
 def test_what_is_marked_and_small_is_compacted(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there came to be many files, silver and gold put their own together, and the positions stay."""
+    """Silver and gold compact their tables when they have many files, and the positions stay."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 2)
     monkeypatch.setattr(maintenance, "FEW_ROWS", 0)
     shop = Shop(spark, lakehouse)
@@ -275,7 +276,7 @@ def test_what_is_marked_and_small_is_compacted(
 def test_a_column_that_somebody_took_away_comes_back_with_its_values(
     spark: SparkSession, lakehouse: Path, change: str
 ) -> None:
-    """Added to the table it would be null in all rows that are there."""
+    """If gold added the column again, it would be null in all existing rows."""
     shop = Shop(spark, lakehouse)
     shop.change(put(1, 1), put(2, 2))
     shop.publish()
@@ -287,7 +288,7 @@ def test_a_column_that_somebody_took_away_comes_back_with_its_values(
 
 
 def test_a_late_delete_takes_nothing_away(spark: SparkSession, lakehouse: Path) -> None:
-    """A delete that comes after a later document of its key is remembered, and the document stays in gold."""
+    """A delete that arrives after a later event of its key is remembered, and the document stays in gold."""
     shop = Shop(spark, lakehouse)
     shop.change(put(1, 1), put(2, 1))
     shop.publish()
@@ -301,7 +302,7 @@ def test_a_late_delete_takes_nothing_away(spark: SparkSession, lakehouse: Path) 
 
 
 def test_a_delete_that_silver_noted_and_never_applied_takes_nothing_away(spark: SparkSession, lakehouse: Path) -> None:
-    """Silver was killed between the two, and when it comes back the settings keep the rows of deleted documents."""
+    """Silver was killed between the two steps. Before its next run the settings change to keep the rows of deleted documents."""
     shop = Shop(spark, lakehouse)
     shop.change(put(1, 1), put(2, 1))
     shop.publish()
@@ -315,7 +316,7 @@ def test_a_delete_that_silver_noted_and_never_applied_takes_nothing_away(spark: 
 
 
 def test_a_log_is_one_batch_up_to_where_the_tables_are(spark: SparkSession, tmp_path: Path) -> None:
-    """It may have millions of them, and no cut can be there any more; those after it are cut as before."""
+    """The batches before it may be millions, and no cut is possible in them any more; later batches are cut as before."""
     table = tables.TableRef.at(str(tmp_path / "log"))
     log = bronze_rows.Log(spark, table)
     for number in range(1, 7):
@@ -328,7 +329,9 @@ def test_a_log_is_one_batch_up_to_where_the_tables_are(spark: SparkSession, tmp_
 
 @pytest.mark.parametrize(("steps", "seed"), [(3, 1), pytest.param(60, 2, marks=pytest.mark.journey)])
 def test_gold_is_what_silver_holds(spark: SparkSession, lakehouse: Path, steps: int, seed: int) -> None:
-    """After any changes, with deletion vectors on, off and on again, and OPTIMIZE, VACUUM and RESTORE of either table in between."""
+    """This holds after any changes, with deletion vectors switched on and off, and with OPTIMIZE, VACUUM and RESTORE of both tables
+    between them.
+    """
     shop, rng = Shop(spark, lakehouse), random.Random(seed)
     shop.change(*(put(key, 0) for key in range(20)))
     for step in range(1, steps + 1):
@@ -343,7 +346,7 @@ def test_gold_is_what_silver_holds(spark: SparkSession, lakehouse: Path, steps: 
             case 2:
                 restored = rng.choice([shop.silver_table, shop.gold_table] if step > 1 else [shop.silver_table])
                 version = max(table_history.version(spark, restored) - rng.randint(1, 3), 2)
-                with contextlib.suppress(Exception):  # what was vacuumed cannot come back
+                with contextlib.suppress(Exception):  # vacuumed versions cannot be restored
                     spark.sql(f"RESTORE TABLE {restored} TO VERSION AS OF {version}").collect()
                 shop.change()
         shop.publish(vectors=rng.choice([None, None, True, False]))

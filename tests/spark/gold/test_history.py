@@ -1,4 +1,4 @@
-"""History tables: at each second of the source, what the documents were then."""
+"""History tables: the documents as they were at each second of the source."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ APPLIED = in_process_history.InProcess.is_applied
 
 @pytest.fixture(params=["queries"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Versions are laid out by queries, as where this process does not see the tables, or by this process where it can."""
+    """Versions are computed by Spark queries (`queries`), as for tables that this process does not see, or in this process if possible
+    (`process`).
+    """
     if request.param == "queries":
         monkeypatch.setattr(in_process_history.InProcess, "is_applied", lambda *_: False)
     return str(request.param)
 
 
 BY_QUERIES = pytest.mark.parametrize("way", ["queries", pytest.param("process", marks=pytest.mark.journey)], indirect=True)
-"""What this process does itself is in `tests/unit/gold/test_in_process_history.py`, and so is what it leaves to queries."""
+"""Tests of this process without Spark are in `tests/unit/gold/test_in_process_history.py`, also of the work that it leaves to queries."""
 
 
 @pytest.fixture
 def silver_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silver comes as far as bronze and applies nothing: versions are made of bronze's events, and what silver's queries do with those that
-    come late or cannot be read, which takes as long, is for its own tests."""
+    """Silver's position moves to bronze's newest batch, and no event is applied. Versions are computed from bronze's events; silver's
+    queries for late and unreadable events take as long, and have their own tests.
+    """
 
     def moved(collection: SilverCollection, work: CollectionWork, **_: Any) -> ranges.Progress:
         position = dataclasses.replace(ranges._under_these_settings(collection, work.position), to=work.to)
@@ -56,14 +59,14 @@ def silver_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def by_this_process() -> Iterator[None]:
-    """What a test begins with is laid out without queries, whichever way the test is about: it is the same, and they take seconds."""
+    """Compute a test's first versions without queries, whichever way it tests: the result is the same, and queries take seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(in_process_history.InProcess, "is_applied", APPLIED)
         yield
 
 
 def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It closes it, or under `drop` leaves it open; the modes that rewrite mark it. A second run changes nothing."""
+    """It ends the version, except with `drop`; the `rewrite` modes also mark it as deleted. A second run changes nothing."""
     by_queries = (DeleteMode.DROP.value, DeleteMode.REWRITE.value)
 
     def is_applied(local: in_process_history.InProcess, kept: Any, *given: Any) -> bool:
@@ -96,7 +99,7 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path, m
 
 @pytest.mark.usefixtures("silver_moves_on")
 def test_what_a_late_event_and_a_sweep_say_of_deletes_when_the_mode_is_gone(spark: SparkSession, lakehouse: Path) -> None:
-    """The column is there and stays true: of the version that a delete ended before, and of what ends from now on."""
+    """The column stays and remains correct, both for a version that an earlier delete ended and for versions that end later."""
     hop = HistoryHop(spark, lakehouse, {"things": {"delete.tombstone.handling.mode": "rewrite"}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("d", 1, 20), change("c", 2, 11, "x")]})
     with by_this_process():
@@ -110,7 +113,7 @@ def test_what_a_late_event_and_a_sweep_say_of_deletes_when_the_mode_is_gone(spar
 
 @BY_QUERIES
 def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spark: SparkSession, lakehouse: Path) -> None:
-    """Rows from before have no mark: a drop makes the column where there is none, in silver, too; where it is null no delete is known."""
+    """Older rows have null. A drop adds the column if it is missing, in silver, too; versions with null are not known to be deleted."""
     hop = HistoryHop(spark, lakehouse, {})
     events = [change("c", 1, 10, "a"), change("c", 2, 11, "x"), change("d", 2, 15)]
     hop.bronze.append({"dropped": events, "late": events})
@@ -132,7 +135,7 @@ def test_what_a_drop_and_a_late_event_say_of_deletes_when_the_mode_is_young(spar
 
 @BY_QUERIES
 def test_a_column_that_somebody_dropped_is_for_a_person(spark: SparkSession, lakehouse: Path) -> None:
-    """Added again it would be null in all versions that are there; what it held is in bronze."""
+    """If it was added again, it would be null in all existing versions; its values are in bronze."""
     hop = HistoryHop(spark, lakehouse, {"things": {}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("c", 2, 11, "b")]})
     with by_this_process():
@@ -149,7 +152,7 @@ def test_a_column_that_somebody_dropped_is_for_a_person(spark: SparkSession, lak
 
 @pytest.mark.usefixtures("silver_moves_on")
 def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehouse: Path) -> None:
-    """A range that is repeated finds the version before its first event, which ends where that one begins."""
+    """A repeated range finds the version before its first event, and ends it where that event begins."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     update = {"op": "u", "key": 1, "at": 20, "update": {"w": 2}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), update]})
@@ -165,7 +168,9 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
 def test_the_updates_that_a_late_document_needs_are_looked_for_behind_it(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bronze skips the files from before it: while a first snapshot goes on each range may bring some, and all of bronze was read each time."""
+    """Bronze skips older files. While a first snapshot runs each range may contain such documents, and previously all of bronze was read
+    each time.
+    """
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "update": {"w": 2}}, change("c", 2, 30, "x")]})
     hop.run()
@@ -187,7 +192,9 @@ def test_the_updates_that_a_late_document_needs_are_looked_for_behind_it(
 
 @pytest.mark.journey
 def test_what_came_while_nothing_was_folded_is_not_missing_later(spark: SparkSession, lakehouse: Path) -> None:
-    """`keep.document` switched off and on again: the updates in between are incomplete, and whole documents not kept for the next ones."""
+    """`keep.document` is switched off and on again: partial updates in between are incomplete, and whole documents are not stored for
+    later ones.
+    """
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("c", 2, 10, "x")]})
     hop.run()
@@ -201,9 +208,9 @@ def test_what_came_while_nothing_was_folded_is_not_missing_later(spark: SparkSes
 
 
 def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakehouse: Path) -> None:
-    """Its name stays taken when the setting goes: a field that comes with it gets another one.
+    """Its name stays reserved after the setting is removed: a document's field with that name gets another column.
 
-    A table that was removed is made anew as the settings are then.
+    A history table that was removed is created again with the current settings.
     """
     hop = HistoryHop(spark, lakehouse, {"things": {"add.fields": "op", "add.fields.prefix": ""}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})
@@ -220,7 +227,9 @@ def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakeh
 
 @pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_a_column_of_add_fields_keeps_its_letters(spark: SparkSession, lakehouse: Path) -> None:
-    """Asked for in other letters, and back, it is the column that is there: Delta has no two that differ in case alone."""
+    """If the setting changes the case of its name, and changes back, the existing column is used: Delta allows no two columns whose names
+    differ only in case.
+    """
     hop = HistoryHop(spark, lakehouse, {"things": {"add.fields": "op"}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})
     with by_this_process():
@@ -234,7 +243,7 @@ def test_a_column_of_add_fields_keeps_its_letters(spark: SparkSession, lakehouse
 
 @pytest.mark.usefixtures("silver_moves_on")
 def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lakehouse: Path) -> None:
-    """From an update that cannot be read on a version says that it is incomplete, until the update comes again as it was."""
+    """From an unreadable update on, versions are incomplete until the update is captured again in readable form."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     after = {"op": "u", "key": 1, "at": 30, "update": {"w": 3}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), {"op": "u", "key": 1, "at": 20, "update": "{"}, after]})
@@ -248,7 +257,7 @@ def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lak
 @pytest.mark.usefixtures("silver_moves_on")
 @BY_QUERIES
 def test_an_update_whose_document_is_not_known_ends_what_was_there(spark: SparkSession, lakehouse: Path) -> None:
-    """A look-up that came too late, or found what cannot be read, where documents are not kept: no wrong version holds."""
+    """The look-up found no document or an unreadable one, and documents are not stored: no wrong version is shown as valid."""
     hop = HistoryHop(spark, lakehouse, {"things": {}})
     late = {"op": "u", "key": 1, "at": 20, "update": {"w": 5}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), late]})
@@ -269,7 +278,9 @@ def shown(hop: HistoryHop) -> list[tuple[Any, ...]]:
 
 
 def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSession, lakehouse: Path) -> None:
-    """`keep.document` folds only what has no document: one that was looked up is as captured, there too. First versions need no MERGE."""
+    """`keep.document` only folds events without a document; a looked-up document stays as it was captured. The first versions need no
+    MERGE.
+    """
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
     partial = {"op": "u", "key": 1, "at": 30, "update": {"v": "c"}}
     hop.bronze.append({"things": [change("c", 1, 10, "a"), {**change("u", 1, 20, "b"), "update": {"v": "b"}}, partial]})
@@ -282,7 +293,9 @@ def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSes
 @pytest.mark.journey
 @pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
-    """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""
+    """A late version is inserted between others. A drop ends all versions permanently. A widened column is rewritten, so that gold keeps
+    plain types.
+    """
     hop = HistoryHop(spark, lakehouse, {"things": {}})
     hop.bronze.append({"things": [change("c", 1, 10, 1), change("u", 1, 30, 3), change("c", 2, 12, 7)]})
     hop.run()
@@ -303,7 +316,7 @@ def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path)
 def test_it_can_be_asked_for_later_and_taken_out_again(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins with bronze's first batch whenever it is asked for; a killed run is repeated; looked-up documents are labelled."""
+    """A history begins with bronze's first batch whenever it is switched on. A killed run is repeated. Looked-up documents are marked."""
     hop = HistoryHop(spark, lakehouse, {"things": {"history": False}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})
     hop.run()
@@ -350,7 +363,7 @@ CASES = (
 @pytest.mark.journey
 @pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
-    """Each version of any document, in its second: updates that are folded one by one; whole documents and pre-images."""
+    """Every version of every document at its second, with partial updates, with whole documents, and with pre-images."""
     drawn = histories.drawn(200, seed=5)
     hop = HistoryHop(spark, lakehouse, {case.name: case.options for case in CASES})
     landed = {case: model.landing(drawn, case) for case in CASES}
@@ -364,7 +377,7 @@ def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
 
 
 def faults(table: pa.Table, drawn: Sequence[History], case: model.Case, step: int) -> list[str]:
-    """What the versions that hold at a step of each history differ from what its document was."""
+    """Differences between the versions that are valid at a step of each history and the documents at that step."""
     began = [int(second.timestamp()) for second in table["valid_from"].to_pylist()]
     ended = [None if second is None else int(second.timestamp()) for second in table["valid_to"].to_pylist()]
     numbers = [int(key) for key in table["__key"].to_pylist()]
@@ -388,9 +401,9 @@ def chosen(table: pa.Table, are_chosen: Iterable[bool]) -> pa.Table:
 
 
 def is_known(history: History, case: model.Case, step: int) -> bool:
-    """Whether the events tell what the document was at a step."""
+    """Whether the events determine the document at a step."""
     if history.versions[step] is None:
-        return step > 0  # nobody heard of what was not there before the first event
+        return step > 0  # no event mentions a document that did not exist before its first event
     if step > 0 and (case.mode is Mode.WHOLE or case.has_pre_images):
         return True
     begun = step

@@ -1,4 +1,4 @@
-"""SQL models over gold, made from what changed in the tables that they refer to."""
+"""SQL models over gold, computed from changes in the tables that they refer to."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shop(spark: SparkSession, tmp_path: Path) -> MakeShop:
 
 
 def anew(made: gold_shop.Shop) -> set[tuple[Any, ...]]:
-    """What the whole query of `totals` gives over gold as it is."""
+    """The rows of the complete query of `totals` over the current gold tables."""
     layout = delta.layout(made.settings.lakehouse)
     text = TOTALS.partition("\n")[2]
     for name in ("orders", "customers"):
@@ -67,11 +67,13 @@ def anew(made: gold_shop.Shop) -> set[tuple[Any, ...]]:
 
 
 def test_models_follow_their_tables(shop: MakeShop) -> None:
-    """An incremental model takes in the keys that changed, as they were and as they are; others are made whole; none without a change."""
+    """An incremental model recomputes the keys that changed, from their old and new rows; other models are computed completely; without a
+    change nothing is computed.
+    """
     made = shop(totals=TOTALS, big=BIG, cities=CITIES)
 
     def held() -> int:
-        """How many sets of rows are in memory, without those that Delta keeps of its logs."""
+        """The number of cached sets of rows, except those of Delta's logs."""
         names = [rdd.name() or "" for rdd in made.spark.sparkContext._jsc.getPersistentRDDs().values()]
         return sum("Delta" not in name for name in names)
 
@@ -110,7 +112,9 @@ def test_models_follow_their_tables(shop: MakeShop) -> None:
 
 
 def test_what_was_compacted_is_no_change(shop: MakeShop) -> None:
-    """One change behind a compaction, whose VACUUM took the older files, is one key's; the rows that only moved are not looked at."""
+    """After a compaction, and a VACUUM that removed the older files, a change of one key recomputes this key only; moved rows are not
+    compared.
+    """
     made = shop(totals=TOTALS)
     made.change("customers", {"_id": 1, "city": "Graz"}, {"_id": 2, "city": "Lyon"})
     made.change("orders", *({"_id": n, "customer": n % 3, "amount": n} for n in range(12)))
@@ -126,7 +130,7 @@ def test_what_was_compacted_is_no_change(shop: MakeShop) -> None:
 
 
 def test_a_model_that_takes_in_keys_all_the_time_stays_in_few_files(shop: MakeShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each MERGE adds one, and reads all that there are; what refers to the model sees no change in what was only put together."""
+    """Each MERGE adds a file and reads all existing ones. Models that refer to this one see no change in compacted files."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 2)
     each = "{{ config(materialized='incremental', unique_key='_id') }} SELECT _id, amount FROM {{ ref('cases.orders', key='_id') }}"
     made = shop(each=each, of_each=each.replace("cases.orders", "each"))
@@ -143,7 +147,7 @@ def test_a_model_that_takes_in_keys_all_the_time_stays_in_few_files(shop: MakeSh
 def test_a_position_that_moves_alone_is_no_change(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collection to which nothing came goes on with the batches of others, and what is made of it stays."""
+    """The position of a collection without events moves with batches of other collections, and models over it are not recomputed."""
     monkeypatch.setattr(registry, "IDLE_BATCHES", 1)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "cities.sql").write_text(
@@ -161,7 +165,7 @@ def test_a_position_that_moves_alone_is_no_change(
     log = bronze_rows.Log(spark, layout.bronze("hand"))
 
     def made(collection: str, at: int) -> str:
-        """What a document of a collection does to the model."""
+        """The effect on the model of one document in a collection."""
         log.append({collection: [{"op": "c", "key": at, "at": at, "after": {"_id": at, "city": "Graz"}}]})
         silver.run(spark, chosen, sessions=sessions.kept(spark))
         gold.run(spark, chosen, sessions=sessions.kept(spark))
@@ -177,7 +181,7 @@ def test_a_position_that_moves_alone_is_no_change(
 
 
 def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -> None:
-    """The last good version stays, what refers to the model waits for it, other models are made; no value is told."""
+    """The last good version stays, models that refer to it wait, and other models are computed. The error contains no values."""
     made = shop(
         each="{{ config(materialized='incremental', unique_key='c') }} "
         "SELECT customer AS c, _id FROM {{ ref('cases.orders', key='customer') }}",
@@ -202,7 +206,7 @@ def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -
 
 
 def test_a_key_may_have_another_type_and_not_another_value(shop: MakeShop) -> None:
-    """Spark takes '0007' and 7 for one number: rows of a key that no longer has any stayed, because none was called like it."""
+    """Spark compares '0007' and 7 as numbers. Rows of a key without documents stayed, because no key had exactly that value."""
     of = "{{{{ config(materialized='incremental', unique_key='c') }}}} SELECT {} AS c, count(*) AS n FROM {{{{ ref('cases.orders', key='customer') }}}} GROUP BY 1"
     made = shop(texts=of.format("CAST(customer AS STRING)"))
     made.change("orders", {"_id": 1, "customer": 1}, {"_id": 2, "customer": 2})
@@ -217,7 +221,7 @@ def test_a_key_may_have_another_type_and_not_another_value(shop: MakeShop) -> No
 
 @pytest.mark.parametrize("made_of", ["upper(note)", "CAST(note AS INT)"])
 def test_of_several_keys_no_one_is_made(shop: MakeShop, made_of: str) -> None:
-    """A change of one of them made its row anew without the documents of the others."""
+    """A change of one of these keys recomputed the row without the documents of the others."""
     made = shop(
         counts=f"{{{{ config(materialized='incremental', unique_key='n') }}}} SELECT {made_of} AS n, count(*) AS c "
         "FROM {{ ref('cases.orders', key='note') }} WHERE note <> '' GROUP BY 1"
@@ -245,8 +249,9 @@ WRONG = {
 
 
 def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> None:
-    """Mistakes of all files come at once, before anything is made; a statement that is no query does nothing. A run makes the
-    other models, but for those that refer to one of these, and tells of the mistakes."""
+    """Mistakes in all files are reported together, before anything is computed, and statements that are not queries have no effect. A run
+    computes the models that do not depend on a mistake, and then reports the mistakes.
+    """
     made = shop(**WRONG)
     (made.folder / "folder.sql").mkdir()
     (made.folder / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
@@ -258,7 +263,7 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
         "latin.sql: not UTF-8 at byte 8",
         "two.sql:2: a semicolon ends the query here, and a model is one query (split it into two models)",
     ]
-    assert {each.split(":")[0] for each in said[3:]} == {"drop.sql", "typo.sql"}  # the others wait for the table
+    assert {each.split(":")[0] for each in said[3:]} == {"drop.sql", "typo.sql"}  # the other mistakes need the table
     made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
     others = {"good": "cases.orders", "behind_good": "good", "behind_two": "two", "lost": "nothing", "a": "b", "b": "a"}
     for name, of in others.items():
@@ -293,7 +298,9 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
 
 
 def test_a_model_may_have_any_name(shop: MakeShop) -> None:
-    """And its columns. Also the words that positions are written with: what such a model reads moves, and the models over it follow."""
+    """This includes names of columns, and the words of which positions consist: a change in such a model is noticed, and the models over
+    it are computed.
+    """
     made = shop(
         at="{{ config(materialized='view') }} SELECT sum(amount) AS total FROM {{ ref('cases.orders') }}",
         model="{{ config(materialized='view') }} SELECT total FROM {{ ref('at') }}",
@@ -316,25 +323,25 @@ def test_a_model_may_have_any_name(shop: MakeShop) -> None:
 
 
 def test_a_table_that_holds_nothing_yet_is_waited_for(shop: MakeShop) -> None:
-    """Gold ended between making a table and filling it, or has to write it anew: a model over it would be empty, and say so of a whole collection."""
+    """Gold ended between creating and filling the table, or has to write it again. A model over it would be empty and look complete."""
     made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
     layout = delta.layout(made.settings.lakehouse)
     orders = layout.gold("cases", "orders")
     delta.create(made.spark, orders, columns="_id INT, customer INT, amount INT, note STRING")
     assert made.run() == {"other": "waits"}
-    Writer.claim(made.spark, orders).release()  # as where the first rows could not be written
+    Writer.claim(made.spark, orders).release()  # the state if the first rows could not be written
     assert made.run() == {"other": "waits"}
     made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
     assert made.run() == {"other": "whole"}
     writer = Writer.claim(made.spark, orders)
-    writer.mark(to=None)  # as a repair does, behind which gold writes the table anew
+    writer.mark(to=None)  # as a repair does; then gold writes the table again
     writer.release()
     assert made.run() == {"other": "waits"}
     assert made.rows("other") == {(1,)}
 
 
 def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:
-    """Its readers would see the rows of the last run for ever: the run says what to remove."""
+    """Readers would see the rows of the last run forever, so the run says what to remove."""
     made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
     made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
     assert made.run() == {"other": "whole"}
@@ -347,7 +354,7 @@ def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:
 
 
 def test_a_model_of_another_pipeline_is_not_overwritten(shop: MakeShop) -> None:
-    """Pipelines that share a lakehouse have one place for a name: each would put its rows in the place of the other's, in turn."""
+    """Pipelines that share a lakehouse also share the names of models: each would overwrite the other's rows in turn."""
     made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
     made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
     assert made.run() == {"other": "whole"}
@@ -360,7 +367,9 @@ def test_a_model_of_another_pipeline_is_not_overwritten(shop: MakeShop) -> None:
 
 
 def test_a_model_may_come_to_have_times_without_a_zone(shop: MakeShop) -> None:
-    """Delta holds them in tables that say so: one that was made before would be refused its next version for ever. A microsecond is a change."""
+    """Delta requires a table feature for them, and an older table would refuse every new version. A difference of a microsecond is a
+    change.
+    """
     times = "SELECT _id, CAST(timestamp_micros(amount) AS TIMESTAMP_NTZ) AS at FROM {{ ref('cases.orders') }}"
     last = "{{ config(materialized='incremental', unique_key='_id') }} SELECT _id, at FROM {{ ref('times', key='_id') }}"
     made = shop(times="SELECT _id, amount AS at FROM {{ ref('cases.orders') }}", last=last)
@@ -374,7 +383,7 @@ def test_a_model_may_come_to_have_times_without_a_zone(shop: MakeShop) -> None:
 
 
 def test_a_failure_of_the_machine_is_tried_again(shop: MakeShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what lies in the rows is a verdict on them: a query that could not be computed passes the next time."""
+    """Only errors in the rows are final; a query that could not be computed is retried."""
     made = shop(other="SELECT sum(amount) AS n FROM {{ ref('cases.orders') }}")
     made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
     judged: dict[str, models.ModelVerdict] = {}
@@ -389,7 +398,9 @@ def test_a_failure_of_the_machine_is_tried_again(shop: MakeShop, monkeypatch: py
 def test_what_changed_is_the_same_whoever_looks_for_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process by the places of the rows, queries over the files that its log names, and queries alone, as in a catalog; of any type."""
+    """Changed keys are found by this process from the places of rows, by queries over the files of the log, and by queries only, as in a
+    catalog. This holds for any type.
+    """
     table = tables.TableRef.at(str(tmp_path / "a table, with signs"))
     delta.create(spark, table, columns="`k.1` INT, m MAP<STRING, INT>, at TIMESTAMP", properties=current.PROPERTIES)
     vectors = "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"

@@ -1,4 +1,4 @@
-"""Models that are views, which only a catalog has."""
+"""Models that are views, which exist only in a catalog."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VIEW = "{{ config(materialized='view') }} " + COUNT
 
 @pytest.fixture
 def shop(spark: SparkSession, tmp_path: Path) -> Iterator[gold_shop.Shop]:
-    """A model over a collection's gold table, which is a view of a catalog."""
+    """A view of a catalog over a collection's gold table."""
     schemas = ("views_gold", "views_ops")
     for schema in schemas:
         spark.sql(f"CREATE SCHEMA {schema} LOCATION 'file:{tmp_path}/{schema}'")
@@ -36,7 +36,7 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[gold_shop.Shop]:
 
 
 def test_a_view_is_no_table(shop: gold_shop.Shop) -> None:
-    """Each run makes it anew; what was a view may become a table, and a table that stays behind is told."""
+    """Each run replaces the view. A view may become a table; a table that became a view is reported, because it stays behind."""
     model = shop.folder / "number.sql"
     shop.change("orders", {"_id": 1})
     for _ in range(2):
