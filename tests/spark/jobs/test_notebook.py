@@ -1,4 +1,4 @@
-"""The analysts' notebook over tables as gold has them; the journey of the demo runs it over its own."""
+"""The notebooks over hand-made gold tables; the journey of the demo runs them over its own tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOLD = {
     "products": "'p1' AS _id, 'oak lamp' AS title, map('weight', '\"ask us\"') AS __rescued",
     "lost_and_found": "'the till' AS _id",
 }
-"""A row of each of the shop's gold tables."""
+"""One row of each of the shop's gold tables."""
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ SHOWN = {
     "analyst_tour.ipynb": (5, ("ask us", "oak lamp", "Lyon", "7.50")),
     "quality.ipynb": (3, ("shop.orders", "total: another value", "weight", "no expectations were checked yet")),
 }
-"""How many tables each notebook shows at least, and what is in them."""
+"""The least number of tables that each notebook shows, and some of their contents."""
 
 
 @pytest.mark.parametrize("path", notebooks.PATHS, ids=lambda path: path.name)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
     path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
+    """Every code cell runs in order and prints rows, and the file contains no output of an earlier run."""
     monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(lake))
     assert all(cell["outputs"] == [] for cell in notebooks.run(path))
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The verbs over tables, as a person runs them: schema, quarantine, rebuild."""
+"""The commands schema, quarantine and rebuild as a user runs them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ silver: {defaults: {keep.document: true}}
 
 
 class Person:
-    """Somebody at a terminal, with a settings file over a hand-written bronze."""
+    """A user at a terminal, with a settings file over a directly written bronze."""
 
     def __init__(self, hop: Hop, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.hop = hop
@@ -36,7 +36,7 @@ class Person:
         self._capsys = capsys
 
     def says(self, verb: str, *arguments: str, code: int = 0) -> str:
-        """What the command shows on stdout, or on stderr where it is to end with another code."""
+        """What the command prints to stdout, or to stderr if it must end with another code."""
         self._capsys.readouterr()
         assert command_line.main([*verb.split(), "--config", str(self._file), *arguments]) == code
         shown = self._capsys.readouterr()
@@ -62,7 +62,7 @@ def person(spark: SparkSession, lakehouse: Path, settings_file: Path, capsys: py
 
 @pytest.fixture(scope="module")
 def held(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
-    """An event that could not be read is held, and one was until a whole document came."""
+    """One unreadable event is held, and another one was superseded by a whole document."""
     hop = Hop(spark, pipeline(tmp_path_factory.mktemp("held"), **{"keep.document": True}))
     hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"text": "{"}]})
     hop.bronze.append({"orders": [document(1, 30, v=3), document(2, 31) | {"text": "{"}]})
@@ -72,12 +72,12 @@ def held(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
 
 @pytest.fixture
 def keeper(held: Hop, lakehouse: Path, settings_file: Path, capsys: pytest.CaptureFixture[str]) -> Person:
-    """Somebody over a lakehouse with such events."""
+    """A user of a lakehouse with such events."""
     return Person(held.copied(lakehouse), settings_file, capsys)
 
 
 def test_schema_shows_columns_and_what_changed_them(person: Person) -> None:
-    """Each column with its type, each change with its types, its batch, and the first event of its range."""
+    """Each column with its type; each change with its types, its batch, and the time of the first event of its range."""
     hop = person.hop
     hop.bronze.append({"orders": [document(1, 10, "c", v=1)]})
     hop.silver()
@@ -102,7 +102,7 @@ def test_schema_shows_columns_and_what_changed_them(person: Person) -> None:
 
 
 def test_an_unknown_collection_is_wrong(person: Person) -> None:
-    """A collection that silver does not know ends with 2 and the nearest name."""
+    """A collection that silver does not know ends with exit code 2 and suggests the nearest name."""
     person.hop.bronze.append({"orders": [document(1, 10, "c")]})
     person.hop.silver()
     for verb in ("schema", "quarantine list", "quarantine replay"):
@@ -111,7 +111,7 @@ def test_an_unknown_collection_is_wrong(person: Person) -> None:
 
 @pytest.mark.journey
 def test_quarantine_brings_a_corrected_event_back_to_its_place(person: Person, tmp_path: Path) -> None:
-    """What could not be read is listed, corrected and replayed; silver and gold end as if it had been right at once."""
+    """Unreadable events are listed, corrected and replayed; then silver and gold are as if the events had been readable."""
     hop = person.hop
     hop.bronze.append({"orders": [document(1, 10, "c", v=1, w=1), document(2, 11, "c", v=1)]})
     broken = document(1, 20) | {"text": '{"_id":1,"v":2,'}
@@ -139,7 +139,7 @@ def test_quarantine_brings_a_corrected_event_back_to_its_place(person: Person, t
 
 
 def test_replay_respects_the_claim_of_the_capture(keeper: Person) -> None:
-    """While a capture holds bronze, replay ends with 3 and bronze is as it was; list still answers."""
+    """While a capture holds bronze, replay ends with exit code 3 and bronze is unchanged; list still works."""
     hop = keeper.hop
     owner = Writer.claim(hop.spark, hop.bronze.table)
     before = table_history.version(hop.spark, hop.bronze.table)
@@ -154,7 +154,7 @@ def test_replay_respects_the_claim_of_the_capture(keeper: Person) -> None:
 
 
 def test_status_counts_what_is_held(keeper: Person) -> None:
-    """Quarantined is how many events are held now, however many facts there are about them."""
+    """`quarantined` counts the events that are held now, not the facts about them."""
     from pipelines.operations import status
 
     hop = keeper.hop
@@ -165,7 +165,7 @@ def test_status_counts_what_is_held(keeper: Person) -> None:
 
 @pytest.mark.journey
 def test_rebuild_shows_what_differs_and_swaps(person: Person) -> None:
-    """A dry run tells counts, columns and reasons; the rebuild swaps; while silver's job holds the table it ends with 3."""
+    """A dry run shows counts, columns and reasons; a rebuild swaps the table. While silver holds the table it ends with exit code 3."""
     hop = person.hop
     hop.bronze.append({"orders": [document(1, 10, "c", v=1), document(2, 11, "c", v="x")]})
     hop.run()
