@@ -1,4 +1,4 @@
-"""Maintenance of real tables: what is taken, what stays, and that no position is lost."""
+"""Maintenance of real tables: what is removed, what stays, and that no position is lost."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ CHUNKS = [WITHOUT_END.begun()] + [
     )
 ]
 KEPT = [CHUNKS[0], CHUNKS[2], *CHUNKS[4:]]
-"""A plan and the heartbeats of chunks; without those that say less than what follows them."""
+"""A snapshot's plan and the heartbeats of its chunks, without those that later heartbeats replace."""
 
 
 def maintained(spark: SparkSession, chosen: Any) -> maintain.MaintenanceResult:
-    """What one run did, in which no table failed."""
+    """The result of one run in which no table failed."""
     found = maintain.run(spark, chosen, failures=(failures := parallel.Failures()))
     failures.raised()
     return found
@@ -97,7 +97,7 @@ def rows(spark: SparkSession, table: Any) -> list[Any]:
 def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A day's at a time, and whatever lies between them is as it was. Where one fails, nothing else may go from bronze, either."""
+    """Events are removed day by day, and all other rows stay. If a day fails, nothing else is removed from bronze either."""
     chosen = settings(lakehouse, maintenance={"bronze.retention.days": 1})
     table = delta.layout(chosen.lakehouse).bronze("shop")
     log = bronze_rows.Log(spark, table, is_timed=True)
@@ -108,7 +108,7 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
     applied = {registry.Namespace(bronze_rows.DB, "it's"): 5, registry.Namespace(bronze_rows.DB, "a.b"): 3}
     monkeypatch.setattr(maintain._MaintenanceRun, "_trimmed", lambda *given: applied)
     monkeypatch.setattr(maintain, "IDLE_ROWS", "false")
-    monkeypatch.setattr(maintain, "DAY_MS", 1)  # each batch is a day
+    monkeypatch.setattr(maintain, "DAY_MS", 1)  # each batch counts as a day
     before = rows(spark, table)
     now_ms = int(time.time() * 1000) + 2 * DAY * 1000
     words, deleted, days = maintain._ResultLines(), maintenance.delete_claimed, []
@@ -144,9 +144,10 @@ def test_old_events_go_up_to_the_batch_that_each_collection_is_applied_to(
 
 @pytest.mark.journey
 def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehouse: Path) -> None:
-    """Many files become few, old facts go, bronze is trimmed as far as all have applied it; rows and positions stay, and a
-    rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him. With more
-    days in the settings bronze still knows up to when it was trimmed."""
+    """Many files become few. Old facts are removed, and bronze's events are removed up to the batch that all layers have applied. Rows and
+    positions stay, and a rebuild asks for a snapshot. A table with a running writer is skipped with a message, or compacted without its
+    claim. With a longer retention bronze still records up to when it was trimmed.
+    """
     chosen = settings(
         lakehouse, maintenance={"bronze.retention.days": 1, "ops.retention.days": 1, "deletes.retention.days": 1}
     )
@@ -213,8 +214,9 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
 
 @pytest.mark.journey
 def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:
-    """What came meanwhile went from bronze: asked for again it waits for a snapshot, which ends what is not there any more.
-    While the capture is alive nothing goes, and there is no gap."""
+    """Events of the time without a history were removed from bronze. If the history is switched on again, it waits for a snapshot, which
+    ends the versions of missing documents. While the capture runs nothing is removed, and there is no gap.
+    """
 
     def chosen(**defaults: Any) -> Any:
         return settings(lakehouse, maintenance={"bronze.retention.days": 1}, silver={"defaults": defaults})
@@ -244,7 +246,7 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
 
 @pytest.mark.journey
 def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSession, tmp_path: Path) -> None:
-    """`medallion run` always holds bronze: what is too old goes under the capture's own claim, a day's at a time."""
+    """`medallion run` always holds bronze: old events are removed day by day, with the capture's own claim."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
     table = delta.layout(chosen.lakehouse).bronze("shop")
     log = bronze_rows.Log(spark, table)
@@ -293,7 +295,7 @@ def test_a_capture_that_comes_during_a_compaction_is_not_refused(
 
 @pytest.mark.journey
 def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, tmp_path: Path) -> None:
-    """Silver counts the batches of the bronze before it, and has more of them."""
+    """Silver has applied batches of the previous bronze, whose numbers are greater."""
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1, "deletes.retention.days": 1})
     table = delta.layout(chosen.lakehouse).bronze("shop")
     first = bronze_rows.Log(spark, table, log="first")
@@ -312,7 +314,7 @@ def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, 
 
 @pytest.mark.journey
 def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
-    """What a compaction commits says no position: that of a collection without events for weeks stays in the log."""
+    """A compaction's commit contains no position: the last position of a collection without events for weeks must stay in the log."""
     chosen = settings(tmp_path)
     layout = delta.layout(chosen.lakehouse)
     log = bronze_rows.Log(spark, layout.bronze("shop"))
@@ -334,7 +336,9 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
 
 @pytest.mark.journey
 def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession, tmp_path: Path) -> None:
-    """Bronze is not trimmed, for which silver is asked where it folds updates; the others are compacted, and the error says what to do."""
+    """Bronze is not trimmed, because silver must say which updates it has folded. The other tables are compacted, and the error says what
+    to do.
+    """
     chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1}, silver={"defaults": {"keep.document": True}})
     layout = delta.layout(chosen.lakehouse)
     log = bronze_rows.Log(spark, layout.bronze("shop"))
@@ -357,7 +361,7 @@ def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession
 def test_what_was_compacted_once_is_not_written_anew(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction costs what was written since the last one, and not what the table holds."""
+    """A compaction only rewrites files since the last one, not the whole table."""
     monkeypatch.setattr(maintenance, "CUBE_BYTES", 1, raising=False)
     log = bronze_rows.Log(spark, tables.TableRef.at(str(tmp_path / "log")))
 

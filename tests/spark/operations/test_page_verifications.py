@@ -1,4 +1,4 @@
-"""Which runs of verify, and of expectations, the page reads."""
+"""The runs of verify and of expectations that the page reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.captures import pipeline
 
 
 def test_the_newest_run_of_each_collection_and_layer_is_read(spark: Any, lakehouse: Path) -> None:
-    """However many runs of other collections came since."""
+    """This holds for any number of later runs of other collections."""
     settings = pipeline("mongodb://127.0.0.1", lakehouse, "shop")
     row = dict.fromkeys(verify.SCHEMA.names) | {"name": settings.name, "is_equal": True}
     runs = [("shop.orders", "silver"), ("shop.orders", "gold"), *[("shop.people", "gold")] * (10 * page.SHOWN)]
@@ -31,7 +31,7 @@ def test_the_newest_run_of_each_collection_and_layer_is_read(spark: Any, lakehou
 
 
 def test_expectations_of_another_pipeline_are_not_this_ones(spark: Any, lakehouse: Path) -> None:
-    """They share a lakehouse; of what an earlier version noted nobody knows whose it is."""
+    """Pipelines may share a lakehouse. Results of an earlier version do not name their pipeline, and are shown for each."""
     settings = pipeline("mongodb://127.0.0.1", lakehouse, "shop")
     table = delta.layout(settings.lakehouse).ops("expectations")
     row = {"run": "r", "at_ms": 1, "is_met": True, "is_published": True, "expectation": "expect_x", "columns": ["a"]}
@@ -45,7 +45,7 @@ def test_expectations_of_another_pipeline_are_not_this_ones(spark: Any, lakehous
 
 
 def test_of_the_runs_that_are_not_shown_no_result_is_read(spark: Any, lakehouse: Path) -> None:
-    """A table that is judged with each change has a million in a month, kilobytes each: the page would take minutes."""
+    """A table that is validated with each change has a million results in a month, kilobytes each: reading them would take minutes."""
     settings = pipeline("mongodb://127.0.0.1", lakehouse, "shop")
     table = delta.layout(settings.lakehouse).ops("expectations")
     row = {"table": "own", "is_published": True, "expectation": "expect_x", "columns": ["a"], "severity": "critical"}

@@ -1,4 +1,4 @@
-"""Events that cannot be read: what is held, what silver is given instead, and how they come back."""
+"""Unreadable events: which are held, what silver is given instead, and how they are replayed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ BROKEN = '{"_id":1,"a":'
 
 
 def sequence(number: int) -> str:
-    """The sequence of the event with this number; three share a cluster time."""
+    """The sequence of an event by its number; three events share a cluster time."""
     return f"{1:08x}{number // 3:08x}{number % 3:08x}"
 
 
 def event(number: int, op: str, *, key: str | None = "1", **columns: Any) -> dict[str, Any]:
-    """A bronze row; `text` is its document, or the updated fields of an update that has none."""
+    """A bronze row. `text` is its document, or the updated fields for `p`, an update without a document."""
     text = columns.pop("text", '{"_id":1}')
     is_partial = op == "p"
     description = {
@@ -71,7 +71,7 @@ def no_facts(spark: SparkSession) -> DataFrame:
 def split(
     spark: SparkSession, rows: Sequence[dict[str, Any]], *, waiting: DataFrame | None = None, to: int = 1
 ) -> tuple[list[tuple[Any, ...]], list[tuple[str, str]]]:
-    """What silver is given, as number or place of each event, and the facts."""
+    """The events that silver is given, by number or as a mark, and the facts."""
     result = quarantine.split(frame(spark, rows), waiting=waiting or no_facts(spark), to=to)
     given = sorted((row.sequence or "", row.op) for row in result.events.collect())
     numbers = {sequence(number): number for number in range(100)}
@@ -102,20 +102,20 @@ JUDGED: tuple[tuple[dict[str, Any], quarantine.Reason | None], ...] = (
 
 
 def test_reasons(spark: SparkSession) -> None:
-    """An event is unreadable by the first thing that is wrong with what silver needs of it."""
+    """The reason of an unreadable event is the first problem in the columns that silver needs."""
     rows = [row | {"offset": number} for number, (row, _) in enumerate(JUDGED)]
     found = frame(spark, rows).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
     assert [row.reason for row in found] == [None if reason is None else reason.value for _, reason in JUDGED]
 
 
 def test_readable_events_pass(spark: SparkSession) -> None:
-    """Without anything unreadable a range is what it was."""
+    """A range without unreadable events is unchanged."""
     rows = [event(1, "c"), event(2, "p"), event(3, "d"), event(4, "u", key="2")]
     assert split(spark, rows) == ([(1, "c"), (2, "u"), (3, "d"), (4, "u")], [])
 
 
 def test_later_updates_follow(spark: SparkSession) -> None:
-    """Updates after an unreadable event wait with it; the document is marked just before its place."""
+    """Updates after an unreadable event are held with it. A mark for the document is placed just before the event."""
     rows = [event(1, "c"), event(2, "p"), event(3, "p", text="{"), event(4, "p"), event(5, "p", key="2")]
     given, facts = split(spark, rows)
     assert given == [(1, "c"), (2, "u"), ("mark", "u"), (5, "u")]
@@ -127,7 +127,9 @@ def test_later_updates_follow(spark: SparkSession) -> None:
 
 
 def test_a_replay_in_the_same_range(spark: SparkSession) -> None:
-    """What a rebuild reads at once: the corrected event, by its offset the later one, is the event, and holds nothing back."""
+    """A rebuild reads both in one range. The corrected event, which has the greater offset, replaces the unreadable one and holds nothing
+    back.
+    """
     before = [event(1, "c"), event(2, "p", text="{"), event(3, "p")]
     again = [event(2, "p", offset=12), event(3, "p", offset=13), event(4, "p", offset=14)]
     assert split(spark, before + again) == ([(1, "c"), (2, "u"), (3, "u"), (3, "u"), (4, "u")], [])
@@ -136,7 +138,7 @@ def test_a_replay_in_the_same_range(spark: SparkSession) -> None:
 
 
 def test_a_whole_document_supersedes(spark: SparkSession) -> None:
-    """After a full document or a delete nothing waits any more, and what had to is there to be seen."""
+    """After a whole document or a delete no event is held any more, and the held ones are listed."""
     rows = [
         event(10 * number + at, op, key=whole, **({"text": BROKEN} if at == 1 else {}))
         for number, whole in enumerate("curd")
@@ -149,7 +151,7 @@ def test_a_whole_document_supersedes(spark: SparkSession) -> None:
 
 
 def test_events_without_document_or_place_hold_nothing_back(spark: SparkSession) -> None:
-    """An event without a key or a sequence is held, and no other event waits for it."""
+    """An event without a key or a sequence is held, and no other event is held because of it."""
     rows = [event(1, "c", key=None), event(2, "c", sequence=None), event(3, "p")]
     given, facts = split(spark, rows)
     assert given == [(3, "u")]
@@ -157,7 +159,7 @@ def test_events_without_document_or_place_hold_nothing_back(spark: SparkSession)
 
 
 def test_an_unreadable_pre_image_is_left_out(spark: SparkSession) -> None:
-    """An event whose pre-image alone cannot be read is applied without it, and kept whole."""
+    """An event with an unreadable pre-image is applied without it, and kept completely in quarantine."""
     rows = [event(1, "d", before="{"), event(2, "c", key="2", text="{")]
     result = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1)
     assert [row.before for row in result.events.where("op = 'd'").collect()] == [None]
@@ -166,11 +168,11 @@ def test_an_unreadable_pre_image_is_left_out(spark: SparkSession) -> None:
     assert quarantine.held(result.facts).count() == 1
 
 
-# Ranges, one after the other, against a model
+# Consecutive ranges, compared with a model
 
 
 def history(rng: random.Random) -> list[dict[str, Any]]:
-    """Events of many documents, a third of them unreadable."""
+    """Events of many documents; a third of them is unreadable."""
     return [
         event(number, rng.choice("pppucd"), key=str(rng.randrange(25)), text=rng.choice(("{}", "{}", "{")))
         for number in range(400)
@@ -182,7 +184,7 @@ def is_broken(row: dict[str, Any]) -> bool:
 
 
 def model(rows: Sequence[dict[str, Any]]) -> tuple[set[str], set[str]]:
-    """The tokens that are applied in the end, and those that wait, when every event was judged in order."""
+    """The tokens of the events that are finally applied, and of those that are held, if each event is judged in order."""
     applied, waits = set(), set()
     waiting: dict[str, list[str]] = {}
     for row in rows:
@@ -200,7 +202,7 @@ def model(rows: Sequence[dict[str, Any]]) -> tuple[set[str], set[str]]:
 
 
 def test_ranges_agree_with_the_model(spark: SparkSession) -> None:
-    """Cut anywhere and applied twice, ranges hold and pass what a judge of the whole history would, whether their keys are named or not."""
+    """Ranges are cut anywhere and applied twice; together they apply and hold the events of the model, with and without a list of keys."""
     rng = random.Random(3)
     rows = history(rng)
     cuts = [0, *sorted(rng.sample(range(1, 400), 2)), 400]
@@ -228,7 +230,7 @@ def layout(lakehouse: Path) -> tables.Layout:
 
 @pytest.fixture(scope="module")
 def held(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tables.Layout:
-    """Two events that cannot be read are held, and one that follows the first of them; nothing writes to these tables."""
+    """Two unreadable events and one that follows the first of them are held. No test writes to these tables."""
     layout = tables.Layout(root=str(tmp_path_factory.mktemp("held")))
     broken = event(2, "p", text='{"secret":'), event(4, "c", key="2", text="{")
     filled(spark, layout, [event(1, "c"), broken[0], event(3, "p"), broken[1]])
@@ -249,7 +251,7 @@ def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, 
 
 
 def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> list[str]:
-    """What silver would apply of a range, in order of its place."""
+    """The tokens of the events that silver would apply of a range, in order of their sequence."""
     span = BatchRange(after, to)
     events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
@@ -260,8 +262,9 @@ def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> 
 
 
 def test_a_name_of_any_length_can_be_read(spark: SparkSession) -> None:
-    """Spark's own reader of JSON takes names of 50,000 characters at most: beside an event that cannot be read, or in an update, a
-    document with a longer one was held back as if it could not be read."""
+    """Spark's JSON reader accepts names of up to 50,000 characters. Next to an unreadable event, or in an update, a document with a longer
+    name was held as unreadable.
+    """
     name = "n" * 50_001
     escaped = rf"\"{name}\u0001\\"
     texts = [f'{{"{name}":1}}', f'{{"_id":1,"a":[{{"{name}" : {{"{name}":"\\""}}}}]}}', f'{{"_id":1,"a":{{"{escaped}":1}}}}']
@@ -272,7 +275,7 @@ def test_a_name_of_any_length_can_be_read(spark: SparkSession) -> None:
 
 
 def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout) -> None:
-    """An event that was corrected comes back at its own place, with all that followed it, once."""
+    """A corrected event is replayed once in its original place, with all events that follow it."""
     shutil.copytree(str(held.root), str(layout.root))
     table = layout.quarantine("shop", "orders")
     seen = quarantine_table.HeldEvents.of(spark, table)
@@ -282,7 +285,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout)
         ("token-3", Reason.FOLLOWS.value),
         ("token-4", Reason.UNREADABLE_AFTER.value),
     ]
-    # A range of a million's table looks at what is held of its own documents.
+    # A range only reads what is held of its own documents: the table may have a million rows.
     keys = spark.createDataFrame([("2",), ("3",)], "__key STRING")
     waiting = quarantine_table._waiting(spark, table, keys, before=2)
     assert waiting is not None and [row.resume_token for row in waiting.collect()] == ["token-4"]
@@ -309,7 +312,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout)
 
 @pytest.mark.journey
 def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, layout: tables.Layout) -> None:
-    """Of each document the events before the first that still cannot be read come back; the others stay."""
+    """For each document the events before the first one that is still unreadable are replayed; the others stay."""
     filled(
         spark,
         layout,
@@ -330,7 +333,7 @@ def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, 
 def test_many_events_come_back_in_several_commits(
     spark: SparkSession, layout: tables.Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million of them have no room in one, nor in memory. Those of a document stay together, and all of them come once."""
+    """A million events fit neither in one commit nor in memory. Those of one document stay together, and each is replayed once."""
     monkeypatch.setattr(quarantines, "PORTION_EVENTS", 2)
     broken = [event(3 * number + 1, "p", key=str(number), text="{") for number in range(4)]
     filled(spark, layout, [*broken, event(13, "p", key="0"), event(14, "p", key="0"), event(15, "c", key=None)])
@@ -347,7 +350,7 @@ def test_many_events_come_back_in_several_commits(
 
 
 def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, held: tables.Layout) -> None:
-    """A listed event names its collection, key, place and reason; its texts come with `with_texts` alone."""
+    """A listed event has its collection, key, place and reason; its texts are only included with `with_texts`."""
     table = held.quarantine("shop", "orders")
     assert "secret" not in repr(quarantines.listed(spark, table))
     assert [each.key for each in quarantines.listed(spark, table, most=1)] == ["1"]
@@ -358,7 +361,7 @@ def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, h
 
 
 def test_wrong_replays_are_refused(spark: SparkSession, held: tables.Layout) -> None:
-    """Tokens that are not held and corrections that cannot be read are refused; nothing is done."""
+    """Unknown tokens and unreadable corrections are refused, and nothing is replayed."""
     with pytest.raises(errors.SettingsError) as refused:
         quarantines.replay(
             spark,
@@ -379,8 +382,9 @@ def test_wrong_replays_are_refused(spark: SparkSession, held: tables.Layout) -> 
 
 
 def test_a_snapshot_of_the_whole_ends_what_is_held_from_before_it(spark: SparkSession, tmp_path: Path) -> None:
-    """It read each document that the source has; what it did not find was deleted where nobody saw it. Where deletes are
-    dropped, nothing is taken for deleted. A drop ends all: none of it can ever be applied any more, and it hinders no maintenance."""
+    """The snapshot has read all documents of the source; a document that it did not find was deleted without an event. In the delete mode
+    `drop` no document is taken for deleted. A drop ends all held events: they can never be applied, and maintenance may remove them.
+    """
     swept = Hop(spark, pipeline(tmp_path / "swept"))
     swept.bronze.append({"t": [document(1, 10, "c"), {"op": "c", "key": 2, "at": 11, "text": "{"}]})
     swept.silver()

@@ -1,4 +1,4 @@
-"""Rebuild: the table that bronze says, whatever the live one holds, in one commit or not at all."""
+"""Rebuild: the table as bronze's events make it, whatever the live one holds, swapped in one commit or not at all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def position(hop: Hop) -> registry.SilverPosition:
 
 @pytest.mark.journey
 def test_rebuilt_tables_are_those_that_silver_made(spark: SparkSession, tmp_path: Path) -> None:
-    """A rebuild of what silver applied batch by batch finds no difference, with deletes, sweeps, folds and quarantine; gold follows."""
+    """A rebuild of tables that silver made batch by batch finds no difference, with deletes, sweeps, folds and quarantine; gold follows."""
     names = ("sweep_rewrite", "fold", "unreadable")
     hop = Hop(spark, pipeline(tmp_path, {name: CASES[name].get("options", {}) for name in names}))
     for step in range(max(len(CASES[name]["batches"]) for name in names)):
@@ -75,7 +75,7 @@ def test_rebuilt_tables_are_those_that_silver_made(spark: SparkSession, tmp_path
 
 @pytest.mark.journey
 def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
-    """Columns that met other types are retyped to the join; the swap is one commit that keeps position and layout."""
+    """Columns with conflicting types are retyped to a common type. The swap is one commit and keeps position and layout."""
     documents = [
         {"exact": LONG, "inexact": INEXACT, "text": 1, "list": [1], "pinned": 1},
         {"exact": 0.5, "inexact": 0.5, "text": "x", "list": ["y"], "pinned": 2},
@@ -124,13 +124,13 @@ def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
 
 @pytest.mark.journey
 def test_deletes_stay_remembered(hop: Hop) -> None:
-    """After a rebuild an event from before a delete still brings nothing back, even where the deletes were lost."""
+    """After a rebuild an event from before a delete does not restore the document, even if the deletes were lost."""
     hop.bronze.append({ORDERS: [document(1, 10, "c"), document(2, 11, "c"), {"op": "d", "key": 1, "at": 20}]})
     hop.run()
     deletes = hop.layout.deletes(bronze_rows.DB, ORDERS)
     rebuilt(hop)
     assert [(row["__key"], row["__batch"]) for row in hop.spark.table(str(deletes)).collect()] == [("1", 1)]
-    assert position(hop).deletes == registry.deletes_version(deletes)  # by which an older copy of them is noticed
+    assert position(hop).deletes == registry.deletes_version(deletes)  # shows whether the deletes are an older copy
     hop.spark.sql(f"DELETE FROM {deletes}")
     rebuilt(hop)
     hop.bronze.append({ORDERS: [document(1, 15, v="late")]})
@@ -140,7 +140,7 @@ def test_deletes_stay_remembered(hop: Hop) -> None:
 
 @pytest.mark.journey
 def test_events_of_a_bronze_that_was_made_anew_are_held(spark: SparkSession, tmp_path: Path) -> None:
-    """What cannot be read of it is in quarantine after the rebuild, once, and what was held of the one before is not."""
+    """After the rebuild the unreadable events of the new bronze are held once, and those of the old bronze are not."""
 
     def written(log: str, *broken: int) -> Hop:
         hop = Hop(spark, pipeline(tmp_path), log=log)
@@ -165,7 +165,7 @@ def test_events_of_a_bronze_that_was_made_anew_are_held(spark: SparkSession, tmp
 
 @pytest.mark.journey
 def test_a_damaged_table_is_mended(hop: Hop, tmp_path: Path) -> None:
-    """Rows that were changed or removed by other hands come back as bronze has them, and are named; models of them, too."""
+    """Rows that others changed or removed are restored from bronze and reported, and so are models over them."""
     hop.bronze.append({ORDERS: [document(key, 10 + key, "c", v=key) for key in range(4)]})
     hop.run()
     hop.spark.sql(f"DELETE FROM {hop.silver_table(ORDERS)} WHERE _id = 3")
@@ -190,7 +190,7 @@ def test_a_damaged_table_is_mended(hop: Hop, tmp_path: Path) -> None:
 
 
 def test_a_repaired_table_is_rebuilt_whole_and_gold_waits_for_it(spark: SparkSession, tmp_path: Path) -> None:
-    """A repair takes the position back to the beginning, and says nothing of what bronze holds: no document goes, in either layer."""
+    """A repair sets the position to the beginning, which says nothing about bronze's content: no document is lost in either layer."""
     hop = Hop(spark, pipeline(tmp_path))
     for key in (1, 2):
         hop.bronze.append({ORDERS: [document(key, 10 * key, "c")]})
@@ -211,7 +211,7 @@ def test_a_repaired_table_is_rebuilt_whole_and_gold_waits_for_it(spark: SparkSes
 
 @pytest.mark.journey
 def test_documents_that_bronze_does_not_hold_are_not_lost(hop: Hop) -> None:
-    """A row that no delete explains stops the swap with exit code 3; only a person lets it go."""
+    """A row without an event or a delete in bronze stops the swap with exit code 3; only an explicit option removes it."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
     hop.silver()
     hop.spark.sql(
@@ -227,7 +227,7 @@ def test_documents_that_bronze_does_not_hold_are_not_lost(hop: Hop) -> None:
 
 
 def test_documents_that_would_be_incomplete_are_not_lost(spark: SparkSession, lakehouse: Path) -> None:
-    """Without `keep.document` a rebuild folds no update: it would put back what the documents were long ago."""
+    """Without `keep.document` a rebuild folds no updates: documents would get an old state."""
     hop = Hop(spark, pipeline(lakehouse, **{"keep.document": True}))
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 10, "c", v=1)]})
     hop.bronze.append({ORDERS: [{"op": "u", "key": 1, "at": 20, "update": {"v": 2}}]})
@@ -241,7 +241,7 @@ def test_documents_that_would_be_incomplete_are_not_lost(spark: SparkSession, la
 
 
 def test_a_trimmed_bronze_is_refused(hop: Hop) -> None:
-    """Where bronze no longer begins with its first batch, nothing is touched."""
+    """If bronze no longer begins with its first batch, nothing is changed."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
     hop.bronze.append({ORDERS: [document(2, 20, "c")]})
     hop.silver()
@@ -255,7 +255,7 @@ def test_a_trimmed_bronze_is_refused(hop: Hop) -> None:
 def test_a_bronze_that_is_trimmed_meanwhile_is_refused(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events go that the rebuild has not read yet: it would bring back a deleted document, and an old state of another."""
+    """Events are removed that the rebuild has not read yet: it would restore a deleted document, and an old state of another one."""
     hop = Hop(spark, pipeline(lakehouse, **{"max.batch.events": 2}))
     hop.bronze.append({ORDERS: [document(key, 10, "c", v=1) for key in (1, 2)]})
     hop.bronze.append({ORDERS: [document(1, 20, v=2), {"op": "d", "key": 2, "at": 20}]})
@@ -280,7 +280,7 @@ def test_a_bronze_that_is_trimmed_meanwhile_is_refused(
 
 @pytest.mark.journey
 def test_a_trimmed_bronze_that_was_read_again_is_enough(hop: Hop) -> None:
-    """A rebuild begins with the snapshot of the whole that bronze holds."""
+    """A rebuild begins with a snapshot of the whole collection that bronze holds."""
     hop.bronze.append({ORDERS: [document(1, 10, "c"), document(2, 20, "c")]})
     hop.silver()
     hop.spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch = 1")
@@ -291,7 +291,7 @@ def test_a_trimmed_bronze_that_was_read_again_is_enough(hop: Hop) -> None:
 
 
 def test_a_held_table_is_not_rebuilt(hop: Hop) -> None:
-    """While another process owns the table a rebuild stops with TableOwned, and has changed nothing."""
+    """While another process owns the table a rebuild stops with TableOwned and changes nothing."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
     hop.run()
     for layer, table in ((rebuild.Layer.SILVER, hop.silver_table(ORDERS)), (rebuild.Layer.GOLD, hop.gold_table(ORDERS))):
@@ -305,7 +305,7 @@ def test_a_held_table_is_not_rebuilt(hop: Hop) -> None:
 
 @pytest.mark.journey
 def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes the table over while the shadow is built wins: the rebuild ends with OwnershipLost."""
+    """A process that takes the table over while the shadow is built wins: the rebuild ends with OwnershipLost."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})
     hop.silver()
     compared: Callable[..., Any] = table_comparison.compared
@@ -330,7 +330,7 @@ KILLS = [
 
 @pytest.mark.journey
 def test_killed_anywhere(hop: Hop) -> None:
-    """Killed after any step: silver and gold go on with the table as it was or is to be, and running it again is right."""
+    """After a kill at any step silver and gold continue with the old or the new table, and another rebuild succeeds."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(9, 11, "c"), {"op": "d", "key": 9, "at": 12}]})
     wanted: dict[int, Row] = {}
     for number, (owner, name) in enumerate(KILLS, start=2):
@@ -343,7 +343,7 @@ def test_killed_anywhere(hop: Hop) -> None:
         hop.silver()
         with pytest.MonkeyPatch.context() as patch:
             killing(patch, owner, name, after=True)
-            patch.setattr(delta, "remove", lambda *given: None)  # a killed process cleans nothing up
+            patch.setattr(delta, "remove", lambda *given: None)  # a killed process does not clean up
             with pytest.raises(Killed):
                 rebuilt(hop)
         assert shadow(hop).exists()
@@ -364,7 +364,7 @@ def test_killed_anywhere(hop: Hop) -> None:
 
 @pytest.mark.journey
 def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
-    """Told to stop, a rebuild ends as temporary; the claim is given back and the shadow is gone."""
+    """A rebuild that is told to stop ends as temporary; it releases its claim and removes the shadow."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
     hop.silver()
     stop = threading.Event()
@@ -378,10 +378,10 @@ def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
 
 @pytest.mark.journey
 def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession, lakehouse: Path) -> None:
-    """With schema.on.conflict: retype a value that fits no column makes silver rebuild the table, once, and go on.
+    """With `schema.on.conflict: retype` a value that fits no column makes silver rebuild the table once and continue.
 
-    Also when somebody has removed the list of the collections, or when its log has been cleaned up behind the commits of others,
-    and tells no position any more.
+    This also works if somebody removed the list of collections, and if the table's log was cleaned up after commits of others, and contains
+    no position any more.
     """
     hop = Hop(spark, pipeline(lakehouse, **{"schema.on.conflict": "retype"}))
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1, day={"$date": {"$numberLong": "99999999999999999"}})]})
@@ -414,7 +414,7 @@ def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession,
 def test_silver_goes_on_where_it_cannot_retype(
     spark: SparkSession, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where bronze was trimmed, what was rescued stays rescued, with a warning; the events are applied."""
+    """If bronze was trimmed, rescued values stay rescued, with a warning, and the events are applied."""
     hop = Hop(spark, pipeline(lakehouse, **{"schema.on.conflict": "retype"}))
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})
     hop.silver()
@@ -426,7 +426,7 @@ def test_silver_goes_on_where_it_cannot_retype(
 
 
 def test_updates_of_another_capture_mode_are_folded(spark: SparkSession, lakehouse: Path) -> None:
-    """Whole documents are kept where `capture.mode` needs it, and no longer; bronze still has updates that came without them."""
+    """Whole documents are stored as long as `capture.mode` needs them. Bronze still contains updates without documents."""
     hop = Hop(spark, pipeline(lakehouse, **{"keep.document": True}))
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 10, "c", v=1)]})
     hop.bronze.append({ORDERS: [{"op": "u", "key": 1, "at": 20, "update": {"v": 2}}]})
@@ -445,7 +445,7 @@ def test_updates_of_another_capture_mode_are_folded(spark: SparkSession, lakehou
 @pytest.mark.journey
 @pytest.mark.parametrize("change", ["DROP COLUMN v", "RENAME COLUMN v TO w"])
 def test_a_column_that_somebody_took_from_silver_comes_back_by_a_rebuild(hop: Hop, change: str) -> None:
-    """Added again by the next batch it would be null in all rows that are there, and nobody would know."""
+    """If the next batch added it again, it would silently be null in all existing rows."""
     hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": key, "after": {"_id": key, "v": key}} for key in (1, 2)]})
     hop.run()
     silver = hop.silver_table(ORDERS)

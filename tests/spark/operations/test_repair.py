@@ -1,4 +1,4 @@
-"""Tables whose log names data files that are not there: told in one line, and mended so that nothing is lost in silence."""
+"""Tables whose log names missing data files: the error is one line, and after the repair no document is lost silently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS = "orders"
 
 
 def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -> None:
-    """The error names the table and what to do; after the repair the next run brings every document back."""
+    """The error names the table and the command; after the repair the next run restores every document."""
     hop = Hop(spark, pipeline(tmp_path))
     hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": key, "after": {"_id": key, "v": 1}} for key in (1, 2, 3)]})
     hop.run()
@@ -48,7 +48,7 @@ def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -
 
 
 def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """What came after is read from the source again, under numbers of batches that were never given."""
+    """Later events are read from the source again, and get batch numbers that were never used."""
     hop = Hop(spark, pipeline(tmp_path, name="none"))
     settings = pipeline(tmp_path)
     ref = hop.layout.bronze("hand")
@@ -70,7 +70,7 @@ def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession,
 
 
 def test_nothing_that_was_made_of_lost_events_is_taken_for_whole(spark: SparkSession, tmp_path: Path) -> None:
-    """A repaired history asks for a snapshot where bronze was trimmed; where deletes are lost gold keeps no document of theirs."""
+    """A repaired history asks for a snapshot if bronze was trimmed; if deletes are lost, gold removes the documents that they deleted."""
     hop = Hop(spark, pipeline(tmp_path, {"versions": {"history": True}}))
     hop.bronze.append({"versions": [document(1, 10, "c")], ORDERS: [document(key, 10, "c") for key in (1, 2)]})
     hop.run()
@@ -91,8 +91,9 @@ def test_nothing_that_was_made_of_lost_events_is_taken_for_whole(spark: SparkSes
 
 
 def test_a_file_that_a_power_failure_left_without_its_rows_is_missing(spark: SparkSession, tmp_path: Path) -> None:
-    """Its name was on the disk, and not what was written last. Silver does not pass over bronze's, as Spark does over a file without a
-    byte; once it is mended, every document comes back."""
+    """The file exists, but its last writes are lost. Silver reports an empty file of bronze, which Spark would read as a file without
+    rows. After the repair every document is restored.
+    """
     hop = Hop(spark, pipeline(tmp_path))
     for key in (1, 2):
         hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": key, "after": {"_id": key}}]})
@@ -117,7 +118,7 @@ def test_a_file_that_a_power_failure_left_without_its_rows_is_missing(spark: Spa
 def test_a_file_whose_deleted_rows_are_not_known_any_more_is_missing(
     spark: SparkSession, tmp_path: Path, is_emptied: bool
 ) -> None:
-    """What a VACUUM by a tool that knows no deletion vectors leaves, or a power failure: nobody reads the rows of that file."""
+    """A VACUUM by a tool without deletion vectors, or a power failure, may lose them: nobody can read the rows of the data file."""
     hop = Hop(spark, pipeline(tmp_path))
     for n in (1, 2):
         hop.bronze.append(
@@ -137,7 +138,7 @@ def test_a_file_whose_deleted_rows_are_not_known_any_more_is_missing(
 
 
 def _emptied(folder: str | None, names: str = "*.parquet") -> str:
-    """The name of a table's newest file of these, which is empty now."""
+    """Empty a table's newest file; returns its name."""
     newest = max(Path(folder or "").glob(names), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(b"")
     return newest.name

@@ -1,4 +1,4 @@
-"""Where the layers stand, as `status` reads it of tables."""
+"""The state of the layers, as `status` reads it from tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_a_history_is_seen_to_wait(spark: SparkSession, lakehouse: Path) -> None:
-    """Also before it has begun; where the settings keep none there is none, and what it would hold counts for nobody."""
+    """This holds before the first run, too. A collection without a history has no history status, and none of its events wait for one."""
     hop = HistoryHop(spark, lakehouse, {"things": {}, "others": {"history": False}})
     hop.bronze.append({"things": [change("c", 1, 10, "a"), change("u", 1, 20, "b")], "others": [change("c", 1, 10, "a")]})
     silver.run(spark, hop.settings)
@@ -38,8 +38,9 @@ def test_a_history_is_seen_to_wait(spark: SparkSession, lakehouse: Path) -> None
 def test_what_is_counted_without_a_query_is_what_spark_counts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that deletion vectors hide, deleted ones that are kept, incomplete ones, and those with rescued values; what waits for each
-    layer, of several collections, and the rate of all."""
+    """Rows hidden by deletion vectors, rows of deleted documents, incomplete rows, rows with rescued values, the lag of each layer in
+    several collections, and the rate of all events.
+    """
     hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
     hop.bronze.append({"orders": [document(key, 10, "c", v=1) for key in range(5)]})
     hop.run()
@@ -50,7 +51,7 @@ def test_what_is_counted_without_a_query_is_what_spark_counts(
     hop.run()
     hop.bronze.append({"orders": [document(7, 30, "c")], "others": [document(1, 30, "c"), document(2, 31, "c")]})
     hop.silver()
-    spark.sql(f"OPTIMIZE {hop.bronze.table}")  # files of batches that some layers have applied and others have not
+    spark.sql(f"OPTIMIZE {hop.bronze.table}")  # files with batches that some layers have applied and others have not
     hop.bronze.append({"orders": [document(8, 40, "c")], "others": [{"drop": 50}]})
     spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = ts_ms + 1000 * batch")
 
