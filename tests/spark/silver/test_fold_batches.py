@@ -1,4 +1,4 @@
-"""The fold of partial updates as Spark runs it: over Arrow batches, with the columns that a query makes."""
+"""The fold of partial updates as Spark runs it, over Arrow batches with the columns of a query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdc_core.sql import arrow
 
 
 def test_fold_batches_in_spark(spark: SparkSession) -> None:
-    """Updates that were collected in any order fold onto documents, in an executor's process."""
+    """Updates in any order are folded onto documents in an executor's process."""
     description = arrow.spark_type(bronze.UPDATE_DESCRIPTION)
     updates = spark.createDataFrame(
         [

@@ -1,4 +1,4 @@
-"""Names and keys that some parser takes for its own, through silver to gold; and a collection that fails among others."""
+"""Names and keys with a meaning for some parser, through silver to gold, and a collection that fails among others."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ COLLECTIONS = ("ы" * 120, "${env:HOME}", "a.b`c d'e", "tmp.agg_out.1")
 
 
 def documents(hop: Hop, collection: str) -> list[dict[str, Any]]:
-    """Gold's rows, by Spark: its parser is one of those that may take a name for its own."""
+    """Gold's rows, read by Spark, whose parser might misread a name."""
     table = hop.gold_table(collection)
     return [plain(row) for row in rows_by_spark(hop.spark, table)] if delta.exists(hop.spark, table) else []
 
 
 @pytest.mark.journey
 def test_hostile_names(spark: SparkSession, tmp_path: Path) -> None:
-    """Every field has a column of its own, every key one row, every collection its table but those of `$out`; one that fails is
-    named, and the others go on, to gold as well.
+    """Every field has its own column, every key one row, and every collection its table, except the temporary ones of `$out`. A failing
+    collection is named, and the others continue in both layers.
     """
     hop = Hop(spark, pipeline(tmp_path))
     foreign = hop.silver_table("foreign")

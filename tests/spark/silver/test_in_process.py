@@ -1,4 +1,4 @@
-"""What this process applies and publishes itself is what Spark would: any changes, in any small batches, both ways."""
+"""Batches that this process applies and publishes give the same result as with Spark, for any changes in small batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BATCHES = 3
-"""In the suite; a journey has more. Without Spark thousands are drawn: `tests/unit/silver/test_in_process.py`."""
+"""The number in the suite; journeys have more. Tests without Spark generate thousands: `tests/unit/silver/test_in_process.py`."""
 
 VALUES: list[Any] = [
     None, True, 5, -(2**31), 2**53 + 1, 1.5, 1e300, "", "é\U0001f600", "${env:HOME}", "x" * 40, [], {}, [1, "a"], [{"p": 1}, {"p": "x"}],
@@ -49,14 +49,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def changes(draws: random.Random, batches: int, *, has_partial: bool = False) -> Iterator[list[dict[str, Any]]]:
-    """Batches of events in their order: documents of any shape, whose fields come, go and change their types, and deletes;
-    perhaps updates without documents, of such that are known and of others, some of which come again."""
+    """Batches of events in order: documents of any shape whose fields are added, removed and change their types, and deletes. With
+    `has_partial` also updates without documents, of known and unknown documents, some of them repeated.
+    """
     at = 10
     kinds = {name: draws.sample(VALUES, 2) for name in "abcdefg"}
     again: list[dict[str, Any]] = []
     for batch in range(batches):
         events = again if again and draws.random() < 0.5 else []
-        # The first batch is a snapshot's: all of its rows have one place in the order.
+        # The first batch is a snapshot's: all of its rows have the same sequence.
         for _ in range(draws.randrange(1, 12)):
             at += 1
             key, op = draws.randrange(9), draws.choice("ccuuud")
@@ -70,7 +71,7 @@ def changes(draws: random.Random, batches: int, *, has_partial: bool = False) ->
                 events.append({"op": op, "key": key, "at": at, **({"before": after} if draws.random() < 0.3 else {})})
             else:
                 events.append({"op": op, "key": key, "at": at, "after": after})
-        # A whole document that comes again is written again, or not, by the way that it takes: `__batch` tells.
+        # A repeated whole document may be written again or not, as `__batch` shows: this depends on the way.
         again = [event for event in events[-1:] if "update" in event]
         yield events
     if again:
@@ -78,7 +79,7 @@ def changes(draws: random.Random, batches: int, *, has_partial: bool = False) ->
 
 
 def change(draws: random.Random, kinds: dict[str, list[Any]]) -> dict[str, Any]:
-    """What an update says: paths that lead into documents and arrays, or nowhere, or that could be names with dots."""
+    """An update's description: paths that lead into documents and arrays, or nowhere, or that may be names with dots."""
     fields = {name: draws.choice(kinds[name]) for name in draws.sample("abcdefg", draws.randrange(3))}
     fields |= {
         f"{draws.choice('abcdefg')}.{draws.choice('0b13')}": draws.choice([1, "x"]) for _ in range(draws.randrange(2))
@@ -90,7 +91,7 @@ def change(draws: random.Random, kinds: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
-    """Types and rows of one of a collection's tables, read without a query; none where there is no such table."""
+    """Types and rows of one of a collection's tables, read without a query; empty if there is no such table."""
     table = getattr(hop.layout, kind)(bronze_rows.DB, "t")
     if not delta.exists(hop.spark, table):
         return {}, []
@@ -101,7 +102,7 @@ def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _row(row: dict[str, Any]) -> str:
-    """A row as text; maps, which Arrow gives as pairs, have no order."""
+    """A row as text; maps, which Arrow returns as pairs, are sorted."""
     return json.dumps({**row, "__rescued": sorted(row.get("__rescued") or ())}, sort_keys=True, default=str)
 
 
@@ -131,10 +132,12 @@ def by_process(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_both_ways_give_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_process: dict[str, int], name: str, count: int
 ) -> None:
-    """Rows, types, remembered deletes and schemas, after each few batches; far dates are compared as Arrow has them."""
+    """Rows, types, remembered deletes and schemas are compared after every few batches, with dates as Arrow values, because Python has no
+    far dates.
+    """
     ways = [Hop(spark, pipeline(tmp_path / way, **SETTINGS[name])) for way in ("few", "steps")]
     batches = list(changes(random.Random(name), count, has_partial=name not in ("plain", "flat")))
-    if SETTINGS[name].get("keep.document"):  # what is new is seen at the first event, and not at the last of a document
+    if SETTINGS[name].get("keep.document"):  # a new field is seen at its first event, not at the last one of a document
         batches[-1] = [*batches[-1], *({"op": "u", "key": 0, "at": at, "update": {"late": at}} for at in (10_001, 10_002))]
     for number, events in enumerate(batches):
         for hop in ways:
@@ -155,20 +158,20 @@ def test_both_ways_give_the_same(
         each.sort_by([(name, "ascending") for name in ("version", "path")]).drop("batch").to_pylist() for each in noted
     ]
     assert schemas[0] == schemas[1]
-    # Types that are widened, and updates and deletes of what is not known are for Spark.
+    # Widened types, and updates and deletes of unknown documents, are left to Spark.
     assert by_process["silver"] >= (3 if name in ("marked", "kept", "shown") else count - 1)
     assert by_process["gold"] >= 3
 
 
 @pytest.mark.parametrize("mode", [DeleteMode.TOMBSTONE, DeleteMode.REWRITE])
 def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode: DeleteMode) -> None:
-    """Any documents, updates without them and deletes of a key: the row that is written is that of the reduced rows."""
+    """For any documents, updates without documents, and deletes of a key, the written row equals that of the reduction by Spark."""
     draws = random.Random(1)
     drawn = {
         f"{key:03}": draws.choice("cu") + "".join(draws.choices("cudb", [3, 4, 1, 1], k=draws.randrange(5)))
         for key in range(300)
     }
-    # An update that comes after a delete is SQL's.
+    # An update after a delete is left to Spark.
     drawn = {key: ops for key, ops in drawn.items() if ops.rstrip("u") == ops or ops.rstrip("u")[-1:] not in ("d", "b")}
     events = pa.Table.from_pylist(
         [
@@ -214,7 +217,7 @@ def test_events_without_documents_mark_what_sql_marks(spark: SparkSession, mode:
 
 @pytest.fixture(scope="module")
 def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
-    """Four documents, in both layers."""
+    """Four documents in both layers."""
     found = Hop(spark, pipeline(tmp_path_factory.mktemp("begun")))
     found.bronze.append({"t": [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "n": 0}} for key in range(4)]})
     found.run()
@@ -223,13 +226,15 @@ def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
 
 @pytest.fixture
 def hop(begun: Hop, tmp_path: Path) -> Hop:
-    """The same in a lakehouse of the test's own."""
+    """The same tables in a lakehouse for one test."""
     return begun.copied(tmp_path)
 
 
 @pytest.mark.journey
 def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_process: dict[str, int]) -> None:
-    """While an event waits, Spark parts what follows it of its document; other documents go their own way, and after that its own, too."""
+    """While an event is held, Spark applies later events of its document. Other documents are applied by this process, and after a whole
+    document the first one is, too.
+    """
     alone = []
     for key, at, text in ((1, 20, "{"), (2, 21, '{"_id":2,"n":1}'), (1, 22, '{"_id":1,"n":2}'), (1, 23, '{"_id":1,"n":3}')):
         hop.bronze.append({"t": [{"op": "u", "key": key, "at": at, "text": text}]})
@@ -242,7 +247,7 @@ def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_p
 
 @pytest.mark.journey
 def test_a_compaction_of_bronze_hinders_nothing(hop: Hop, by_process: dict[str, int]) -> None:
-    """It puts events that are applied and those that wait into one file; every batch behind one went through Spark's queries."""
+    """A compaction merges applied and new events into one file. Previously every batch after one was applied by Spark."""
     hop.bronze.append({"t": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 5}}]})
     hop.spark.sql(f"OPTIMIZE {hop.bronze.table}").collect()
     before = by_process["silver"]
@@ -254,7 +259,7 @@ def test_a_compaction_of_bronze_hinders_nothing(hop: Hop, by_process: dict[str, 
 def test_a_long_span_whose_first_range_is_sparks_is_sparks(
     hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a range for all that this process would have cut into several, each with its position."""
+    """Spark applies it as one range; this process would cut it into several, each with its position."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     texts = ["{", *(f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 0, 1))]
@@ -272,7 +277,7 @@ def test_a_long_span_whose_first_range_is_sparks_is_sparks(
 def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
     hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its rows have one place in the order; of two of one key the later one counts, as within a range."""
+    """All rows of a snapshot have the same sequence. Of two rows of one key the later one counts, as within a range."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 1)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 1)
     for key, n in ((0, 1), (1, 2), (0, 3)):
@@ -281,7 +286,7 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
     hop.run()
     assert by_process["silver"] == before + 3
     assert [row["n"] for row in hop.documents("t")] == [3, 2, 0, 0]
-    for key in (0, 1):  # of a new table, with the snapshot's end in the same run
+    for key in (0, 1):  # a new table, with the snapshot's end in the same run
         end = [{"sweep": 30}] if key else []
         hop.bronze.append({"new": [{"op": "r", "key": key, "at": 30, "after": {"_id": key}}, *end]})
     hop.run()
@@ -294,7 +299,7 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
 def test_killed_between_two_commits_it_goes_on(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str, name: str, after: bool
 ) -> None:
-    """Columns that were added and rows that were not; at any step in `tests/unit/silver/test_killed_in_process.py`."""
+    """New columns were added and the rows were not. Kills at other steps are in `tests/unit/silver/test_killed_in_process.py`."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 1)
     new = {"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 1, "new": "x"}}
     hop.bronze.append({"t": [new, {"op": "d", "key": 2, "at": 21}, {"op": "c", "key": 7, "at": 22, "after": {"_id": 7}}]})
@@ -307,7 +312,7 @@ def test_killed_between_two_commits_it_goes_on(
 
 
 def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silver's and gold's, with what is marked as deleted in them left out; the rows stay, and the positions."""
+    """Small files of silver and gold are compacted without their deleted rows; rows and positions stay."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 4)
     for number in range(6):
         values = {"n": number, "at": {"$date": {"$numberLong": "253402300799999"}}, "deep": {f"d{number}": [number]}}
@@ -318,7 +323,7 @@ def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch)
         live = live_files.LiveFiles(Path(table.path or ""))
         assert live.at(table_history.version(hop.spark, table)) and len(live.files()) < 4
         commits = table_history.commits(hop.spark, table)
-        assert all(commit.metadata is not None for commit in commits[:-1])  # none of a compaction by Spark
+        assert all(commit.metadata is not None for commit in commits[:-1])  # no commit of a compaction by Spark
     rows = rows_by_spark(hop.spark, hop.gold_table("t"))
     assert [(row["_id"], row["n"]) for row in rows] == [(0, 4), (1, 5), (2, 2)]
     assert rows[1]["deep"]["d5"] == [5]
@@ -329,7 +334,7 @@ def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.journey
 def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that somebody deletes meanwhile do not come back."""
+    """Rows that somebody deletes during a compaction do not come back."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 2)
     rows, calls = live_files.LiveFiles.rows, []
 
@@ -350,7 +355,7 @@ def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: p
 @pytest.mark.journey
 @pytest.mark.parametrize("layer", ["silver", "gold"])
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str) -> None:
-    """The table is compacted between the look for the keys and the commit: they are looked for again in what is there then."""
+    """The table is compacted between the search for keys and the commit: the keys are searched for again in the new version."""
     places, calls = live_files.LiveFiles.places, []
     table = hop.silver_table("t") if layer == "silver" else hop.gold_table("t")
 
@@ -381,7 +386,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_what_others_changed_meanwhile_is_neither_undone_nor_passed_by(hop: Hop, change: str, keeps: str) -> None:
-    """Also behind a service's last commit, where the writer has not seen it."""
+    """This also holds for changes after a service's last commit, which the writer has not seen."""
     table = hop.gold_table("t")
     writer = Writer.claim(hop.spark, table)
     live = writer.live
@@ -411,7 +416,7 @@ def test_a_check_of_the_users_is_for_delta_to_make(hop: Hop, by_process: dict[st
 
 
 def test_statistics_of_gold_let_delta_skip_files(hop: Hop) -> None:
-    """The least and the greatest value of a file hold all of its rows, also of long texts and far dates."""
+    """The minimum and maximum of each file include all of its rows, also for long texts and far dates."""
     texts = ["a" * 40, "z" * 32 + "\U0010ffff" * 3, "m"]
     for number, (text, date) in enumerate(zip(texts, ("1", "253402300799999", "-30000000000000"))):
         after = {"_id": number, "text": text, "date": {"$date": {"$numberLong": date}}, "n": number}
@@ -426,7 +431,9 @@ def test_statistics_of_gold_let_delta_skip_files(hop: Hop) -> None:
 
 
 def test_a_schema_begins_the_same_whoever_looks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the first documents in the events' order, and by their digests where a snapshot's chunk gives many one place."""
+    """A schema begins with the first documents in the order of the events, or in the order of their digests if a snapshot's chunk gives
+    many the same sequence.
+    """
     monkeypatch.setattr(looks, "BEGINNING", 7)
     rng = random.Random(3)
     kinds = [1, "x", 2.5, None, {"deep": 1}, [1, "x"], {"$numberLong": "7"}, {"$date": {"$numberLong": "1"}}]

@@ -1,6 +1,6 @@
-"""Any history, cut into any batches, gives the table that a model in plain Python gives: thousands of them.
+"""Thousands of histories, cut into any batches, give the table of a model in plain Python.
 
-`python -m tests.harness.model` draws more.
+`python -m tests.harness.model` generates more.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FEW = (
 
 
 def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
-    """Looked-up documents and partial updates, five hundred histories of each."""
+    """Five hundred histories with looked-up documents, and five hundred with partial updates."""
     assert model.faults(spark, lakehouse, histories.drawn(500), cases=FEW, rebuilds=False) == []
 
 
 @pytest.mark.journey
 @pytest.mark.timeout(2400)
 def test_any_histories_in_every_mode_and_rebuilt(spark: SparkSession, lakehouse: Path) -> None:
-    """In each capture mode and each delete mode, and again after a rebuild of each table."""
+    """Every capture mode and every delete mode, and again after a rebuild of each table."""
     assert model.faults(spark, lakehouse, histories.drawn(300, seed=1)) == []

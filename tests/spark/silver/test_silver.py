@@ -1,4 +1,4 @@
-"""Cases of silver and gold: events, and the rows that they give."""
+"""Cases of silver and gold: events and the resulting rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("compiled")
 
 STEPWISE = ("delete_rewrite", "sweep")
-"""Cases in which the borders between batches matter; those of other events are the model's (`tests.harness.model`)."""
+"""Cases in which the boundaries of batches matter. For other events the model has batches of any kind (`tests.harness.model`)."""
 
 
 @pytest.fixture(scope="module")
 def step_by_step(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
-    """Cases, a run of silver after each batch, and of gold after the last but one and the last."""
+    """These cases with a run of silver after each batch, and of gold after the last two batches."""
     hop = Hop(spark, pipeline(tmp_path_factory.mktemp("steps"), {n: CASES[n].get("options", {}) for n in STEPWISE}))
     for step in range(STEPS):
         with_cases(hop, step, STEPWISE)
@@ -41,7 +41,7 @@ def step_by_step(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def at_once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
-    """All cases, one run after the last batch."""
+    """All cases in one run after the last batch."""
     hop = Hop(spark, pipeline(tmp_path_factory.mktemp("once"), {n: c.get("options", {}) for n, c in CASES.items()}))
     for step in range(STEPS):
         with_cases(hop, step, CASES)
@@ -51,7 +51,7 @@ def at_once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ho
 
 @pytest.mark.parametrize("name", STEPWISE)
 def test_cases_step_by_step(step_by_step: Hop, name: str) -> None:
-    """Events applied batch by batch give the case's rows in silver and in gold."""
+    """Events that are applied batch by batch give the case's rows in silver and gold."""
     case = CASES[name]
     assert expected(case, step_by_step.rows(name)) == case["silver"], case["about"]
     assert step_by_step.documents(name) == case["gold"], case["about"]
@@ -67,7 +67,7 @@ def test_cases_at_once(at_once: Hop, name: str) -> None:
 
 @pytest.mark.journey
 def test_repeated_events_change_nothing(at_once: Hop) -> None:
-    """All events once more, as after a stream that starts over, leave every table as it was."""
+    """If all events are repeated, as by a stream that starts over, no table changes."""
     before = {name: (at_once.rows(name), at_once.documents(name)) for name in CASES}
     at_once.bronze.repeat()
     at_once.run()
@@ -76,7 +76,7 @@ def test_repeated_events_change_nothing(at_once: Hop) -> None:
 
 
 def test_nothing_new_no_commit(step_by_step: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that finds nothing new commits nothing, in silver and in gold, and starts no Spark for it."""
+    """A run without new events commits nothing in silver and gold, and does not start Spark."""
 
     def start() -> SparkSession:
         raise AssertionError("Spark was started")

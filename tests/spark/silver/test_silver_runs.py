@@ -1,4 +1,4 @@
-"""Runs of silver, and of gold after it: what they find due, what stops them, and what they go on from."""
+"""Runs of silver and gold: which tables have a backlog, what stops a run, and where the next one continues."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
 
 @pytest.mark.journey
 def test_late_events_are_compared_with_those_deletes_that_may_be_later(hop: Hop) -> None:
-    """A snapshot's chunk is late by seconds, and what a collection has deleted in a year may be a hundred million documents."""
+    """A snapshot's chunk is late by seconds, and a collection may have deleted a hundred million documents in a year."""
     hop.bronze.append({"t": [document(key, 10, "c") for key in range(3)]})
     hop.bronze.append({"t": [{"op": "d", "key": 0, "at": 20}]})
     hop.silver()
@@ -60,7 +60,7 @@ def test_late_events_are_compared_with_those_deletes_that_may_be_later(hop: Hop)
 
 
 def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
-    """Silver saw the drop before it knew the collection; the rows that were read before the drop are gone all the same."""
+    """Silver applies the drop before it knows the collection. Rows that were read before the drop are removed all the same."""
     hop.bronze.append({"other": [{"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}], "late": [{"drop": 50}]})
     hop.silver()
     read = [{"op": "r", "key": key, "at": 20, "after": {"_id": key}} for key in (1, 2)]
@@ -70,7 +70,7 @@ def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
 
 
 def test_a_drop_that_the_stream_comes_to_after_a_snapshots_end(hop: Hop) -> None:
-    """A snapshot that was read in between has swept already; a drop from before it still ends what came late from before it."""
+    """The snapshot has already swept. A drop from before its end still removes events from before the drop that arrive late."""
     hop.bronze.append({"late": [{"op": "r", "key": 2, "at": 100, "after": {"_id": 2}}, {"sweep": 100}]})
     hop.silver()
     hop.bronze.append({"late": [{"op": "c", "key": 1, "at": 80, "after": {"_id": 1}}, {"drop": 90}]})
@@ -93,7 +93,7 @@ KILLS = [
 
 @pytest.mark.journey
 def test_killed_anywhere(spark: SparkSession, lakehouse: Path) -> None:
-    """Killed before or after any step of silver and of gold, the next run ends as if nothing had happened."""
+    """After a kill before or after any step of silver and gold, the next run gives the same result as without the kill."""
     hop = Hop(spark, pipeline(lakehouse))
     wanted: dict[int, Row] = {}
     for number, (owner, name, after) in enumerate(KILLS):
@@ -133,7 +133,7 @@ def test_a_second_writer_changes_nothing(hop: Hop) -> None:
 
 
 def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
-    """A long way to catch up is cut into ranges of at most max.batch.events, and ends in the same table."""
+    """A long backlog is cut into ranges of at most `max.batch.events`, with the same result."""
     hop = Hop(spark, pipeline(lakehouse, **{"max.batch.events": 4}))
     hop.bronze.append({ORDERS: [document(n % 3, n + 1, v=n) for n in range(12)]}, batches=4)
     hop.silver()
@@ -144,7 +144,7 @@ def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
 
 @pytest.mark.journey
 def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
-    """After RESTORE silver applies again what came after the restored version, and gold follows."""
+    """After a RESTORE silver applies the events after the restored version again, and gold follows."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
     hop.run()
     version = table_history.version(hop.spark, hop.silver_table(ORDERS))
@@ -158,7 +158,7 @@ def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
 
 
 def test_two_pipelines_share_a_lakehouse(spark: SparkSession, lakehouse: Path) -> None:
-    """Each knows its own collections alone, and finds them by the batches of its own bronze."""
+    """Each only knows its own collections, and finds them in the batches of its own bronze."""
     first, second = (Hop(spark, pipeline(lakehouse, name=name), log=name) for name in ("first", "second"))
     first.bronze.append({"a": [document(n, 10 + n, "c") for n in range(3)]}, batches=3)
     assert first.silver().events == 3
@@ -173,7 +173,7 @@ def test_two_pipelines_share_a_lakehouse(spark: SparkSession, lakehouse: Path) -
 
 @pytest.mark.journey
 def test_a_bronze_that_was_made_anew(spark: SparkSession, lakehouse: Path) -> None:
-    """Numbers of its batches say nothing of the old one's: silver stops until a rebuild has gone over to it."""
+    """Batch numbers of a new bronze are unrelated to those of the old one: silver stops until a rebuild."""
     old = Hop(spark, pipeline(lakehouse), log="old")
     old.bronze.append({ORDERS: [document(n, 10 + n, "c", v=1) for n in range(4)]}, batches=4)
     old.run()
@@ -192,7 +192,7 @@ def test_a_bronze_that_was_made_anew(spark: SparkSession, lakehouse: Path) -> No
 
 
 def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection without events gets no commit, until it is far behind; then its position moves."""
+    """A collection without events gets no commit until its position is far behind; then the position moves."""
     hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
     hop.silver()
     before = table_history.version(hop.spark, hop.silver_table("idle"))
@@ -207,7 +207,9 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.journey
 def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
+    """The positions of idle collections do not move, but their batches are not read again. A table that was restored to an older version
+    gets its events again.
+    """
     spans: list[BatchRange] = []
     surveyed = survey.surveyed
 
@@ -237,7 +239,7 @@ def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, 
 
 @pytest.mark.journey
 def test_continuous_until_stopped(hop: Hop) -> None:
-    """Without once, silver and gold go on until they are told to stop, and release what they held."""
+    """Without `once`, silver and gold run until they are stopped, and then release their tables."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})
     stop = threading.Event()
     results: list[Any] = []
@@ -277,8 +279,8 @@ def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
 def test_many_events_at_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Environment
 ) -> None:
-    """Many events are typed by the schema as it is; where one would change it or cannot be read, nothing is committed before that
-    is seen to.
+    """Many events are typed by the current schema. If an event would change the schema or is unreadable, this is handled before the
+    commit.
     """
     with environments.session(spark, place) as session:
         _apply_many(session, tmp_path, monkeypatch)
@@ -332,5 +334,5 @@ def _apply_many(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
     held = {"op": "u", "key": 1, "at": 51, "text": '{"_id":1'}
     last = [{"op": "u", "key": key, "at": 50 + key, "after": document(key)} for key in (2, 3, 4)]
     assert applied(held, *last) == [row(1, n=5, new=1, __incomplete=True), *(row(key) for key in (2, 3, 4))]
-    # Not into the second batch, and twice into the one of which a part waits in quarantine; the first one makes the table.
+    # Not for the second batch, and twice for the one with a held event; the first one creates the table.
     assert [batch for batch in looks if batch > 1] == [3, 4, 4]

@@ -1,4 +1,4 @@
-"""Settings that are changed and changed back: no row goes back in time, and none says what nobody asks for any more."""
+"""Settings that are changed and changed back: no row returns to an older state, and columns that are not configured any more are null."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flat": ({"flatten.struct": True}, {}),
     "deep": ({}, {"flatten.struct": True}),
 }
-"""The settings of a collection before and after a switch, and back."""
+"""The settings of a collection before and after a switch; the third phase has the first settings again."""
 
 
 def update(key: int, at: int, **fields: Any) -> Row:
@@ -53,12 +53,12 @@ PHASES: list[list[Row]] = [
     [document(1, 40, v=3, w=3, n={"x": 3}), document(2, 41, v=3, w=3), document(3, 42, "c", v=3, w=3), delete(4, 43)],
 ]
 PARTIAL = [update(1, 40, v=3), update(2, 41, v=3), document(3, 42, "c", v=3, w=3), delete(4, 43)]
-"""The last phase as it comes without look-up."""
+"""The events of the last phase without look-up."""
 
 
 @pytest.fixture(scope="module")
 def switched(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
-    """Each pair of settings in a collection of its own: the first, the second, and the first again."""
+    """Each pair of settings has its own collection: the first settings, the second, and the first again."""
     root = tmp_path_factory.mktemp("switched")
     hop = Hop(spark, pipeline(root))
     for phase, events in enumerate(PHASES):
@@ -73,7 +73,7 @@ def switched(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> H
 
 @pytest.mark.parametrize("name", [name for name in PAIRS if name != "keeping"])
 def test_there_and_back(switched: Hop, name: str) -> None:
-    """Documents that were inserted again are shown, and every value is the last one's; a delete counts as it was told to when it came."""
+    """Documents that were inserted again are there with their latest values. A delete is applied as configured when it arrived."""
     found = {row["_id"]: (row["v"], row["w"]) for row in switched.documents(name)}
     kept = {4: (1, 1)} if PAIRS[name][0].get(MODE) == "drop" else {}
     assert found == {1: (3, 3), 2: (3, 3), 3: (3, 3)} | kept
@@ -81,7 +81,7 @@ def test_there_and_back(switched: Hop, name: str) -> None:
 
 
 def test_a_history_goes_on_where_it_was_left(switched: Hop) -> None:
-    """What came while it was not kept is there when it is kept again."""
+    """Versions from the time without a history are added when it is switched on again."""
     table = switched.layout.history(bronze_rows.DB, "versions")
     rows = switched.spark.table(str(table)).orderBy("`__sequence`").selectExpr("_id", "v", "`__until` IS NULL").collect()
     assert [row.v for row in rows if row[0] == 1] == [1, 2, 3]
@@ -89,13 +89,15 @@ def test_a_history_goes_on_where_it_was_left(switched: Hop) -> None:
 
 
 def test_partial_updates_do_not_go_back_to_a_document_of_before(switched: Hop) -> None:
-    """A document that was written without its whole text is the base of nothing: its row stays, and is incomplete."""
+    """A document that was written without its whole text is not used as a base: its row stays and is incomplete."""
     found = {row["_id"]: (row["v"], row["w"], row.get("__incomplete", False)) for row in switched.rows("keeping")}
     assert found == {1: (2, 2, True), 2: (2, 2, True), 3: (3, 3, False)}
 
 
 def test_columns_that_nobody_asks_for_any_more_hold_nothing(switched: Hop) -> None:
-    """A name that documents have is theirs; a column of `add.fields` that was switched off is null where rows are written."""
+    """A column with the name of a document's field belongs to the document; an `add.fields` column that was switched off is null in
+    written rows.
+    """
     assert all(row["__op"] in ("c", "u") for row in switched.documents("added"))
     rows = {row["_id"]: row for row in switched.documents("taken")}
     assert {"op", "key", "op_2"} & rows[1].keys() == set(), "of the second settings alone, and the last document has no op"
@@ -104,7 +106,9 @@ def test_columns_that_nobody_asks_for_any_more_hold_nothing(switched: Hop) -> No
 def test_the_switch_to_partial_updates_is_told(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows without whole documents are named when partial updates begin, once; a run that is stopped between two ranges forgets no drop."""
+    """When partial updates begin, collections with rows without whole documents are named once. A run that is stopped between two ranges
+    keeps the drop.
+    """
     hop = Hop(spark, pipeline(tmp_path, **{"max.batch.events": 2}))
     hop.bronze.append({"orders": [document(key, 10 + key, "c", v=1) for key in (1, 2)]})
     hop.silver()
@@ -131,7 +135,7 @@ def test_the_switch_to_partial_updates_is_told(
 
 
 def test_a_sweep_spares_what_waits_in_quarantine(spark: SparkSession, tmp_path: Path) -> None:
-    """A snapshot row that cannot be read says that its document is there; its correction takes its place."""
+    """A snapshot row that is unreadable shows that its document exists; the corrected event replaces it."""
     hop = Hop(spark, pipeline(tmp_path, {"dropping": {MODE: "drop"}}))
     nameless = [document(1, 10, "c"), delete(1, 11), {"op": None, "key": 2, "at": 12, "after": {"_id": 2}}]
     hop.bronze.append({"orders": [document(key, 10 + key, "c", v=1) for key in (1, 2, 3)], "dropping": nameless})
