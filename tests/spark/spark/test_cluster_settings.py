@@ -1,4 +1,4 @@
-"""What a cluster has set for its other work changes nothing in our tables."""
+"""Settings that a cluster has for other work change nothing in the tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LONG_AGO = datetime.datetime(1500, 1, 1, tzinfo=datetime.UTC)
 
 @pytest.fixture
 def cluster(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session of a cluster that has other settings, as this project finds it."""
+    """A cluster's session with other settings, as this project takes it over."""
     own = spark.newSession()
     for name, value in SET.items():
         own.conf.set(name, value)
@@ -78,7 +78,7 @@ def writer(cluster: SparkSession, tmp_path: Path) -> Writer:
 
 
 def test_rows_are_what_was_written_whoever_writes_and_reads_them(writer: Writer, tmp_path: Path) -> None:
-    """Spark and this process write columns of the same names and types, and a time before 1582 is the same to both."""
+    """Spark and this process write columns of the same names and types, and times before 1582 are equal in both."""
     one = {"n": 1, "offset": 1, "at": LONG_AGO}
     writer.append_arrow(pa.Table.from_pylist([one], schema=SCHEMA), to=1, statistics=("n", "offset"))
     writer.append(writer.spark.sql("SELECT 2L AS n, 2L AS `offset`, timestamp '1500-01-01' AS at"), to=2)
@@ -94,7 +94,7 @@ def test_rows_are_what_was_written_whoever_writes_and_reads_them(writer: Writer,
 
 
 def test_a_file_that_is_missing_is_no_file_without_rows(writer: Writer, tmp_path: Path) -> None:
-    """Its events would be passed over, and the position would be behind them."""
+    """Otherwise its events would be skipped, and the position would move past them."""
     writer.append(writer.spark.sql("SELECT 1L AS n, 1L AS `offset`, timestamp '2020-01-01' AS at"), to=1)
     for file in tmp_path.glob("t/*.parquet"):
         file.unlink()
@@ -103,7 +103,9 @@ def test_a_file_that_is_missing_is_no_file_without_rows(writer: Writer, tmp_path
 
 
 def test_what_another_process_commits_is_read_at_once(writer: Writer, tmp_path: Path) -> None:
-    """By the history silver knows of a batch, whose rows it then reads: it would read none of them, and be behind it."""
+    """Silver reads the rows of a batch that the table's history names; from a stale version it would read none, and its position would
+    move past them.
+    """
     assert not writer.spark.table(str(writer.table)).collect()
     row = {"n": 1, "offset": 1, "at": LONG_AGO}
     write_deltalake(tmp_path / "t", pa.Table.from_pylist([row], schema=SCHEMA), mode="append")
@@ -111,14 +113,14 @@ def test_what_another_process_commits_is_read_at_once(writer: Writer, tmp_path: 
 
 
 def test_a_literal_is_its_text(cluster: SparkSession) -> None:
-    """Keys are JSON with quotes and `$`: a MERGE that looks for another text has the document twice."""
+    """Keys are JSON with quotes and `$`: a MERGE that compares with another text would insert the document twice."""
     text = '{"$oid": "a\\b\'c"}'
     assert cluster.sql(f"SELECT {literal(text)} AS text").first()["text"] == text
 
 
 def test_what_changed_between_two_versions_is_found(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an error, which would have each model made whole at each change, for no reason that anybody is told."""
-    monkeypatch.setattr(model_changes, "_seen", lambda *_: None)  # as of a table that this process does not see
+    """An error would make every change recompute each model completely, without any message."""
+    monkeypatch.setattr(model_changes, "_seen", lambda *_: None)  # as for a table whose files this process does not see
     before, after = (
         writer.append(writer.spark.sql(f"SELECT {n}L AS n, {n}L AS `offset`, timestamp '2020-01-01' AS at"), to=n)
         for n in (1, 2)
@@ -128,7 +130,7 @@ def test_what_changed_between_two_versions_is_found(writer: Writer, monkeypatch:
 
 
 def test_each_fact_that_is_noted_is_kept(cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deletes are facts: a document would come back with a late event, whose delete nobody remembers."""
+    """Remembered deletes are facts: without them a late event would restore a deleted document."""
     monkeypatch.setattr(direct_log, "of", lambda *_: None)
     facts = tables.TableRef.at(str(tmp_path / "facts"))
     delta.create(cluster, facts, columns="n BIGINT")
@@ -143,7 +145,7 @@ def test_events_of_a_key_are_told_by_their_key(cluster: SparkSession) -> None:
 
 
 def test_vacuum_takes_the_files_of_killed_commits(writer: Writer, tmp_path: Path) -> None:
-    """Which no commit names: maintenance is all that ever removes them."""
+    """No commit names these files, and only maintenance removes them."""
     orphan = tmp_path / "t" / "part-00000-killed.parquet"
     orphan.write_bytes(b"rows")
     os.utime(orphan, (0, 0))

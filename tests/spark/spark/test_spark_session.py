@@ -22,7 +22,7 @@ from tests.harness import sessions
 
 PROJECT = Path(__file__).parents[3]
 
-# Starts a session, writes and reads a Delta table, runs Python on an executor, says so, and stops.
+# Starts a session, writes and reads a Delta table, runs Python on an executor, prints the number of rows, and stops.
 WORKS = f"""
 import sys
 sys.path.insert(0, {str(PROJECT)!r})
@@ -43,7 +43,7 @@ spark_sessions.stop()
 """
 
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
-"""Where the JVM's own options are not what a test is about: without the optimizing compiler a start costs half."""
+"""For tests that do not depend on the JVM's own options: without the optimizing compiler a start takes half the time."""
 
 
 def python(program: str, *arguments: str, cwd: Path = PROJECT, **environment: str) -> subprocess.Popen[str]:
@@ -65,23 +65,25 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_second_call_starts_no_second_application(spark: SparkSession) -> None:
-    """What is there already is given, in whichever session a test before this one was."""
+    """The existing application is used, whatever session an earlier test left active."""
     assert sparks.session("another name").sparkContext is spark.sparkContext
 
 
 def test_a_thread_that_asks_first_gets_the_same_session(spark: SparkSession) -> None:
-    """A lazy session is asked for by whichever thread needs it, and Spark calls none of these active."""
+    """Any thread may be the first to use a lazy session, and for Spark no session is active in such a thread."""
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(sparks.session, "another name").result().sparkContext is spark.sparkContext
 
 
 def test_the_next_session_finds_deltas_jars(spark: SparkSession) -> None:
-    """Resolving the packages again would take each start a second or two."""
+    """Otherwise every start would resolve the packages again, which takes a second or two."""
     assert any("delta-storage" in jar for jar in delta_jars.resolved_jars())
 
 
 def test_a_jvm_maps_the_archive_of_this_environment(spark: SparkSession) -> None:
-    """Where it has one; another Java, or another Spark, wants it made anew (`python -m pipelines.operations.class_archive`)."""
+    """The JVM uses the class archive if there is one. It must be created again for another Java or Spark (`python -m
+    pipelines.operations.class_archive`).
+    """
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     mapped = Path(f"/proc/{gateway.proc.pid}/maps").read_text()
@@ -89,7 +91,7 @@ def test_a_jvm_maps_the_archive_of_this_environment(spark: SparkSession) -> None
 
 
 def test_files_are_made_and_renamed_without_other_processes(spark: SparkSession, tmp_path: Path) -> None:
-    """With the permissions that Hadoop gives them; a link is told from its file."""
+    """Files get the permissions that Hadoop asks for, and links are recognized."""
     hadoop, configuration = spark._jvm.org.apache.hadoop.fs, spark.sparkContext._jsc.hadoopConfiguration()
     files = hadoop.FileSystem.getLocal(configuration)
     context = hadoop.FileContext.getLocalFSFileContext(configuration)
@@ -109,12 +111,12 @@ def test_files_are_made_and_renamed_without_other_processes(spark: SparkSession,
 
 
 def test_times_are_utc(spark: SparkSession) -> None:
-    """A timestamp is shown as UTC, whatever the machine's time zone."""
+    """Timestamps are shown in UTC, whatever the machine's time zone."""
     assert spark.sql("SELECT string(timestamp_millis(0))").collect()[0][0] == "1970-01-01 00:00:00"
 
 
 def test_a_sibling_session_has_settings_of_its_own(spark: SparkSession) -> None:
-    """What is set in a session of the factory is not set in its origin, and the meaning is the same."""
+    """A setting of a session of the factory does not change the original session, and both have the required settings."""
     sibling = sparks.sessions(spark)()
     sibling.conf.set("spark.sql.shuffle.partitions", "77")
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
@@ -123,7 +125,7 @@ def test_a_sibling_session_has_settings_of_its_own(spark: SparkSession) -> None:
 
 
 def test_files_can_ask_for_the_compiler_of_production(spark: SparkSession) -> None:
-    """The tests' own session evaluates expressions as they are; within `compiled` it, and each new one, compiles them."""
+    """The tests' session interprets expressions; within `compiled` it and all new sessions compile them."""
 
     def found() -> list[set[str]]:
         return [{session.conf.get(name) for name in sessions.INTERPRETED} for session in (spark, sparks.sessions(spark)())]
@@ -135,7 +137,7 @@ def test_files_can_ask_for_the_compiler_of_production(spark: SparkSession) -> No
 
 
 def test_executors_run_this_python(spark: SparkSession) -> None:
-    """Python on an executor is the Python of the driver, not the first on the PATH."""
+    """Executors run the driver's Python, not the first one on the PATH."""
 
     def which(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import sys
@@ -147,8 +149,7 @@ def test_executors_run_this_python(spark: SparkSession) -> None:
 
 
 def test_nothing_but_our_own_words_reaches_the_screen(tmp_path: Path) -> None:
-    """From any folder, starting, using and stopping Spark writes nothing to stdout or stderr, and leaves nothing but its log in
-    the temporary folder."""
+    """From any working directory, starting, using and stopping Spark prints nothing, and leaves only its log in the temporary folder."""
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     process = python(WORKS, str(tmp_path / "table"), cwd=tmp_path, TMPDIR=str(scratch))
@@ -195,7 +196,7 @@ time.sleep(300)
 
 @dataclass
 class Owner:
-    """A process with settings of a user's; what it says at each start of a JVM is that one's memory and number."""
+    """A process with a user's settings for Spark. At each start of a JVM it prints the JVM's memory and PID."""
 
     process: subprocess.Popen[str]
     memory: str = ""
@@ -223,15 +224,17 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
 
 
 def test_what_a_user_chose_is_over_what_a_command_would_choose(own: Owner) -> None:
-    """Memory and a class path of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
+    """Memory and class path come from spark-defaults.conf and the garbage collector from the environment. A JVM with two collectors
+    does not start.
+    """
     assert own.memory == "700m"
 
 
 def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(own: Owner) -> None:
-    """The kernel kills what takes the most memory: that is no bug, and the same process goes on with another session.
+    """The kernel kills the process with the most memory: this is not a bug, and the same process can start another session.
 
-    Nothing else is printed, also where the connection breaks in the middle of a question. Whatever language the machine speaks, the
-    JVM's has the digits 0 to 9: Delta writes the numbers of its commits with them.
+    Nothing else is printed, even if the connection breaks during a call. The JVM uses the digits 0 to 9 in any locale, because Delta
+    formats commit versions with them.
     """
     assert own.process.stdin is not None
     own.process.stdin.write("\n")
@@ -243,7 +246,7 @@ def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(own: Owner)
 
 
 def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it(own: Owner) -> None:
-    """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed. None of it prints anything."""
+    """SIGTERM to the whole process group does not end the JVM; it ends when its owner is killed. Nothing is printed."""
     os.kill(own.jvm, signal.SIGTERM)
     time.sleep(1)
     assert is_running(own.jvm)
@@ -256,7 +259,7 @@ def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it(own: Owner) -> Non
 
 
 def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
-    """`${…}` in a statement is text."""
+    """`${…}` in a statement is plain text."""
     assert spark.sql("SELECT '${spark.app.name}'").first()[0] == "${spark.app.name}"
 
 
@@ -268,7 +271,7 @@ def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> N
     ],
 )
 def test_a_machine_without_the_right_java_is_told_how_to_get_it(tmp_path: Path, version: str, says: str) -> None:
-    """Java that is missing or too old is one line that says how to get one."""
+    """A missing or too old Java is reported in one line that says how to install it."""
     java = tmp_path / "bin" / "java"
     if version:
         java.parent.mkdir()
@@ -289,7 +292,7 @@ except errors.DecisionNeeded as error:
 
 
 def submitted(job: Path, *options: str) -> list[str]:
-    """What a job writes to stdout under spark-submit, from its own folder."""
+    """What a job prints to stdout under spark-submit, started in its own folder."""
     home = subprocess.run(
         [sys.executable, "-m", "pyspark.find_spark_home"], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -310,9 +313,9 @@ def submitted(job: Path, *options: str) -> list[str]:
 def test_a_given_session_without_delta_is_told_which_file_names_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, extension: str, missing: str
 ) -> None:
-    """Where Delta's jar is not on the class path, or nobody named its extension, the session is refused in one line."""
+    """If Delta's jar is not on the class path, or its extension is not configured, the session is refused in one line."""
     monkeypatch.setattr(sparks, "_active", lambda: None)
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # as spark-submit says that the session is its own
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # under spark-submit the session is spark-submit's
     monkeypatch.setattr(spark_conf, "EXTENSION", extension)
     with pytest.raises(errors.SettingsError) as refused:
         sparks.session(spark.sparkContext.appName)
@@ -323,7 +326,7 @@ def test_a_given_session_without_delta_is_told_which_file_names_it(
 
 @pytest.mark.journey
 def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) -> None:
-    """A session that spark-submit gives without Delta is refused in one line."""
+    """A spark-submit session without Delta is refused in one line."""
     job = tmp_path / "job.py"
     job.write_text(
         f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
@@ -338,7 +341,7 @@ def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) 
 
 @pytest.mark.journey
 def test_executors_elsewhere_get_a_plain_checkout(tmp_path: Path) -> None:
-    """Executors in processes of their own import the packages of a job that runs from a checkout."""
+    """Executors in other processes can import the packages of a job that runs from a checkout."""
     job = tmp_path / "job.py"
     job.write_text(f"""
 import sys
@@ -361,7 +364,7 @@ print(spark.range(1).coalesce(1).mapInArrow(executed, "key STRING").collect()[0]
 
 @pytest.mark.journey
 def test_two_first_starts_share_one_download(tmp_path: Path) -> None:
-    """On a machine that has no Delta yet, two that start at the same time both start."""
+    """On a machine without Delta's jars, two concurrent starts both succeed."""
     folder = tmp_path / "ivy"
     program = f"""
 from pipelines.spark import session as spark
@@ -373,6 +376,6 @@ print(session.range(3).count())
 
 
 def test_ctrl_c_stays_the_commands(spark: SparkSession) -> None:
-    """Starting Spark leaves the handler of Ctrl-C as it was."""
-    # A process that was started in the background ignores it, and goes on to.
+    """Starting Spark does not change the handler of Ctrl-C."""
+    # A process that was started in the background ignores SIGINT.
     assert signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN)
