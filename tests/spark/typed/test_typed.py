@@ -1,6 +1,4 @@
-"""Typing by executors against the exact path: the same schema, the same rows, the same rescued values, whatever Spark makes of them on
-the way.
-"""
+"""Typing by executors gives the schema, rows and rescued values of the pure functions, whatever Spark optimizes."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def frame(spark: SparkSession, texts: list[str | None], first: int = 0) -> DataFrame:
-    """The texts as bronze has them, with a sequence, in two partitions."""
+    """The texts as in bronze, with a sequence, in two partitions."""
     marks = [typed_cases.mark(first + number) for number in range(len(texts))]
     table = pa.table({"after": pa.array(texts, pa.string()), "sequence": pa.array(marks, pa.string())})
     return spark.createDataFrame(table)
@@ -53,7 +51,7 @@ def check(
     first: int = 0,
     **named: Any,
 ) -> schemas.Evolution:
-    """Evolves and types one batch, and holds both to the pure functions."""
+    """Evolve and type one batch, and compare both with the pure functions."""
     df = frame(spark, texts, first)
     evolution = evolution_of(df, current=current, **named)
     typed_cases.check_schema(evolution, texts, current, first=first, pins=named.get("pins"))
@@ -63,12 +61,12 @@ def check(
 
 
 SETTINGS = [case for case in typed_cases.DOCUMENTS if case.get("pins") or case.get("naming")]
-"""Cases of pinned types, and of other layouts; the decoder has all of them in `tests/unit/typed/test_typed_cases.py`."""
+"""Cases of pinned types and other layouts. All cases are tested with the decoder in `tests/unit/typed/test_typed_cases.py`."""
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=[case["case"] for case in SETTINGS])
 def test_settings_are_those_of_the_executors(spark: SparkSession, case: dict[str, Any]) -> None:
-    """Pinned types and layouts give natively what they give by the exact path."""
+    """Pinned types and layouts give the result of the pure functions."""
     check(spark, typed_cases.texts_of(case), document_schema.EMPTY, **typed_cases.settings_of(case))
 
 
@@ -93,7 +91,7 @@ NAMES = ["a", "A", "b", "", "a.b", "$id", "x y", "é", "__key", "`", "${x}", "'\
 
 
 def value(chance: random.Random, depth: int, few: list[Any]) -> Any:
-    """A value: mostly one of a few, sometimes anything, sometimes nested."""
+    """A value: usually one of a few, sometimes any other, sometimes a nested one."""
     draw = chance.random()
     if depth and draw < 0.2:
         return [value(chance, depth - 1, few) for _ in range(chance.randrange(4))]
@@ -103,7 +101,7 @@ def value(chance: random.Random, depth: int, few: list[Any]) -> Any:
 
 
 def history(seed: int, count: int) -> Iterator[str]:
-    """Documents of one collection; the higher the seed, the fewer kinds of value it has."""
+    """Documents of one collection; the higher the seed, the fewer kinds of values."""
     chance = random.Random(seed)
     few = chance.sample(SCALARS, max(1, 12 - seed))
     for _ in range(count):
@@ -113,7 +111,7 @@ def history(seed: int, count: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(more, marks=pytest.mark.journey) for more in range(2, 6))])
 def test_any_documents(spark: SparkSession, seed: int) -> None:
-    """Documents of any shape, in batches, give natively what they give by the exact path."""
+    """Batches of documents of any shape give the result of the pure functions."""
     texts: list[str | None] = [*history(seed, 500)]
     options = [None, typed_cases.OPTIONS["flatten"]][seed % 2]
     schema, first = document_schema.EMPTY, 0
@@ -123,9 +121,7 @@ def test_any_documents(spark: SparkSession, seed: int) -> None:
 
 
 def test_every_meeting(spark: SparkSession) -> None:
-    """Every value that follows any other in one path is in the column or rescued, natively as by the exact
-    path.
-    """
+    """Any value after any other in the same path is in the column or rescued, as with the pure functions."""
     firsts = {f"f{number}": first for number, first in enumerate(SCALARS)}
     schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
     seconds = [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in SCALARS]
@@ -136,7 +132,7 @@ def test_every_meeting(spark: SparkSession) -> None:
 def test_many_new_documents_are_looked_at_the_same_here_and_there(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few of them are looked into, in Spark and in this process, and they are the same."""
+    """Only some of the documents are inspected, and Spark and this process choose the same ones."""
     monkeypatch.setattr(looks, "BEGINNING", 20)
     current = evolution_of(frame(spark, ['{"_id":1,"a":1}'])).schema
     fields = [f'"n{number // 100}":{"1" if number % 100 < 60 else "2.5"},"a":{number}' for number in range(300)]
@@ -152,7 +148,7 @@ def test_many_new_documents_are_looked_at_the_same_here_and_there(
 
 
 def test_documents_of_one_mark(spark: SparkSession) -> None:
-    """Rows of a snapshot's chunk share their sequence, and still each is a document of its own."""
+    """Rows of a snapshot's chunk share their sequence, and each is still a document of its own."""
     texts = ['{"_id":1,"a":"x"}', '{"_id":2,"a":5}', '{"_id":3,"a":{"b":1}}']
     df = frame(spark, texts).withColumn("sequence", sf.lit("0" * 24))
     evolved = [evolution_of(rows).schema for rows in (df, df.orderBy("after"))]
@@ -161,9 +157,7 @@ def test_documents_of_one_mark(spark: SparkSession) -> None:
 
 
 def test_what_cannot_be_read(spark: SparkSession) -> None:
-    """Corrupt text is unreadable; a repeated field keeps its last value and rescues the others; null stays
-    null.
-    """
+    """Corrupt text is unreadable. A repeated field keeps its last value and rescues the others. Null stays null."""
     texts = [
         '{"_id":1,"a":1}', '{"_id":1', "", "[1]", "5", "null", "x", '{"_id":2,"a":1,"a":2}', '{"a":"\\ud800"}', None,
         '{"_id":{"$oid":{}}}', '{"_id":1}x', '{"_id":1}{"_id":2}',
@@ -189,13 +183,13 @@ def test_deep_and_wide(spark: SparkSession) -> None:
 
 
 def test_empty_batch(spark: SparkSession) -> None:
-    """A batch without documents changes nothing and types nothing."""
+    """A batch without documents changes no schema."""
     evolution = evolution_of(frame(spark, [None]))
     assert evolution.schema.columns == () and evolution.changes == ()
 
 
 def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> None:
-    """The latest schema is read back as it was appended, with its evolution beside it."""
+    """The latest schema is read as it was appended, with its changes."""
     table = tables.TableRef.at(str(tmp_path / "ops" / "schemas"))
     assert schemas.latest(spark, table) == {}
     one = evolution_of(frame(spark, ['{"_id":1,"a":1}']))
@@ -213,7 +207,7 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
 
 
 def test_names_are_kept(spark: SparkSession) -> None:
-    """Columns keep their names when a name that would meet them comes later."""
+    """Columns keep their names if a later field would have the same name."""
     first = evolution_of(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=typed_cases.OPTIONS["flatten"])
     assert first.schema.naming == column_names.ColumnNaming.of(typed_cases.OPTIONS["flatten"])
     later = frame(spark, ['{"_id":2,"b_c":"x"}'], 1)
