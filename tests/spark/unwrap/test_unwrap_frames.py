@@ -1,4 +1,4 @@
-"""The unwrap over DataFrames of keys and values."""
+"""Unwrap of DataFrames with keys and values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def events(spark: SparkSession) -> DataFrame:
 
 
 def test_events_become_typed_rows(events: DataFrame) -> None:
-    """One schema for all, what does not fit rescued, dropped ones gone, the others in order."""
+    """All rows have one schema. Values that do not fit are rescued, dropped events are removed, and the order is kept."""
     options = unwrap_options.parse(
         {"delete.tombstone.handling.mode": "rewrite", "add.headers": "op,ord", "add.fields": "op"}
     )
@@ -74,7 +74,7 @@ def test_events_become_typed_rows(events: DataFrame) -> None:
 
 
 def test_a_given_schema_is_kept(events: DataFrame) -> None:
-    """Later events are read by the schema of earlier ones, without a look at them first."""
+    """Later events are read with the schema of earlier ones, without inspecting them first."""
     options = unwrap_options.parse({})
     schema = unwrap_frames.schema_of(events.limit(1), options=options)
     rows = unwrap_frames.unwrapped(events, options=options, schema=schema)
@@ -87,14 +87,14 @@ def test_a_given_schema_is_kept(events: DataFrame) -> None:
 
 
 def test_values_may_come_alone_and_as_bytes(spark: SparkSession) -> None:
-    """A DataFrame without a column `key`, as from a file of values."""
+    """A DataFrame needs no column `key`, for example from a file of values."""
     df = spark.createDataFrame([(EVENTS[0][1].encode(),)], "value BINARY")
     [row] = unwrap_frames.unwrapped(df, options=unwrap_options.parse({"flatten.struct": "true"})).collect()
     assert (row.key, row.value["to_city"]) == (None, "Oslo")
 
 
 def test_what_no_reader_takes_is_told_row_by_row(spark: SparkSession) -> None:
-    """Bytes that are no text, and a document that is nested too deeply, end no query over the others."""
+    """Bytes that are not text and documents that are nested too deeply do not end the query for other rows."""
     good, deep = EVENTS[0][1].encode(), json.dumps({"op": "c", "after": '{"a":' * 5000 + "1" + "}" * 5000, "source": {}})
     values = [(good.replace(b"Oslo", b"Os\xfflo"),), (b"\xff\xfe{",), (deep.encode(),)]
     df = spark.createDataFrame(values, "value BINARY").coalesce(1)
@@ -104,7 +104,7 @@ def test_what_no_reader_takes_is_told_row_by_row(spark: SparkSession) -> None:
 
 
 def test_two_values_of_one_path_are_rescued_both(spark: SparkSession) -> None:
-    """One whose name another field took, and that other one, which does not fit."""
+    """A value whose column name another field has, and a value of that other field that does not fit."""
     options = unwrap_options.parse({"flatten.struct": "true", "flatten.struct.delimiter": "."})
     df = spark.createDataFrame(
         [event(1, {"a": {"b": 1}}), event(2, {"a.b": "x", "a": {"b": "y"}})], "key STRING, value STRING"
