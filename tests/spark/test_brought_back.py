@@ -1,4 +1,4 @@
-"""Older copies of some layers' files, brought back: nothing that is read again, or anew, is left out by the layers behind them."""
+"""Restored copies of some layers' files: the later layers miss nothing that is read again or added."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def bring_back(hop: Hop, copy: Path, layers: tuple[str, ...]) -> None:
-    """Copies in the place of the layers, as a process finds them that is started then; the capture goes on from its own."""
+    """Replace these layers by their copies, as a process that starts afterwards finds them; the capture continues from its own position."""
     root = Path(hop.settings.lakehouse.root or "")
     for layer in layers:
         shutil.rmtree(root / layer)
@@ -33,7 +33,7 @@ def bring_back(hop: Hop, copy: Path, layers: tuple[str, ...]) -> None:
 
 
 def keys(hop: Hop, collection: str) -> list[list[int]]:
-    """What silver, gold and the history hold."""
+    """The `_id` values in silver, gold and the history."""
     place = (bronze_rows.DB, collection)
     layers = (hop.layout.silver(*place), hop.layout.gold(*place), hop.layout.history(*place))
     return [sorted(row["_id"] for row in hop.spark.table(str(table)).select("_id").collect()) for table in layers]
@@ -42,7 +42,9 @@ def keys(hop: Hop, collection: str) -> list[list[int]]:
 @pytest.mark.journey
 @pytest.mark.parametrize("layers", [("bronze",), ("bronze", "silver", "ops"), ("silver", "ops")], ids=" ".join)
 def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Path, layers: tuple[str, ...]) -> None:
-    """What the oplog has since the copy comes again in other batches, with what came since then; gold looks when silver has passed it."""
+    """The oplog's events since the copy are captured again in other batches, together with new ones. Gold runs after silver has passed
+    them.
+    """
     hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
     hop.bronze.append({name: [document(1, 11, "c")] for name in "ab"})
     hop.run()
@@ -66,7 +68,7 @@ def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Pa
 
 @pytest.mark.journey
 def test_what_was_deleted_since_stays_so(spark: SparkSession, lakehouse: Path, tmp_path: Path) -> None:
-    """Older copies of gold and of the remembered deletes, beside a silver that has applied the deletes: nothing in it tells of them."""
+    """Gold and the remembered deletes are older copies, and silver has already applied the deletes: its rows do not show them."""
     hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
     hop.bronze.append({"a": [document(key, 10 + key, "c") for key in (1, 2, 3)]})
     hop.bronze.append({"a": [{"op": "d", "key": 1, "at": 21}]})
@@ -88,7 +90,7 @@ def test_what_was_deleted_since_stays_so(spark: SparkSession, lakehouse: Path, t
 
 
 def trimmed(hop: Hop) -> None:
-    """Maintenance, of events that are old from their beginning."""
+    """Run maintenance; all of these events are old."""
     kept = dataclasses.replace(hop.settings.maintenance, bronze_retention_days=1)
     maintain.run(hop.spark, dataclasses.replace(hop.settings, maintenance=kept), failures=parallel.Failures())
 
@@ -98,7 +100,9 @@ def trimmed(hop: Hop) -> None:
 def test_what_was_trimmed_since_is_asked_for(
     spark: SparkSession, lakehouse: Path, tmp_path: Path, layers: tuple[str, ...]
 ) -> None:
-    """A copy from before that would lack what every layer had applied by then; one that has applied it goes on, however long it was idle."""
+    """A copy from before the trim lacks events that every layer had applied, and asks for a snapshot. A collection that has applied
+    everything continues, however long it was idle.
+    """
     hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
     hop.bronze.append({name: [document(1, 11, "c")] for name in "ab"})
     hop.bronze.append({"b": [document(2, 11, "c")]})
@@ -121,7 +125,7 @@ def test_what_was_trimmed_since_is_asked_for(
 
 @pytest.mark.journey
 def test_what_is_left_of_a_removed_table_is_not_taken_for_all(spark: SparkSession, lakehouse: Path) -> None:
-    """Also where bronze was searched far behind the collection's first events when it was found, as after each first snapshot."""
+    """This also holds if bronze's search started long after the collection's first events, as after every first snapshot."""
     hop = Hop(spark, pipeline(lakehouse), log="one")
     for key in (1, 2, 3):
         hop.bronze.append({name: [document(key, 10 + key, "c")] for name in "ab"})

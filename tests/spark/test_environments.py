@@ -1,4 +1,4 @@
-"""The layers where this process sees no file of the tables, and where the session takes no settings either."""
+"""The layers where this process sees no files of the tables, and where the session also accepts no settings."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def session(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[Spa
 
 
 FEW = ("late_delete", "null_after", "sweep")
-"""Cases whose batches take every clause of a MERGE together."""
+"""Cases whose batches need all clauses of a MERGE."""
 
 
 @pytest.mark.journey
 @AWAY
 @pytest.mark.parametrize("names", [FEW, [*CASES]], ids=["few", "all"])
 def test_cases_of_silver_and_gold(session: SparkSession, lakehouse: Path, names: Sequence[str]) -> None:
-    """Cases of silver, batch by batch, are in both layers what the case says."""
+    """Cases of silver, applied batch by batch, give the expected rows in both layers."""
     hop = layers.Hop(session, layers.pipeline(lakehouse, {name: CASES[name].get("options", {}) for name in names}))
     steps = max(len(CASES[name]["batches"]) for name in names)
     for step in range(steps):
@@ -58,7 +58,7 @@ def test_cases_of_silver_and_gold(session: SparkSession, lakehouse: Path, names:
 
 @pytest.fixture(scope="module")
 def four_rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a table that no test writes to; each merges into a copy."""
+    """The folder of a table that tests only copy."""
     table = tables.TableRef.at(str(tmp_path_factory.mktemp("four_rows") / "t"))
     delta.create(spark, table, columns="__key STRING, v INT, s STRUCT<a: INT, b: ARRAY<STRUCT<x: INT, y: INT>>>")
     writer = Writer.claim(spark, table)
@@ -74,16 +74,16 @@ def four_rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_writer_replaces_rows_by_their_keys_or_by_their_range(
     session: SparkSession, lakehouse: Path, four_rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A merge takes, changes, adds and leaves the same rows wherever it runs, and each is one commit with its position."""
+    """A merge deletes, updates, inserts and keeps the same rows in every environment, in one commit with its position."""
     table = tables.TableRef.at(str(lakehouse / "t"))
     shutil.copytree(four_rows, lakehouse / "t")
     writer = Writer.claim(session, table)
-    # Fields stand in another order than the table has them.
+    # The fields have another order than in the table.
     other = "named_struct('b', array(named_struct('y', 9, 'x', v)), 'a', v) AS s"
     given = "SELECT stack(3, 'a', 10, false, 'b', 20, true, 'e', 50, false) AS (`__key`, v, `__gone`)"
     statement = merge.Merge("t.`__key` = s.`__key`", merge.replacing(["__key", "v", "s"]))
     wanted = [("a", 10, (10, [(10, 9)])), ("c", 3, (3, [(3, 0)])), ("d", 4, (4, [(4, 0)])), ("e", 50, (50, [(50, 9)]))]
-    # Who takes no settings names the keys, or their range where they are many.
+    # Where settings are not accepted the statement names the keys, or their range if they are many.
     limits = (5_000,) if query_execution.takes_settings(session) else (5_000, 1)
     for number, most in enumerate(limits, 1):
         monkeypatch.setattr(statement_commits, "MANY_KEYS", most)
@@ -101,7 +101,7 @@ def test_a_writer_replaces_rows_by_their_keys_or_by_their_range(
 
 @EVERYWHERE
 def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lakehouse: Path) -> None:
-    """A writer whose table was taken over merges nothing, in whichever way it commits."""
+    """A writer whose table was taken over merges nothing, whichever way it commits."""
     table = tables.TableRef.at(str(lakehouse / "t"))
     delta.create(session, table, columns="__key STRING, v INT")
     first = Writer.claim(session, table)
@@ -117,7 +117,9 @@ def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lake
 
 @pytest.mark.parametrize("session", [Environment.STATEMENTS], indirect=True)
 def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at a table's history is a job: a claim takes two, a commit two, and whether a table is there none. Rows of a few bytes are one file."""
+    """Every read of a table's history is a job: a claim needs two and a commit two; whether a table exists needs none. A few small rows
+    become one file.
+    """
     asked: list[str] = []
     sql = type(session).sql
     monkeypatch.setattr(
@@ -141,7 +143,7 @@ def test_how_often_spark_is_asked(session: SparkSession, lakehouse: Path, monkey
 @pytest.mark.journey
 @AWAY
 def test_histories(session: SparkSession, lakehouse: Path) -> None:
-    """Versions are closed, opened and swept as they are on a disk."""
+    """Versions are ended, begun and swept as on a disk."""
     modes = [mode for mode in model.MODES if mode.value in ("drop", "rewrite")]
     hop = history_tables.HistoryHop(
         session, lakehouse, {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in modes}

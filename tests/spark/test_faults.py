@@ -1,4 +1,4 @@
-"""A commit whose outcome nobody told: nothing that it may name is removed, and nothing goes on as if it were known."""
+"""Commits with an unknown outcome: no file that they may name is removed, and no writer continues as if the outcome was known."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(*numbers: int) -> pa.Table:
 
 
 def numbers(table: tables.TableRef) -> list[int]:
-    """What an independent reader finds: a query of Spark's takes many times as long."""
+    """The table's numbers, read without Spark, whose query would take many times as long."""
     return sorted(oracle.read(table.path or "")["n"].to_pylist())
 
 
@@ -69,14 +69,15 @@ def by_merge(writer: Writer, number: int) -> None:
 def test_what_a_commit_without_an_answer_names_stays(
     spark: SparkSession, table: tables.TableRef, commit: Callable[[Writer, int], None], kind: Kind
 ) -> None:
-    """At each border the rows are there or not, and can be read; the writer commits nothing behind it, its release says the
-    position that holds, and a successor in the same process goes on from it."""
+    """At each boundary the rows are there or not, and the table can be read. The writer commits nothing more, its release contains the
+    valid position, and the next writer in the same process continues from it.
+    """
     held: list[int] = []
     for number, boundary in enumerate(PLACES):
         writer = Writer.claim(spark, table)
         with faults.injected(Fault(boundary, kind)) as injection, contextlib.suppress(*SEEN):
             commit(writer, number)
-        if boundary is Boundary.AFTER_COMMIT or not injection.has_struck:  # Spark's files are not ours to write
+        if boundary is Boundary.AFTER_COMMIT or not injection.has_struck:  # Spark writes its own files
             held.append(number)
         assert numbers(table) == held
         if injection.has_struck and boundary is not Boundary.BEFORE_FILE:
@@ -88,7 +89,7 @@ def test_what_a_commit_without_an_answer_names_stays(
 
 @pytest.mark.parametrize("kind", faults.IN_PROCESS)
 def test_a_fact_whose_commit_got_no_answer_stays(spark: SparkSession, tmp_path: Path, kind: Kind) -> None:
-    """Signals, and every other table of ours that only grows: its rows can be read after each border."""
+    """Signals stand for all tables that only grow: at each boundary the rows can be read."""
     hop = Hop(spark, pipeline(tmp_path))
     ref = hop.layout.ops("signals")
     delta.create(spark, ref, columns="row STRING, name STRING, id STRING, type STRING, data STRING, ts_ms BIGINT")
@@ -101,7 +102,7 @@ def test_a_fact_whose_commit_got_no_answer_stays(spark: SparkSession, tmp_path: 
 
 
 def test_a_file_that_no_commit_names_is_removed(spark: SparkSession, table: tables.TableRef) -> None:
-    """A commit that the log refused, and that is not in it, leaves nothing behind."""
+    """A commit that the log refused and does not contain leaves no file."""
     old = Writer.claim(spark, table)
     Writer.claim(spark, table, take_over=True)
     with pytest.raises(errors.OwnershipLost):
@@ -110,7 +111,7 @@ def test_a_file_that_no_commit_names_is_removed(spark: SparkSession, table: tabl
 
 
 def test_a_file_stays_whose_commit_cannot_be_looked_up(spark: SparkSession, table: tables.TableRef) -> None:
-    """A store takes the commit, and then answers nothing for a while: the log names the file."""
+    """A store accepts the commit and then does not answer: the log names the file."""
     writer = Writer.claim(spark, table)
     committed = direct_log.DirectLog._committed
     unreachable = mock.Mock(side_effect=AnalysisException("the store does not answer"))
@@ -131,7 +132,7 @@ def test_a_file_stays_whose_commit_cannot_be_looked_up(spark: SparkSession, tabl
 
 
 def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSession, table: tables.TableRef) -> None:
-    """An answer may be an error although the commit is in the log: it counts once."""
+    """The answer may be an error although the commit is in the log: it counts once."""
     writer = Writer.claim(spark, table)
     committed = direct_log.DirectLog._committed
 
@@ -146,7 +147,7 @@ def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSess
 
 
 def test_a_writer_that_could_not_release_is_no_owner_in_its_own_process(spark: SparkSession, table: tables.TableRef) -> None:
-    """A disk that is full when the commit is written leaves a claim in the log; a retry in the same process goes on."""
+    """A full disk during the commit leaves a claim in the log; a retry in the same process succeeds."""
     writer = Writer.claim(spark, table)
 
     def full(*_: object, **__: object) -> int:
@@ -162,7 +163,9 @@ def test_a_writer_that_could_not_release_is_no_owner_in_its_own_process(spark: S
 
 
 def test_bronze_numbers_no_batch_twice(spark: SparkSession, tmp_path: Path) -> None:
-    """After a commit without an answer another thread's append is refused; the next start numbers on behind what is there."""
+    """After a commit with an unknown outcome an append of another thread is refused. The next start continues after the existing
+    batches.
+    """
     ref = tables.TableRef.at(str(tmp_path / "bronze"))
 
     def heartbeat(log: bronze.BronzeLog, token: str) -> None:
@@ -188,8 +191,9 @@ LAYERS = (f"silver/{bronze_rows.DB}", f"gold/{bronze_rows.DB}/{ORDERS}'", "_hist
 
 
 def test_every_layer_goes_on_from_every_border(spark: SparkSession, tmp_path: Path) -> None:
-    """An interrupt at a border of the first commit with rows to each kind of table: run again in the same process, silver,
-    gold and history end as if nothing had been."""
+    """The first commit with rows to each kind of table is interrupted at each boundary. After another run in the same process silver,
+    gold and history are as without the interruption.
+    """
     hop = Hop(spark, pipeline(tmp_path, history=True))
     hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 1, "after": {"_id": 1, "v": 1}}]})
     hop.run()
@@ -209,7 +213,7 @@ def test_every_layer_goes_on_from_every_border(spark: SparkSession, tmp_path: Pa
 
 
 def test_a_rebuild_that_got_no_answer(spark: SparkSession, tmp_path: Path) -> None:
-    """The table holds the old rows or the new ones, all of them readable, and is rebuilt by the next attempt."""
+    """The table holds the old rows or the new ones, all readable, and the next rebuild succeeds."""
     hop = Hop(spark, pipeline(tmp_path))
     hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 1, "after": {"_id": 1}}]})
     hop.run()

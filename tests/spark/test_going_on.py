@@ -1,4 +1,4 @@
-"""What silver and gold go on from: after a collection failed, was restored, repaired or dropped, nothing is forgotten."""
+"""Silver and gold continue correctly after a collection failed, or was restored, repaired or dropped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
 
 
 def running(hop: Hop) -> silver._SilverRun:
-    """Silver as a service holds it, from round to round."""
+    """A running service of silver."""
     return silver._SilverRun(hop.spark, hop.settings, False, parallel.Pool(hop.spark, None), threading.Event())
 
 
@@ -42,7 +42,7 @@ def keys(hop: Hop, collection: str) -> dict[int, Any]:
 
 
 def test_what_came_while_a_collection_failed_is_not_forgotten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on behind it and the run ends cleanly; the next one applies its events of before."""
+    """Other collections continue and the run ends normally; the next run applies the events of the failed collection."""
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
     hop.silver()
     service, apply = running(hop), ranges.apply
@@ -66,7 +66,7 @@ def test_what_came_while_a_collection_failed_is_not_forgotten(hop: Hop, monkeypa
 
 
 def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
-    """The table is read anew, and what the restore took back is applied again, however long it was idle."""
+    """The table is read again, and the events after the restored version are applied again, however long the collection was idle."""
     service = running(hop)
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
     service.run_round()
@@ -86,9 +86,9 @@ def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
 
 
 def test_a_table_that_could_not_be_read_at_the_start_is_tried_again(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outage of the store passes: the service brings the collection up to date, and needs no new start for it.
+    """An outage of the store passes: the service brings the collection up to date without a restart.
 
-    Meanwhile the others keep the schemas of their own tables, one of which a rebuild has made.
+    Meanwhile other collections keep the schemas of their tables, one of which a rebuild created.
     """
     monkeypatch.setattr(parallel, "RETRY_SECONDS", 0.0)
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)], "c": [document(1, 12, v=1)]})
@@ -116,7 +116,7 @@ def test_a_table_that_could_not_be_read_at_the_start_is_tried_again(hop: Hop, mo
 
 
 def test_gold_is_written_anew_from_a_table_that_was_restored(hop: Hop) -> None:
-    """Applied again under other settings its batches hold other rows, and gold is at the same batch."""
+    """If the batches are applied again with other settings, their rows differ although gold is at the same batch."""
     collection = {"delete.tombstone.handling.mode": "drop"}
     kept = Hop(hop.spark, pipeline(hop.settings.lakehouse.root, {"a": collection}))
     kept.bronze.append({"a": [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
@@ -135,13 +135,13 @@ def test_gold_is_written_anew_from_a_table_that_was_restored(hop: Hop) -> None:
 
 
 def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its position is 0 and its rows are there: stopped after any range, none is older than before, and none comes back."""
+    """The position is 0 and the rows exist. After a stop behind any range no row is older than before, and no deleted row returns."""
     hop = Hop(hop.spark, pipeline(hop.settings.lakehouse.root, **{"max.batch.events": 2}))
     hop.bronze.append({"a": [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
     hop.bronze.append({"a": [document(1, 20, v=2), {"op": "d", "key": 2, "at": 21}]})
     hop.silver()
     writer = Writer.claim(hop.spark, hop.silver_table("a"))
-    writer.mark(to=0)  # as `medallion repair` leaves it
+    writer.mark(to=0)  # as after `medallion repair`
     writer.release()
     service, range_of = running(hop), ranges._range
 
@@ -161,7 +161,7 @@ def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypat
 def test_a_history_that_fails_hinders_no_documents(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named apart, and the current documents of its collection go on from round to round."""
+    """It is reported separately, and the collection's current documents continue in every round."""
     hop = Hop(spark, pipeline(lakehouse, history=True))
 
     def refused(*_: Any, **__: Any) -> int:
@@ -181,7 +181,7 @@ def test_a_history_that_fails_hinders_no_documents(
 def test_a_long_backlog_lets_the_others_have_their_turn(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a service: a round ends behind the range that its time ran out in, and the next one goes on there; each turn comes further."""
+    """In a service a round ends after the range in which its time ran out; the next round continues there, so that each makes progress."""
     monkeypatch.setattr(parallel, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(parallel, "TURN_SHARE", 0)
     hop = Hop(spark, pipeline(lakehouse, {"a": {"max.batch.events": 1, "history": True}}))
