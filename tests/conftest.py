@@ -1,4 +1,4 @@
-"""What the tests stand on: one Spark and one MongoDB a run, and names that no two tests or runs share."""
+"""Fixtures for all tests: one Spark session and one MongoDB server per run, and databases and folders that no two tests or runs share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNITS = Path(__file__).with_name("unit")
 NAMED_SERVER = "MEDALLION_TEST_MONGODB_URI"
 
-# How long an example takes says how busy the machine is, and nothing about the code.
+# The duration of an example depends on the load of the machine, not on the code.
 hypothesis.settings.register_profile(
     "medallion",
     deadline=None,
@@ -37,23 +37,26 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("medallion")
 
-# The driver looks at a server that it lost twice a second at most, and a test that takes connections away would wait for that.
+# By default the driver checks a server that it lost at most twice a second; tests that cut connections would wait for that.
 pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.05  # type: ignore[misc]
 
 TALKATIVE = embedded_mongodb.ServerOptions(parameters={"periodicNoopIntervalSecs": 1})
-"""A server that nobody writes to says how late it is each second: some streams wait for that word, which comes each ten otherwise."""
+"""An idle server writes a no-op to its oplog every second. Some streams wait for the server's time to move; the default is every ten
+seconds.
+"""
 
 StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
 
 IN_MEMORY = Path("/dev/shm")
 ROOM = 12 * 2**30
-"""Bytes of memory that nothing uses: the tests' folders come to a small part of that, two JVMs and as many MongoDBs to half."""
+"""Bytes of unused memory. The tests' folders need a small part of it, two JVMs and two MongoDB servers about half."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Folders of tests lie in memory where there is plenty: each commit to a table, and each write to MongoDB, waits for a disk.
+    """Put the tests' temporary folders in memory if there is enough: every commit to a table and every write to MongoDB waits for the
+    disk.
 
-    Those of journeys, which may be large, do not.
+    Journeys keep theirs on disk, because their folders may be large.
     """
     if config.option.basetemp is None and config.option.markexpr == "not journey" and _has_room():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
@@ -63,7 +66,7 @@ def _has_room() -> bool:
     try:
         available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
         found = [0 if available is None else int(available[1]) * 1024, shutil.disk_usage(IN_MEMORY).free]
-        with contextlib.suppress(OSError, ValueError):  # a container's may be less than the machine's; "max" is all of that
+        with contextlib.suppress(OSError, ValueError):  # a container's limit; "max" means none
             found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
         return min(found) > ROOM
     except OSError:
@@ -71,7 +74,9 @@ def _has_room() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes take files in this order: the long file of the units before their short ones, so that both end together."""
+    """Order the files for two processes: the long file of unit tests before the short ones, so that both processes end at about the same
+    time.
+    """
 
     def place(item: pytest.Item) -> tuple[bool, bool]:
         is_unit = item.path.is_relative_to(UNITS)
@@ -82,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def log_of_its_own() -> Iterator[None]:
-    """A command that a test runs in this process configures the log, which would hold for all tests after it."""
+    """Restore the logging configuration: a command that a test runs in this process changes it for all later tests."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     yield
@@ -93,7 +98,7 @@ def log_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The run's Spark session, started by the first test that asks."""
+    """The run's Spark session, started by the first test that uses it."""
     from pipelines.delta import tables as delta
     from pipelines.spark import conf as spark_conf
     from pipelines.spark import jvm
@@ -101,7 +106,7 @@ def spark() -> Iterator[SparkSession]:
     from tests.harness import made_tables
 
     delta.create = made_tables.create  # hundreds of lakehouses have the same tables
-    jvm.END_SECONDS = 0.1  # each error that a test raises would be waited with, whether the JVM has gone
+    jvm.END_SECONDS = 0.1  # otherwise every error in a test waits to see whether the JVM has ended
     session = sparks.session(
         "mongo-medallion tests",
         master="local[2]",
@@ -113,7 +118,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def compiled(spark: SparkSession) -> Iterator[None]:
-    """For a file whose expressions are to run as they do in production: as Java that Spark writes and compiles."""
+    """Compile expressions to Java as in production, for all tests of a file."""
     with sessions.compiled(spark):
         yield
 
@@ -133,14 +138,14 @@ def mongodb_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def mongo(mongodb_uri: str) -> Iterator[MongoClient[dict[str, Any]]]:
-    """A client of the run's MongoDB."""
+    """A client for the run's MongoDB."""
     with contextlib.closing(mongodb.client(mongodb_uri)) as client:
         yield client
 
 
 @pytest.fixture
 def database(mongo: MongoClient[dict[str, Any]]) -> Iterator[Database[dict[str, Any]]]:
-    """A database of the test's own, dropped after it."""
+    """A database for one test, dropped after it."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield mongo[name]
     mongo.drop_database(name)
@@ -148,7 +153,7 @@ def database(mongo: MongoClient[dict[str, Any]]) -> Iterator[Database[dict[str, 
 
 @pytest.fixture
 def start_mongodb(tmp_path: Path) -> Iterator[StartServer]:
-    """Starts servers of the test's own, with the options it asks for, and stops them after it."""
+    """Starts servers with given options for one test; they are stopped after it."""
     with contextlib.ExitStack() as stack:
 
         def start(options: embedded_mongodb.ServerOptions) -> embedded_mongodb.EmbeddedMongoDB:
@@ -160,5 +165,5 @@ def start_mongodb(tmp_path: Path) -> Iterator[StartServer]:
 
 @pytest.fixture
 def lakehouse(tmp_path: Path) -> Path:
-    """The root of a lakehouse of the test's own."""
+    """The root of a lakehouse for one test."""
     return tmp_path / "lakehouse"

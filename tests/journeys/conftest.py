@@ -1,4 +1,4 @@
-"""All tests of this folder are journeys: they take minutes each."""
+"""All tests in this folder are journeys: each takes minutes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what was collected here; the hook is given the tests of other folders, too."""
+    """Mark the tests of this folder only; the hook receives those of other folders, too."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.journey)
