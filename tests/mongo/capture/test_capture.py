@@ -1,4 +1,4 @@
-"""Capture against a real server and real tables: what lands, what is refused, and what a restart makes of it."""
+"""Capture from a real server into real tables: which rows are written, which sources are refused, and what a restart does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.harness.layers import table_rows
 
 
 def test_snapshot_and_stream_land_in_order(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A first run lands the documents that are there, a second the changes since, each row once and in order."""
+    """The first run captures the existing documents and the second the changes since then, each row once and in order."""
     database.orders.insert_many([{"_id": number, "total": number * 1.5} for number in range(300)])
     found = pipeline(mongodb_uri, lakehouse, database.name)
     assert once(spark, found).snapshot_documents == 300
@@ -88,7 +88,7 @@ def test_the_last_row_is_marked_where_the_last_collection_is_empty(
 
 
 def test_chunks_hold_ids_of_all_types(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A snapshot in many small chunks holds every document once, whatever the types of the ids."""
+    """A snapshot in many small chunks contains every document once, whatever the types of the ids."""
     ids: list[Any] = [
         bson.ObjectId(), "text", 5, Int64(2**40), 1.5, float("nan"), True, None, datetime.datetime(2024, 1, 1),
         {"a": 1}, Decimal128("7.5"), bson.Binary(b"12345678" * 2, 4), bson.MinKey(), bson.MaxKey(), bson.Timestamp(1, 2), b"raw",
@@ -102,7 +102,7 @@ def test_chunks_hold_ids_of_all_types(spark: Any, mongodb_uri: str, database: An
 
 
 def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A snapshot that was stopped half way goes on behind its last chunk, and reads nothing twice."""
+    """A stopped snapshot continues after its last chunk and reads nothing twice."""
     database.orders.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(800)])
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"commit.max.bytes": 50_000, "snapshot.max.threads": 1})
     stop = threading.Event()
@@ -121,7 +121,7 @@ def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, l
 
 
 def test_second_capture_is_refused(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """While a capture runs, a second one on its table ends at once, and has committed nothing."""
+    """While a capture runs, a second one on its table ends at once and commits nothing."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
     with Running(spark, found) as running:
         until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
@@ -134,7 +134,7 @@ def test_second_capture_is_refused(spark: Any, mongodb_uri: str, database: Any, 
 
 
 def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A capture whose table was taken over stops at its next commit, and nothing of it is in the table."""
+    """A capture whose table was taken over stops at its next commit, and none of its later rows are in the table."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
     replaced = Running(spark, found)
     with pytest.raises(errors.OwnershipLost), replaced:
@@ -151,9 +151,9 @@ def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lak
 
 
 def test_changed_settings_lose_and_double_nothing(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A position goes on under another filter, scope, pipeline or mode, also where the server refuses its token.
+    """A capture continues from its position with another filter, scope, pipeline or mode, even if the server refuses its token.
 
-    What a run's settings let in is there from the last run on; and a post-image is that of its event, not what came later.
+    The rows of each run follow its settings, and a post-image shows the document at its event, not a later state.
     """
     name = database.name
     for collection in ("a", "b"):
@@ -192,7 +192,7 @@ def test_changed_settings_lose_and_double_nothing(spark: Any, mongodb_uri: str, 
 def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing of what is there is read again; the new collection is named, once, with the command that reads it."""
+    """Existing documents are not read again. The new collection is named once, with the command that takes its snapshot."""
     name = database.name
     database.a.insert_one({"_id": 1})
     database.b.insert_one({"_id": 1})
@@ -207,7 +207,7 @@ def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(
 
 
 def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
-    """A position that the oplog no longer holds is for a person to decide, and the table stays as it is."""
+    """A position that the oplog no longer contains needs a person's decision, and the table stays as it is."""
     server = start_mongodb(embedded_mongodb.ServerOptions(oplog_mb=4, arguments=("--syncdelay", "2")))
     found = pipeline(server.uri, lakehouse, "shop")
     client = mongodb.client(server.uri)
@@ -236,7 +236,7 @@ def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse
 
 
 def check_when_needed(spark: Any, found: settings.Settings) -> None:
-    """The gap and the plan of the new snapshot are one commit; status tells of it until gold is what the source is."""
+    """The gap and the plan of the new snapshot are one commit. Status shows the gap until gold equals the source."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(snapshot.Snapshot, "run", unread)
         with pytest.raises(KeyboardInterrupt):
@@ -258,7 +258,7 @@ def unread(_: snapshot.Snapshot) -> None:
 def test_full_disk_commits_nothing(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is a reason to try again: nothing of the commit is in the table, and the next run has it all."""
+    """A full disk is a temporary error: nothing of the commit is in the table, and the next run captures everything."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
     once(spark, found)
     before = rows(spark, found)
@@ -278,7 +278,7 @@ def test_full_disk_commits_nothing(
 
 
 def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
-    """A primary that steps down in the middle of the stream costs no event."""
+    """No event is lost when the primary steps down while the stream runs."""
     server = start_mongodb(embedded_mongodb.ServerOptions())
     found = pipeline(server.uri, lakehouse, "shop")
     client = mongodb.client(server.uri)
@@ -297,7 +297,7 @@ def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -
 
 
 def test_unusual_documents_land(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """Repeated fields, invalid UTF-8 and keys that look like wrappers stop nothing and are in bronze."""
+    """Repeated fields, invalid UTF-8 and fields named like Extended JSON types are captured."""
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"snapshot.mode": "no_data"})
     once(spark, found)
     repeated = b"\x10_id\x00\x01\x00\x00\x00\x10a\x00\x01\x00\x00\x00\x10a\x00\x02\x00\x00\x00"
@@ -316,8 +316,9 @@ def test_unusual_documents_land(spark: Any, mongodb_uri: str, database: Any, lak
 def test_quiet_stream_moves_on(
     spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The position of a quiet collection moves with the server's clock, by heartbeats; behind one another replica set is known by
-    its name."""
+    """Heartbeats move the position of a quiet collection with the server's time. A position of another replica set is recognized by its
+    name.
+    """
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 1000})
     with Running(spark, found):
         until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
@@ -337,7 +338,7 @@ def test_quiet_stream_moves_on(
 def test_without_heartbeats_only_the_lease_is_renewed(
     spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`heartbeat.interval.ms: 0`: the position of a quiet stream stays where the last row is."""
+    """With `heartbeat.interval.ms: 0` the position of a quiet stream stays at the last row."""
     monkeypatch.setattr(heartbeats, "LEASE_EVERY_MS", 300)
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 0, "snapshot.mode": "no_data"})
     with Running(spark, found):
@@ -352,7 +353,7 @@ def test_without_heartbeats_only_the_lease_is_renewed(
 def test_capped_collections_are_snapshotted_and_views_are_refused(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """A capped collection is read at its operation time; a view that is named is refused by its name."""
+    """A capped collection is read at its operation time; a view that is named in the settings is refused with its name."""
     database.create_collection("ring", capped=True, size=100_000)
     database.ring.insert_many([{"_id": number} for number in range(20)])
     database.create_collection("seen", viewOn="ring", pipeline=[])
@@ -364,7 +365,7 @@ def test_capped_collections_are_snapshotted_and_views_are_refused(
 
 
 def test_table_of_somebody_else_is_refused(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A Delta table that lies where bronze should is left alone."""
+    """A foreign Delta table in bronze's place is not changed."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
     spark.sql("SELECT 1 AS one").write.format("delta").save(table(found).path)
     with pytest.raises(errors.TableNotOurs) as refused:
@@ -381,14 +382,14 @@ def test_table_of_somebody_else_is_refused(spark: Any, mongodb_uri: str, databas
     ],
 )
 def test_source_that_cannot_be_reached(spark: Any, lakehouse: Path, uri: str, expected: type[errors.MedallionError]) -> None:
-    """An unreachable server is temporary, an unreadable connection string a mistake; neither makes a table."""
+    """An unreachable server is a temporary error and an invalid connection string a mistake; neither creates a table."""
     with pytest.raises(expected):
         once(spark, pipeline(uri, lakehouse, "shop"))
     assert not delta.exists(spark, table(pipeline(uri, lakehouse, "shop")))
 
 
 def test_wrong_password_is_refused(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
-    """A wrong password is for a person to mend, and is not shown."""
+    """A wrong password needs a person's correction, and the message does not contain it."""
     server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     found = pipeline(f"mongodb://{server.address}/", lakehouse, "shop")
     client = mongodb.client(f"mongodb://someone:hunter2@{server.address}/?authSource=admin")
@@ -401,7 +402,7 @@ def test_wrong_password_is_refused(spark: Any, start_mongodb: Any, lakehouse: Pa
 
 
 def test_columns_are_the_contract(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """The bronze table has the columns of the design, in their order, and is clustered by batch."""
+    """The bronze table has the columns of the schema in their order, and is clustered by batch."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
     once(spark, found)
     assert spark.table(str(table(found))).columns == columns.SCHEMA.names

@@ -1,4 +1,4 @@
-"""What single properties of `source` do, against a real server and a real table."""
+"""Single properties of `source`, with a real server and a real table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def landed(spark: Any, found: Any, kind: str) -> list[Any]:
 def test_a_first_start_refuses_collections_of_one_table(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """In a catalog, where `a.b` and `a_b` have one name: nothing is made."""
+    """In a catalog `a.b` and `a_b` get the same table name; nothing is created."""
     for name in ("a.b", "a_b"):
         database[name].insert_one({"_id": 1})
     found = pipeline(mongodb_uri, lakehouse, database.name)
@@ -57,7 +57,7 @@ def test_a_stream_begins_at_an_operation_time(
 def test_transactions_have_a_beginning_an_end_and_counts(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, mongo: Any
 ) -> None:
-    """`provide.transaction.metadata`: events carry their transaction, and rows say where it begins and ends."""
+    """`provide.transaction.metadata`: events contain their transaction, and rows mark its beginning and end."""
     for name in ("orders", "lines"):
         database.create_collection(name)
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"provide.transaction.metadata": True})
@@ -81,7 +81,7 @@ def test_transactions_have_a_beginning_an_end_and_counts(
 
 
 def test_a_snapshot_reads_what_it_is_asked_for(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`snapshot.include.collection.list`, `snapshot.collection.filter.overrides` and `snapshot.delay.ms`."""
+    """`snapshot.include.collection.list`, `snapshot.collection.filter.overrides` and `snapshot.delay.ms` are applied."""
     db = database.name
     for name in ("orders", "customers", "other"):
         database[name].insert_many([{"_id": number} for number in range(10)])
@@ -100,7 +100,7 @@ def test_a_snapshot_reads_what_it_is_asked_for(spark: Any, mongodb_uri: str, dat
 
 
 def test_fields_are_left_out_and_renamed(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`field.exclude.list` and `field.renames` hold in snapshots, events and update descriptions."""
+    """`field.exclude.list` and `field.renames` apply to snapshots, events and update descriptions."""
     db = database.name
     database.customers.insert_one({"_id": 1, "card": "4111", "name": {"first": "Ann"}})
     given = {"field.exclude.list": f"{db}.customers.card", "field.renames": f"{db}.customers.name.first:given"}
@@ -115,7 +115,7 @@ def test_fields_are_left_out_and_renamed(spark: Any, mongodb_uri: str, database:
 
 
 def test_what_the_stream_leaves_out(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`skipped.operations`, `cursor.pipeline`, `capture.scope`, `filters.match.mode`: the server sends what is asked for."""
+    """`skipped.operations`, `cursor.pipeline`, `capture.scope` and `filters.match.mode` decide which events the server sends."""
     db = database.name
     given = {
         "collection.include.list": f"{db}.orders",
@@ -138,7 +138,7 @@ def test_what_the_stream_leaves_out(spark: Any, mongodb_uri: str, database: Any,
 
 
 def test_commits_hold_no_more_than_max_batch_size(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`max.batch.size` bounds the events of a commit."""
+    """`max.batch.size` is the maximum number of events in a commit."""
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"max.batch.size": 10, "snapshot.mode": "no_data"})
     once(spark, found)
     database.orders.insert_many([{"_id": number} for number in range(35)])
@@ -153,7 +153,9 @@ def test_commits_hold_no_more_than_max_batch_size(spark: Any, mongodb_uri: str, 
 def test_an_event_that_is_too_large_is_skipped_and_reported(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """`cursor.oversize.handling.mode: skip`: what is above the threshold is counted and noted, and the rest lands, deletes among it."""
+    """`cursor.oversize.handling.mode: skip`: events above the threshold are counted and reported, and the others are captured, also the
+    delete of a skipped document.
+    """
     given = {"cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 5000, "snapshot.mode": "no_data"}
     given["capture.mode"] = "change_streams_update_full_with_pre_image"
     database.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
@@ -172,7 +174,7 @@ def test_an_event_that_is_too_large_is_skipped_and_reported(
 
 
 def test_a_snapshotter_of_ones_own(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`snapshot.mode: custom`: the class decides; one that is not there is a mistake of the settings."""
+    """`snapshot.mode: custom`: the class decides; a class that does not exist is a mistake in the settings."""
     database.orders.insert_one({"_id": 1})
     given = {"snapshot.mode": "custom", "snapshot.mode.custom.name": "tests.harness.snapshotters:Never"}
     assert once(spark, pipeline(mongodb_uri, lakehouse, database.name, **given)).snapshot_documents == 0
@@ -183,7 +185,7 @@ def test_a_snapshotter_of_ones_own(spark: Any, mongodb_uri: str, database: Any, 
 
 
 def test_a_snapshot_without_a_stream(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`configuration_based` with data and no stream ends by itself when the snapshot is done."""
+    """`configuration_based` with data and without a stream ends when the snapshot is complete."""
     database.orders.insert_many([{"_id": number} for number in range(5)])
     given = {"snapshot.mode": "configuration_based", "snapshot.mode.configuration.based.snapshot.data": True}
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
@@ -194,7 +196,7 @@ def test_a_snapshot_without_a_stream(spark: Any, mongodb_uri: str, database: Any
 def test_too_many_collections(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`guardrail.collections.max`: passing it stops the start before anything is made, or warns and goes on."""
+    """`guardrail.collections.max`: more collections end the start before anything is created, or cause a warning."""
     for name in ("a", "b"):
         database.create_collection(name)
     fail = {"guardrail.collections.max": 1, "guardrail.collections.limit.action": "fail"}
@@ -208,7 +210,7 @@ def test_too_many_collections(
 
 
 def test_how_much_one_answer_holds(database: Any, mongo: Any) -> None:
-    """`snapshot.fetch.size` is the number of documents in each answer of a snapshot read."""
+    """`snapshot.fetch.size` is the number of documents in each reply of a snapshot read."""
     database.orders.insert_many([{"_id": number} for number in range(10)])
     (collection,) = catalog.collections(mongo, [database.name])
     after = mongodb_server.operation_time(mongo)
@@ -217,7 +219,7 @@ def test_how_much_one_answer_holds(database: Any, mongo: Any) -> None:
 
 
 def test_how_long_the_server_waits_for_an_event(database: Any, mongo: Any) -> None:
-    """`cursor.max.await.time.ms` bounds the wait of an idle stream; 0 leaves the choice to us."""
+    """`cursor.max.await.time.ms` limits the wait of an idle stream; 0 uses the default."""
     given = {"database.include.list": database.name, "cursor.max.await.time.ms": 50}
     options = sources.stream_options(source(given), mongo)
     assert options.max_await_ms == 50
@@ -230,5 +232,5 @@ def test_how_long_the_server_waits_for_an_event(database: Any, mongo: Any) -> No
         assert stream.next().events == []
         return time.monotonic() - began
 
-    assert any(waited() < 0.9 for _ in range(10))  # whatever else the machine does, not each time
+    assert any(waited() < 0.9 for _ in range(10))  # a busy machine may delay some of the waits, but not all
     stream.close()

@@ -1,4 +1,4 @@
-"""What a server sends or does that a driver does not expect: the stream and the snapshot go on, and say what they met."""
+"""Data and events of a server that a driver does not expect: stream and snapshot continue and report them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def changes(opened: Stream, mongo: Any) -> list[dict[str, Any]]:
 
 
 def test_a_database_that_is_made_later_in_another_case(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """Lists are blind to case, also where the database does not exist yet, and where it is dropped and made anew."""
+    """Lists ignore case, also if the database does not exist yet, and if it is dropped and created again."""
     name = database.name
     found = settings(mongodb_uri, **{"collection.include.list": f"{name.upper()}.ORDERS"})
     with stream(mongo, found) as opened:
@@ -71,8 +71,9 @@ def test_a_database_that_is_made_later_in_another_case(mongodb_uri: str, mongo: 
 def test_a_database_that_is_dropped_under_a_running_capture(
     mongodb_uri: str, mongo: Any, database: Any, is_killed: bool, is_there_again: bool
 ) -> None:
-    """It is waited for everywhere, and what it holds when it is made anew is read: also where the server forgets the stream that
-    waits before its position has moved, and where the next one is of the database again."""
+    """The stream waits for the database in the whole deployment, and reads its documents when it is created again. This holds if the
+    server forgets the waiting stream before its position has moved, and if the next stream is of the database again.
+    """
     name = database.name
     found = settings(mongodb_uri, **{"collection.include.list": f"{name}.a,{name}.b"})
     database.a.insert_one({"_id": 0})
@@ -115,7 +116,7 @@ BROKEN_IDS = [b"\x02_id\0" + text(content) for content in (b"\xff", b"\xfe", b"a
 
 
 def test_documents_that_the_driver_refuses_land_with_their_bytes(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """BSON that mongod stores and pymongo does not read: each document is a row of its own, in streams and in snapshots."""
+    """BSON that mongod stores and pymongo cannot read: each document is its own row, in streams and snapshots."""
     found = settings(mongodb_uri, **{"database.include.list": database.name})
     begins = mongodb_server.operation_time(mongo)
     ids = [b"\x10_id\0" + number.to_bytes(4, "little") for number in range(len(ODD))]
@@ -146,7 +147,9 @@ def test_documents_that_the_driver_refuses_land_with_their_bytes(mongodb_uri: st
 
 
 def test_fields_that_are_left_out_are_in_no_original(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """Of a document with text that is not UTF-8 no bytes are kept where they would hold what the settings take out or rename."""
+    """If a document contains text that is not UTF-8, its original bytes are stored only if no fields of its collection are excluded or
+    renamed.
+    """
     database.command({"create": "users", "changeStreamPreAndPostImages": {"enabled": True}})
     lists = {"field.exclude.list": f"{database.name}.users.ssn", "field.renames": f"{database.name}.users.old:new"}
     mode = {"capture.mode": "change_streams_update_full_with_pre_image"}
@@ -169,7 +172,7 @@ def test_fields_that_are_left_out_are_in_no_original(mongodb_uri: str, mongo: An
 
 
 def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
-    """Boundaries of chunks are bytes: an `_id` that cannot be decoded stands at one as well as any other."""
+    """Chunk boundaries are bytes: an `_id` that cannot be decoded may be a boundary."""
     kinds = [b"\x0d_id\0" + text(b"code"), b"\x0e_id\0" + text(b"symbol"), b"\x05_id\0\4\0\0\0\2\xff\xff\0\0", b"\x7f_id\0"]
     given = [document(each) for each in (*BROKEN_IDS, *kinds, b"\x12_id\0" + (2**40).to_bytes(8, "little"))]
     for raw in given:
@@ -189,14 +192,15 @@ def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
     assert len(seen) == len(given)
 
 
-# --- collections that the driver has no object for ---
+# --- collections for which the driver has no object ---
 
 NAMES = ("a..b", "a.", " a", "a'b", "a/b", "a\nb", "-", "*", "\u202e")
 
 
 def test_collections_of_every_name_are_read(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """MongoDB has names that the driver's `Collection` refuses (`a..b`, `a.`): they are measured, planned, read and followed as
-    the others, and a position in a stream of one of them alone is held."""
+    """MongoDB allows names that the driver's `Collection` refuses (`a..b`, `a.`). Such collections are measured, planned, read and
+    followed like others, and a stream of one of them holds a position.
+    """
     names = [f"{database.name}.{name}" for name in NAMES]
     found = settings(mongodb_uri, **{"filters.match.mode": "literal", "collection.include.list": names})
     with stream(mongo, found) as opened:
@@ -217,13 +221,13 @@ def test_collections_of_every_name_are_read(mongodb_uri: str, mongo: Any, databa
         database.command({"insert": "a..b", "documents": [{"_id": 3}]})
         token = changes(opened, mongo)[-1]["resume_token"]
         assert opened._stream.holds(token)
-    # And it alone is read: of the others no event would follow.
+    # And only this collection is read: no events of the others would follow.
     rows = snapshot_rows(alone, mongo, after=mongodb_server.operation_time(mongo))
     assert [row["collection"] for row in rows] == ["a..b"] * 3
 
 
 def test_a_view_in_the_place_of_a_named_collection(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """It is refused when a capture begins; one that runs goes on with the other collections, also where a signal asks for them."""
+    """A view is refused when a capture begins. A running capture continues with the other collections, also if a signal names them."""
     lists = {"collection.include.list": f"{database.name}.a, {database.name}.b"}
     found = settings(mongodb_uri, **lists, **{"signal.data.collection": f"{database.name}.signals"})
     for name in ("a", "b"):
@@ -244,8 +248,9 @@ def test_a_view_in_the_place_of_a_named_collection(mongodb_uri: str, mongo: Any,
 
 
 def test_an_event_whose_parts_are_too_large_together(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """`oversize: skip`: 9 MB of document and 9 MB of changed fields are no event that a server sends; it is noted, and the
-    stream goes on. Without it, what came before is read, then the error says what to set."""
+    """With `oversize: skip` an event with 9 MB of document and 9 MB of changed fields, which a server cannot send, is reported, and the
+    stream continues. Otherwise the events before it are read, and the error names the setting.
+    """
     given = {"database.include.list": database.name, "capture.mode": "change_streams_update_full"}
     skips = {"cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 16_777_216}
     with (
@@ -256,7 +261,7 @@ def test_an_event_whose_parts_are_too_large_together(mongodb_uri: str, mongo: An
         database.orders.update_one({"_id": 1}, {"$set": {"pad": "x" * 9_000_000}})
         database.orders.update_one({"_id": 1}, {"$unset": {"pad": 1}})
         landed = changes(opened, mongo)
-        # The update's look-up finds the document without its pad: large is what looks it up while it is there.
+        # The update's look-up finds the document without its pad: the event is only large if the look-up comes earlier.
         assert len(landed) == 3
         database.orders.insert_many([{"_id": 2}, {"_id": 3, "a": 1}])
         database.orders.update_one({"_id": 3}, {"$set": {"pad": "x" * 9_000_000}})
@@ -271,11 +276,11 @@ def test_an_event_whose_parts_are_too_large_together(mongodb_uri: str, mongo: An
         assert before == [("c", "1"), ("u", "1"), ("u", "1"), ("c", "2"), ("c", "3")]
 
 
-# --- an operator's hand ---
+# --- kills by an operator ---
 
 
 def killed(database: Any, how: str) -> None:
-    """End what waits for events of this database, as an operator can."""
+    """Kill the operations that wait for events of this database, as an operator can."""
     admin = database.client.admin
     mine = {"command.getMore": {"$exists": True}, "ns": {"$regex": f"^{database.name}"}}
     active = list(admin.aggregate([{"$currentOp": {"allUsers": True}}, {"$match": mine}]))
@@ -291,11 +296,11 @@ def killed(database: Any, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["killOp", "killCursors", "killAllSessions"])
 def test_a_stream_goes_on_behind_an_operators_kill(mongodb_uri: str, database: Any, how: str) -> None:
-    """`killOp`, `killCursors` and `killAllSessions` on the waiting getMore are reasons to resume; no event is lost or doubled."""
+    """After `killOp`, `killCursors` and `killAllSessions` on the waiting getMore the stream resumes; no event is lost or repeated."""
     found: list[Any] = []
     failed: list[BaseException] = []
     halt = threading.Event()
-    # A server that is told to kill what waits does so when its wait is over.
+    # The server kills a waiting operation when its wait ends.
     options = change_stream.StreamOptions(db=database.name, max_await_ms=200)
     with contextlib.closing(mongodb.client(mongodb_uri)) as client:
         opened = change_stream.ChangeStream(client, options, change_stream.StreamStart(), initial_delay=0.01, stopped=halt)
@@ -315,7 +320,7 @@ def test_a_stream_goes_on_behind_an_operators_kill(mongodb_uri: str, database: A
             before, end = opened.reconnects, time.monotonic() + 30
             while opened.reconnects == before and not failed and time.monotonic() < end:
                 killed(database, how)
-        with contextlib.suppress(Exception):  # its own session may have been killed
+        with contextlib.suppress(Exception):  # the client's own session may have been killed
             database.orders.find_one()
         database.orders.insert_one({"_id": "last"})
         reading.join(30)
@@ -325,11 +330,11 @@ def test_a_stream_goes_on_behind_an_operators_kill(mongodb_uri: str, database: A
     assert opened.reconnects >= 5
 
 
-# --- a stage that spoils tokens ---
+# --- a stage that changes tokens ---
 
 
 def test_error_280_of_a_pipeline_is_no_lost_position(mongodb_uri: str, database: Any) -> None:
-    """Where a stage changes an event's `_id`, the server's error has the code of a lost position: it is not called so."""
+    """If a stage changes an event's `_id`, the server's error has the code of a lost position; the error must not be reported as one."""
     stages = [{"$set": {"_id": "x"}}]
     with contextlib.closing(mongodb.client(mongodb_uri)) as client:
         opened = change_stream.ChangeStream(
@@ -348,7 +353,7 @@ def test_error_280_of_a_pipeline_is_no_lost_position(mongodb_uri: str, database:
 def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
     start_mongodb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream is pinned to one server by a client of its own: user, password and the rest of the string go with it."""
+    """The stream uses its own client for one server, with user, password and the other options of the connection string."""
     server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     monkeypatch.setenv("PLAIN", server.uri)
     monkeypatch.setenv("CHOSEN", f"{server.uri}&readPreference=secondaryPreferred&readPreferenceTags=dc:a,use:b")
@@ -361,11 +366,11 @@ def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
             assert snapshot_rows(each, client, after=mongodb_server.operation_time(client))
 
 
-# --- what a user wrote into a collection's options ---
+# --- values in a collection's options ---
 
 
 def far(db: Any, name: str, **options: Any) -> None:
-    """A collection or view whose options hold a date that no `datetime` can hold, and text that is not UTF-8."""
+    """A collection or view with options that contain a date beyond `datetime`, and text that is not UTF-8."""
     date = bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)
     condition = bson.encode({"until": {"$lt": date}, "note": {"$ne": "QQ"}}).replace(b"QQ", b"\xff\xfe")
     raw = RawBSONDocument(condition)
@@ -374,7 +379,7 @@ def far(db: Any, name: str, **options: Any) -> None:
 
 
 def test_a_validator_or_a_view_that_no_driver_reads(mongo: Any, database: Any) -> None:
-    """What is in a collection's options is none of ours: the list of the collections holds all of them."""
+    """The list of collections ignores the contents of their options, and is complete."""
     database.a.insert_one({"_id": 1})
     far(database, "validated")
     far(database, "viewed", view=True)
@@ -383,7 +388,9 @@ def test_a_validator_or_a_view_that_no_driver_reads(mongo: Any, database: Any) -
 
 
 def test_a_filter_is_tried_however_large_it_is(mongo: Any, database: Any) -> None:
-    """One of many keys, say. Where the server ends the connection over it a capture would start over, and meet its signal each time."""
+    """For example a filter with many keys. If the server closed the connection over it, the capture would restart and read its signal
+    again, each time.
+    """
     database.a.insert_one({"_id": 1})
     name = f"{database.name}.a"
     assert snapshot_read.refusal_of_filter(mongo, name, {"a": "x" * (15 << 20)}) is None
@@ -391,7 +398,7 @@ def test_a_filter_is_tried_however_large_it_is(mongo: Any, database: Any) -> Non
 
 
 def test_a_filter_over_a_collection_that_no_driver_reads(mongo: Any, database: Any) -> None:
-    """The server's answer quotes the filter: a date that no `datetime` can hold is no reason to refuse it."""
+    """The server's reply quotes the filter; a date beyond `datetime` in it is no reason to refuse the filter."""
     far(database, "validated")
     condition = {"until": {"$lt": bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)}}
     assert snapshot_read.refusal_of_filter(mongo, f"{database.name}.validated", condition) is None

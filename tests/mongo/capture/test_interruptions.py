@@ -1,4 +1,4 @@
-"""What ends a change stream or comes between: a killed cursor, the network, an invalidate, an end after any commit."""
+"""Interruptions of a capture: a killed cursor, the network, an invalidate, an end after any commit."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def stream(uri: str, db: str) -> Iterator[change_stream.ChangeStream]:
 
 
 def answers(client: Any) -> bool:
-    """Whether the server answers, which a machine without time may not let it do in half a second."""
+    """Whether the server answers; on a busy machine it may need more than half a second."""
     with contextlib.suppress(ConnectionFailure):
         return bool(client.admin.command("ping")["ok"])
     return False
 
 
 def inserted(opened: change_stream.ChangeStream, count: int) -> list[Any]:
-    """The `_id` of the next inserts."""
+    """The `_id` values of the next inserts."""
     found: list[Any] = []
     end = time.monotonic() + 60
     while len(found) < count:
@@ -72,7 +72,7 @@ def inserted(opened: change_stream.ChangeStream, count: int) -> list[Any]:
 
 
 def test_a_killed_cursor_is_opened_again(mongodb_uri: str, database: Any) -> None:
-    """The server forgets a cursor (`killCursors`, or a restart): the stream goes on behind what it gave."""
+    """The server forgets a cursor (`killCursors` or a restart): the stream continues after its last event."""
     admin = database.client.admin
     with stream(mongodb_uri, database.name) as opened:
         for number in range(3):
@@ -90,7 +90,7 @@ def test_a_killed_cursor_is_opened_again(mongodb_uri: str, database: Any) -> Non
 
 @pytest.mark.parametrize("broken", [Proxy.cut, Proxy.stall])
 def test_a_network_that_fails_costs_no_event(mongodb_uri: str, database: Any, broken: Callable[[Proxy], None]) -> None:
-    """Connections that are cut, or over which nothing comes any more and nobody says so."""
+    """Connections are closed, or stay open without any data."""
     address = mongodb_uri.removeprefix("mongodb://").split("/")[0]
     with Proxy(address) as proxy, stream(f"mongodb://{proxy.address}/?{HASTY}", database.name) as opened:
         database.orders.insert_one({"_id": 0})
@@ -100,7 +100,7 @@ def test_a_network_that_fails_costs_no_event(mongodb_uri: str, database: Any, br
         database.orders.insert_many([{"_id": number} for number in range(1, 20)])
 
         def mend() -> None:
-            """When it has been noticed, and tried again in vain."""
+            """Restore the network after the failure was noticed and several attempts failed."""
             until(lambda: opened.reconnects >= before + 3)
             proxy.mend()
 
@@ -123,9 +123,10 @@ def test_a_network_that_fails_costs_no_event(mongodb_uri: str, database: Any, br
 def test_a_stream_goes_on_behind_an_invalidate(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, scope: str, is_silent: bool
 ) -> None:
-    """A stream of one collection ends with it, one of a database with that; a pipeline may swallow the word of it.
+    """A stream of a collection ends with the collection and a stream of a database with the database; a pipeline may hide the
+    invalidate event.
 
-    What is made anew under the name is captured, by the same run and by the next.
+    A collection that is created again with the name is captured in the same run and in the next.
     """
     name = f"{database.name}.orders"
     given: dict[str, Any] = {"capture.scope": scope, "capture.target": name if scope == "collection" else database.name}
@@ -173,11 +174,11 @@ class Pipeline:
             hop.run(self.spark, self.found, sessions=sessions.kept(self.spark))
 
     def gold(self, db: str, collection: str) -> dict[Any, Any]:
-        """The rows of a gold table, `_id` to `v`."""
+        """A gold table's `v` by `_id`."""
         return self._read(delta.layout(self.found.lakehouse).gold(db, collection))
 
     def silver(self, db: str, collection: str) -> dict[Any, Any]:
-        """The same of a silver table."""
+        """A silver table's `v` by `_id`."""
         return self._read(delta.layout(self.found.lakehouse).silver(db, collection))
 
     def _read(self, of: Any) -> dict[Any, Any]:
@@ -187,7 +188,7 @@ class Pipeline:
 def test_a_rename_in_the_middle_of_a_snapshot(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read of the old name goes with it; the new name is read as a whole, and a new collection under the old one."""
+    """Rows that were read under the old name are removed. The new name is read completely, and so is a new collection with the old name."""
     database.first.insert_many([{"_id": number, "v": "old", "pad": "x" * 1000} for number in range(400)])
     given = {"commit.max.bytes": 50_000, "snapshot.max.threads": 1}
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
@@ -215,7 +216,9 @@ def test_a_rename_in_the_middle_of_a_snapshot(
 def test_a_collection_that_is_left_out_in_the_middle_of_its_snapshot(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not taken for read, nor are the rows that it has; let in again, it is read to its end, and offered as a whole."""
+    """Neither the collection nor its rows count as completely read. When it is captured again its snapshot is finished, and a new one
+    is offered.
+    """
     name = database.name
     database.a.insert_many([{"_id": number, "v": "old", "pad": "x" * 1000} for number in range(300)])
     database.create_collection("b")
@@ -244,7 +247,7 @@ def test_a_collection_that_is_left_out_in_the_middle_of_its_snapshot(
 def test_a_first_start_that_is_killed_loses_nothing(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first position is where the stream begins, and not how far it has been read."""
+    """The first position in bronze is the stream's start, not how far it has read."""
     database.create_collection("orders")
     at = mongodb_server.operation_time(database.client)
     database.orders.insert_many([{"_id": number} for number in range(10)])
@@ -263,7 +266,7 @@ def test_a_first_start_that_is_killed_loses_nothing(
 
 
 def test_a_chunk_whose_cursor_is_gone_is_read_again(database: Any) -> None:
-    """An election, or a server that was restarted, takes the cursor with it."""
+    """An election or a restart of the server ends the cursor."""
     database.orders.insert_many([{"_id": number} for number in range(50)])
     client = database.client
     (collection,) = catalog.collections(client, [database.name])
@@ -280,7 +283,7 @@ def test_a_chunk_whose_cursor_is_gone_is_read_again(database: Any) -> None:
 
 
 def test_a_stream_stands_between_whole_events(mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its token is never one inside an event that is split: what is left of that event would not be read after a restart."""
+    """Its token never points into a split event: after a restart the rest of the event would not be read."""
 
     def event(place: str, **more: Any) -> dict[str, Any]:
         return {"_id": {"_data": place}, "operationType": "insert", **more}
@@ -305,13 +308,13 @@ def test_a_stream_stands_between_whole_events(mongodb_uri: str, database: Any, m
 
 
 class Killed(BaseException):
-    """A capture ends here, as if it had been killed."""
+    """Ends a capture as if it had been killed."""
 
 
 def test_an_end_at_every_commit(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that ends after each commit, or in place of the next: nothing is lost, nothing twice, transactions count on."""
+    """Each run ends after a commit or in place of the next one: nothing is lost or repeated, and transactions are counted correctly."""
     database.a.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(20)])
     database.create_collection("b")
     given = {
@@ -367,7 +370,7 @@ def test_an_end_at_every_commit(
 def test_a_clock_that_is_wrong(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Order and position are the server's: a clock that was 30 hours ahead, and is set back, only dates rows. No age is negative."""
+    """Order and position come from the server: a clock that was 30 hours ahead only affects the times of rows. No lag is negative."""
     database.orders.insert_one({"_id": 0, "v": "read"})
     layers = Pipeline(spark, pipeline(mongodb_uri, lakehouse, database.name))
     right = time.time

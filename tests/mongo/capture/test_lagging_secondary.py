@@ -1,4 +1,4 @@
-"""A replica set whose secondary is behind: what a chunk holds is as new as it says, and stays."""
+"""A replica set with a lagging secondary: a chunk is as new as its time says, and cannot be rolled back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def until(is_so: Any) -> None:
 
 @contextlib.contextmanager
 def member(folder: Path, port: int) -> Iterator[str]:
-    """One more mongod of the embedded server's replica set."""
+    """Another mongod of the embedded server's replica set."""
     folder.mkdir()
     command = [str(embedded_mongodb.find()), "--dbpath", str(folder), "--port", str(port), "--bind_ip", "127.0.0.1"]
     command += ["--replSet", embedded_mongodb.REPLICA_SET, "--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "64"]
@@ -47,7 +47,7 @@ def member(folder: Path, port: int) -> Iterator[str]:
 
 @pytest.fixture
 def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
-    """A primary, and a secondary that applies no writes any more; the capped collection and one more are older than that."""
+    """A primary, and a secondary that stopped applying writes after the first document of the capped collection."""
     server = start_mongodb(embedded_mongodb.ServerOptions(oplog_mb=64))
     with member(tmp_path / "second", embedded_mongodb._free_port()) as second, contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.closing(mongodb.client(server.uri)))
@@ -61,7 +61,7 @@ def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
         read = direct.shop.get_collection("ring", read_preference=ReadPreference.SECONDARY_PREFERRED)
         until(lambda: direct.admin.command("hello").get("secondary") and read.find_one({"_id": 1}))
         entered = direct.admin.command("configureFailPoint", "rsSyncApplyStop", mode="alwaysOn")["count"]
-        # What it waits for just now it would still apply.
+        # It would still apply the batch for which it is waiting.
         direct.admin.command("waitForFailPoint", "rsSyncApplyStop", timesEntered=entered + 1, maxTimeMS=1000 * WAIT)
         first.shop.ring.update_one({"_id": 1}, {"$set": {"v": "new"}})
         first.shop.ring.insert_one({"_id": 2, "v": "new"})
@@ -70,7 +70,7 @@ def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
 
 
 def test_a_capped_collection_is_read_from_the_primary(hosts: list[str]) -> None:
-    """Without snapshot reads a secondary's documents would count as of a time that it has not reached."""
+    """Without snapshot reads a secondary's documents would be labelled with a time that it has not reached."""
     uri = f"mongodb://{','.join(hosts)}/?replicaSet={embedded_mongodb.REPLICA_SET}&readPreference=secondaryPreferred"
     with contextlib.closing(mongodb.client(uri)) as client:
         after = mongodb_server.operation_time(client)
@@ -82,8 +82,9 @@ def test_a_capped_collection_is_read_from_the_primary(hosts: list[str]) -> None:
 
 
 def test_a_repair_calls_no_document_gone_that_a_secondary_does_not_have_yet(hosts: list[str]) -> None:
-    """A document that is younger than a repair's first chunk is looked for as of the second one's time: a server that is behind is
-    waited for."""
+    """A document that is newer than the repair's first chunk is looked up at the time of the second one, and a lagging server is waited
+    for.
+    """
     uri = f"mongodb://{','.join(hosts)}/?replicaSet={embedded_mongodb.REPLICA_SET}&readPreference=secondary"
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(contextlib.closing(mongodb.client(uri)))
@@ -101,7 +102,7 @@ def test_a_repair_calls_no_document_gone_that_a_secondary_does_not_have_yet(host
 
 
 def test_a_capped_collection_is_read_when_no_election_can_take_back_what_it_holds(start_mongodb: Any) -> None:
-    """Other collections are read so by their snapshot: no event would say that a document is gone again."""
+    """Other collections get this from snapshot reads. No event would report a document that was rolled back."""
     server = start_mongodb(embedded_mongodb.ServerOptions(parameters={"enableTestCommands": 1}))
     with contextlib.ExitStack() as stack:
         client, other = (stack.enter_context(contextlib.closing(mongodb.client(server.uri))) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The endpoint of a running capture, over a real server."""
+"""The metrics endpoint of a running capture, with a real server."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def port() -> int:
 
 @pytest.fixture
 def clients() -> Iterator[contextlib.ExitStack]:
-    """Clients that are closed when the test is over."""
+    """Clients that are closed after the test."""
     with contextlib.ExitStack() as stack:
         yield stack
 
 
 def fetched(port: int) -> Values:
-    """Every sample of the endpoint by its name, context and own label; none while nobody listens."""
+    """The samples of the endpoint by name, context and table; empty if nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
@@ -58,7 +58,7 @@ def fetched(port: int) -> Values:
 
 
 def test_the_endpoint_of_a_running_capture(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, port: int) -> None:
-    """While a capture runs its snapshot and its stream are counted under Debezium's names; then nobody listens."""
+    """During a capture its snapshot and stream have metrics with Debezium's names; afterwards nothing listens."""
     namespace = f"{database.name}.orders"
     database.orders.insert_many([{"_id": number} for number in range(200)])
     database.create_collection("other")
@@ -94,7 +94,7 @@ def test_the_endpoint_of_a_running_capture(spark: Any, mongodb_uri: str, databas
 def test_without_a_port_nobody_listens_and_a_port_in_use_is_refused(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, port: int
 ) -> None:
-    """The endpoint is off by default; a port that somebody else has is a mistake of the settings, told before anything is read."""
+    """The endpoint is off by default. A port in use is a mistake in the settings, reported before anything is read."""
     assert pipeline(mongodb_uri, lakehouse, database.name).source.metrics_port is None
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", port))
@@ -112,7 +112,7 @@ def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
     port: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A primary that steps down is one election; an oplog with less headroom than asked for is a warning in the log."""
+    """A primary that steps down counts as one election; an oplog with less headroom than configured is a warning in the log."""
     server = start_mongodb(embedded_mongodb.ServerOptions(oplog_mb=4, arguments=("--setParameter", "enableTestCommands=1")))
     client = clients.enter_context(contextlib.closing(mongodb.client(server.uri, appname="test")))
     client.shop.orders.insert_one({"_id": 1})
@@ -122,7 +122,7 @@ def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
         until(lambda: "the oplog will hold its position" in caplog.text)
         step_down(client, 1)
         until(lambda: fetched(port).get(("NumberOfPrimaryElections", "streaming")) == 1)
-        # The election may have cut the stream's connection too, and that may be counted a moment later.
+        # The election may have closed the stream's connection, too, and this may be counted a moment later.
         before = fetched(port)["NumberOfDisconnects", "streaming"]
         client.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 2}, "data": FAILING})
         until(lambda: fetched(port)["NumberOfDisconnects", "streaming"] >= before + 2)
@@ -133,7 +133,7 @@ def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
 def test_a_snapshot_is_counted_while_it_runs(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, port: int
 ) -> None:
-    """In the middle of a snapshot the endpoint tells how many documents of which collection are in bronze."""
+    """During a snapshot the endpoint shows how many documents of which collection are in bronze."""
     database.orders.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(1000)])
     given = {"metrics.port": port, "metrics.address": "127.0.0.1", "commit.max.bytes": 50_000, "snapshot.max.threads": 1}
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)

@@ -1,4 +1,4 @@
-"""Updates without their documents, from a real server to gold: the stored document takes them up."""
+"""Updates without documents, from a real server to gold: they are folded onto stored documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PADDING = "p" * 3000
-"""Smaller documents come as a replacement when a pipeline updates them, so no array is ever truncated."""
+"""An update by a pipeline of a smaller document is sent as a replacement, so that no array would be truncated."""
 
 
 def inserted(orders: Collection[Any], first: int) -> None:
@@ -33,7 +33,7 @@ def inserted(orders: Collection[Any], first: int) -> None:
 
 
 def changed(orders: Collection[Any], first: int, value: int) -> None:
-    """Every kind of partial update, a replacement, a delete, and a document that is deleted and comes again."""
+    """Every kind of partial update, a replacement, a delete, and a delete with another insert."""
     orders.update_one({"_id": first}, {"$set": {"to.name": f"v{value}", "lines.1": value}, "$inc": {"n": 1}})
     orders.update_one({"_id": first}, {"$set": {"to.zip": value}})
     orders.update_one({"_id": first + 1}, {"$unset": {"to.zip": "", "n": ""}, "$set": {"new": {"deep": [value]}}})
@@ -54,7 +54,7 @@ def changed(orders: Collection[Any], first: int, value: int) -> None:
 def test_partial_updates_reach_gold(
     spark: SparkSession, mongodb_uri: str, database: Database[Any], lakehouse: Path, mode: str
 ) -> None:
-    """Without look-up, gold equals the source after each run: updates are folded onto what silver keeps, over batches."""
+    """Without look-up gold equals the source after each run: updates are folded onto silver's stored documents, across batches."""
     database.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
     chosen = settings.parse(
         {
@@ -89,7 +89,9 @@ def test_partial_updates_reach_gold(
 def test_fields_that_are_renamed_later_are_told(
     spark: SparkSession, mongodb_uri: str, database: Database[Any], lakehouse: Path
 ) -> None:
-    """Changes are folded onto documents with the names of before: status names the collection until a snapshot has read it again."""
+    """Changes are folded onto documents with the old names: status lists the collection as incomplete until a snapshot has read it
+    again.
+    """
     name = f"{database.name}.orders"
     more = {"capture.mode": "change_streams", "signal.enabled.channels": "file", "signal.file": str(lakehouse / "signals")}
     before = captures.pipeline(mongodb_uri, lakehouse, database.name, **more)

@@ -67,7 +67,7 @@ def stream(client: Any, db: str, token: str | None) -> change_stream.ChangeStrea
 
 
 def read(opened: change_stream.ChangeStream, count: int) -> list[tuple[str, str]]:
-    """Token and `_id` of the next events, as text."""
+    """Token and `_id`, as text, of the next inserts."""
     found: list[tuple[str, str]] = []
     with contextlib.closing(opened):
         for _ in range(200):
@@ -82,7 +82,7 @@ def read(opened: change_stream.ChangeStream, count: int) -> list[tuple[str, str]
 
 @pytest.fixture
 def recorded(database: Any) -> tuple[str | None, list[tuple[str, str]]]:
-    """Where a stream began, and the inserts of one document of each `_id` that it saw."""
+    """The token at which a stream began, and its inserts of one document per kind of `_id`."""
     database.create_collection("x")
     began = stream(database.client, database.name, None)
     began.open()
@@ -93,7 +93,7 @@ def recorded(database: Any) -> tuple[str | None, list[tuple[str, str]]]:
 
 
 def test_a_stream_resumes_behind_every_kind_of_id(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
-    """Whatever the `_id` of the last event, the next one is the next one: nothing lost, nothing twice."""
+    """After an event with any kind of `_id` the stream continues with the next event: none is lost or repeated."""
     _, events = recorded
     for number, (token, _) in enumerate(events[:-1]):
         assert not resume_token.resumes_alone(token)
@@ -102,7 +102,7 @@ def test_a_stream_resumes_behind_every_kind_of_id(database: Any, recorded: tuple
 
 
 def test_a_stream_resumes_inside_a_transaction(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
-    """Events that share a cluster time are told apart."""
+    """Events with the same cluster time are distinguished."""
     began, _ = recorded
     with database.client.start_session() as session, session.start_transaction():
         for value in (Int64(2**41), 1.25, "z"):
@@ -115,7 +115,7 @@ def test_a_stream_resumes_inside_a_transaction(database: Any, recorded: tuple[st
 def test_a_stream_resumes_behind_a_high_water_mark(
     database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
 ) -> None:
-    """The token of a moment without an event is resumed as it is."""
+    """The token of a time without an event can be resumed directly."""
     began, events = recorded
     assert began is not None
     assert resume_token.resumes_alone(began)
@@ -123,7 +123,7 @@ def test_a_stream_resumes_behind_a_high_water_mark(
 
 
 def test_a_lost_connection_changes_nothing(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
-    """A stream that is opened again in the middle goes on behind what it gave."""
+    """A stream that is reopened continues after the last event that it returned."""
     began, events = recorded
     opened = stream(database.client, database.name, began)
     assert read(opened, len(events)) == events
@@ -132,7 +132,7 @@ def test_a_lost_connection_changes_nothing(database: Any, recorded: tuple[str | 
 
 
 def test_a_position_of_another_oplog_is_lost(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
-    """A time that the oplog holds with a token that it does not hold is no position to read from."""
+    """A token that the oplog does not contain, with a time that it does contain, cannot be resumed."""
     _, events = recorded
     foreign = events[3][0].replace(resume_token_uuid(events[3][0]), "00" * 16)
     with pytest.raises(mongodb_failures.HistoryLost):
@@ -140,8 +140,9 @@ def test_a_position_of_another_oplog_is_lost(database: Any, recorded: tuple[str 
 
 
 def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mongodb_uri: str, mongo: Any) -> None:
-    """An oplog that never rolled takes a time from before its beginning: what it holds is another deployment's. A position that is
-    ahead of the server's time would be waited for, and every event until then be lost."""
+    """An oplog that has never rolled accepts a time before its beginning, but its events are another deployment's. A position ahead of
+    the server's time would be waited for, and all events until then would be lost.
+    """
     found = settings.parse(
         {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.connection.string": mongodb_uri}}
     )
@@ -168,8 +169,9 @@ def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mong
 
 @pytest.mark.parametrize("is_quiet", [False, True])
 def test_a_stream_goes_on_everywhere_behind_the_end_of_its_database(mongo: Any, database: Any, is_quiet: bool) -> None:
-    """A capture of one database that was dropped, started again while it is not there: the deployment's stream does not know the
-    invalidate, and the server says so with the first event, however long it does not come. It is no lost position."""
+    """A capture of one database resumes after the database was dropped and before it is created again. The deployment's stream does not
+    contain the invalidate event, and the server reports this with its next event, however late. The position is not lost.
+    """
     name = f"{database.name}_gone"
     mongo[name].things.insert_one({"_id": 0})
     of_one = stream(mongo, name, None)
@@ -185,7 +187,7 @@ def test_a_stream_goes_on_everywhere_behind_the_end_of_its_database(mongo: Any, 
     everywhere.open()
     everywhere.probe()
     if is_quiet:
-        # An entry of the oplog that is no event: the server's clock moves on, and the stream's position with it.
+        # An oplog entry that is no event: the server's time moves, and the stream's position with it.
         mongo.admin.command("appendOplogNote", 1, data={})
         while everywhere.token == tokens[-1]:
             assert not everywhere.next().events
@@ -203,7 +205,7 @@ def resume_token_uuid(token: str) -> str:
 
 
 def test_an_event_that_the_users_stages_hide_meanwhile_is_no_lost_position(database: Any) -> None:
-    """An update that let its event through is looked up again, and no longer does; the stream goes on behind it."""
+    """The stage passed the update's event, and hides it after another look-up; the stream continues after it."""
 
     def opened(token: str | None) -> change_stream.ChangeStream:
         stages = [{"$match": {"fullDocument.s": "open"}}]
@@ -224,7 +226,9 @@ def test_an_event_that_the_users_stages_hide_meanwhile_is_no_lost_position(datab
 
 
 def test_an_event_of_a_wider_scope_is_held(mongo: Any, database: Any) -> None:
-    """A database that did not exist was waited for everywhere; now the stream is of that database alone, and its position is another's."""
+    """While a database does not exist, the whole deployment is watched. The next stream is of this database only, and must hold a
+    position of the wider stream.
+    """
     name = f"{database.name}_other"
     everywhere = change_stream.ChangeStream(mongo, change_stream.StreamOptions(max_await_ms=50), change_stream.StreamStart())
     everywhere.open()

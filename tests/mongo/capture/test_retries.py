@@ -1,4 +1,4 @@
-"""How often, and after which waits, what failed is tried again; the server is told to drop connections."""
+"""How often failed operations are retried, and after which waits; the server is told to close connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.captures import Running, check_numbers, once, pipeline, rows,
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
-    """A server that can be told to fail."""
+    """A server with fail points."""
     options = embedded_mongodb.ServerOptions(parameters={"enableTestCommands": 1})
     with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("failing"), options) as started:
         yield started
@@ -29,7 +29,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongo
 
 @pytest.fixture
 def server(failing: embedded_mongodb.EmbeddedMongoDB) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
-    """The same without what a test before this one told it and wrote."""
+    """The server without an earlier test's fail point and data."""
     with contextlib.closing(mongodb.client(failing.uri, appname="test")) as told:
         told.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
         told.drop_database("shop")
@@ -37,14 +37,14 @@ def server(failing: embedded_mongodb.EmbeddedMongoDB) -> Iterator[embedded_mongo
 
 
 def fail(client: Any, times: int | str, *commands: str) -> None:
-    """The server drops the connection of the next `times` of these commands."""
+    """The server closes the connection for the next `times` of these commands."""
     mode = {"times": times} if isinstance(times, int) else times
     data = {"failCommands": list(commands), "closeConnection": True, "appName": mongodb.APP_NAME}
     client.admin.command({"configureFailPoint": "failCommand", "mode": mode, "data": data})
 
 
 class Waits(threading.Event):
-    """Nobody stops the stream; it notes how long each wait would be."""
+    """An event that is never set, and records the wait times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Waits(threading.Event):
 
 @contextlib.contextmanager
 def stream(server: Any, *, retries: int, waits: Waits | None = None) -> Iterator[change_stream.ChangeStream]:
-    # Behind a connection that was dropped the driver looks at the server at once, and adds no wait of its own.
+    # The driver checks the server at once after a closed connection, and adds no wait of its own.
     with contextlib.closing(mongodb.client(server.uri, heartbeatFrequencyMS=50)) as client:
         opened = change_stream.ChangeStream(
             client, change_stream.StreamOptions(db="shop", max_await_ms=50), change_stream.StreamStart(),
@@ -69,7 +69,7 @@ def stream(server: Any, *, retries: int, waits: Waits | None = None) -> Iterator
 
 
 def test_a_stream_is_tried_again_so_often(server: Any) -> None:
-    """`errors.max.retries` attempts in a row, the waits doubling from the first to the longest; 0 is none, -1 no limit."""
+    """`errors.max.retries` is the number of attempts in a row; the waits double from the first to the longest. 0 is none, -1 no limit."""
     waits = Waits()
     with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
         with stream(server, retries=4, waits=waits) as opened:
@@ -97,7 +97,7 @@ def test_a_stream_is_tried_again_so_often(server: Any) -> None:
 def test_a_capture_starts_over_after_a_lost_connection(
     spark: Any, server: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`retriable.restart.connector.wait.ms` after the connection broke, the capture goes on where it was, and nothing is lost."""
+    """`retriable.restart.connector.wait.ms` after the connection was lost the capture continues from its position, and nothing is lost."""
     found = pipeline(server.uri, lakehouse, "shop", **{"retriable.restart.connector.wait.ms": 300})
     with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
         told.shop.orders.insert_many([{"_id": number} for number in range(20)])
@@ -115,7 +115,7 @@ def test_a_capture_starts_over_after_a_lost_connection(
 
 
 def test_a_capture_that_may_not_start_over_ends(spark: Any, server: Any, lakehouse: Path) -> None:
-    """`errors.max.retries` bounds the starts in a row; then, and at 0 at once, the exit code says to try again."""
+    """`errors.max.retries` limits the restarts in a row; after them, or at once with 0, the exit code is that of a temporary error."""
     for retries in (0, 2):
         given = {"retriable.restart.connector.wait.ms": 10, "errors.max.retries": retries}
         found = pipeline(server.uri, lakehouse / str(retries), "shop", **given)
@@ -131,7 +131,7 @@ def test_a_capture_that_may_not_start_over_ends(spark: Any, server: Any, lakehou
 def test_a_capture_that_waits_to_start_over_can_be_stopped(
     spark: Any, server: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stop ends the wait, and the run, cleanly; the claim is free."""
+    """A stop ends the wait and the run normally, and releases the claim."""
     found = pipeline(server.uri, lakehouse, "shop", **{"retriable.restart.connector.wait.ms": 3_600_000})
     with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
         told.shop.orders.insert_one({"_id": 1})
@@ -143,7 +143,7 @@ def test_a_capture_that_waits_to_start_over_can_be_stopped(
 
 
 def test_waits_have_an_end_however_long_the_source_is_away(mongo: Any) -> None:
-    """After thousands of attempts the wait is still the longest one, and no number is too large."""
+    """After thousands of attempts the wait is still the longest one, without an overflow."""
     stream = change_stream.ChangeStream(
         mongo, change_stream.StreamOptions(), change_stream.StreamStart(), initial_delay=0.3, max_delay=10
     )

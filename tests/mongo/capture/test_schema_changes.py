@@ -1,4 +1,4 @@
-"""Drops, renames and `$out` on a real server: bronze notes them, and gold is what the source is afterwards."""
+"""Drops, renames and `$out` on a real server: bronze records them, and gold equals the source afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness import captures, oracle, sessions
 
 
 class Journey:
-    """One pipeline over one database, run layer by layer."""
+    """A pipeline over one database, run layer by layer."""
 
     def __init__(self, spark: Any, uri: str, db: str, root: Path, **collections: Any) -> None:
         self.spark, self.db = spark, db
@@ -34,7 +34,7 @@ class Journey:
         gold.run(self.spark, self.settings, sessions=sessions.kept(self.spark))
 
     def gold(self, collection: str) -> dict[int, Any]:
-        """The rows of a gold table, `_id` to `v`."""
+        """A gold table's `v` by `_id`."""
         table = delta.layout(self.settings.lakehouse).gold(self.db, collection)
         return {row["_id"]: row["v"] for row in oracle.read(table.path or "", columns=["_id", "v"]).to_pylist()}
 
@@ -52,9 +52,10 @@ def documents(count: int, value: str) -> list[dict[str, Any]]:
 def test_what_was_dropped_renamed_or_replaced_is_so_in_gold(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, mongo: Any
 ) -> None:
-    """Rows go with their collection, and what takes a collection's place is read by a snapshot: the server sends no events.
+    """Rows are removed with their collection. A collection that replaces another is read by a snapshot, because the server sends no
+    events.
 
-    What is inserted after a drop stays; under `keep` the rows stay, too. A dropped database drops each of its collections first.
+    Documents that are inserted after a drop stay; with `keep` the old rows stay, too. Dropping a database first drops its collections.
     """
     kept = {"collection.drop.handling.mode": "keep"}
     journey = Journey(spark, mongodb_uri, database.name, lakehouse, kept=kept)

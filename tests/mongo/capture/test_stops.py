@@ -1,4 +1,4 @@
-"""How a capture ends: soon when it is asked to, whatever the server does, and behind all that it could read."""
+"""The end of a capture: soon after it is asked for, whatever the server does, and with all events that could be read."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tests.harness.network import Proxy
 
 
 def test_a_long_wait_for_events_does_not_delay_the_end(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """`cursor.max.await.time.ms: 60000`: a capture that is asked to stop ends within seconds, with all that it read."""
+    """`cursor.max.await.time.ms: 60000`: a capture that is asked to stop ends within seconds, with all events that it has read."""
     given = {"cursor.max.await.time.ms": 60_000, "snapshot.mode": "no_data"}
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
     once(spark, found)
     with Running(spark, found) as running:
         database.orders.insert_one({"_id": 1})
         until(lambda: any(row.kind == "change" for row in rows(spark, found)))
-        time.sleep(0.5)  # the next answer is being waited for
+        time.sleep(0.5)  # the stream waits for the next reply
         began = time.monotonic()
         running.stop.set()
         running._thread.join(60)
         took = time.monotonic() - began
     assert running.result is not None
-    assert took < 30, took  # seconds, on a machine with nothing else to do
+    assert took < 30, took  # a few seconds on an idle machine
 
 
 def test_a_server_that_does_not_answer_does_not_hold_a_capture(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """A server that falls silent is no reason to fail where a clean stop is asked for: in a run, and before its first answer."""
+    """If the server stops answering, a requested stop still succeeds, during a run and before the first reply."""
     with Proxy(mongodb_uri.removeprefix("mongodb://").split("/")[0]) as proxy:
         uri = f"mongodb://{proxy.address}/?directConnection=true"
         found = pipeline(uri, lakehouse, database.name, **{"snapshot.mode": "no_data"})
@@ -66,7 +66,9 @@ def test_a_server_that_does_not_answer_does_not_hold_a_capture(
 def test_what_came_before_an_event_that_cannot_be_read_is_committed(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """An event above 16 MB, or one that a stage of `cursor.pipeline` spoils, ends a capture behind those before it."""
+    """An event above 16 MB, or one that a stage of `cursor.pipeline` changes too much, ends a capture after the events before it are
+    committed.
+    """
     given = {"capture.mode": "change_streams_update_full", "snapshot.mode": "no_data"}
     found = pipeline(mongodb_uri, lakehouse / "large", database.name, **given)
     once(spark, found)
@@ -92,5 +94,5 @@ def test_what_came_before_an_event_that_cannot_be_read_is_committed(
         with pytest.raises(errors.SettingsError, match="cursor.pipeline: its stages remove or change"):
             once(spark, found)
         assert [row.key for row in rows(spark, found) if row.kind == "change"] == ["4"]
-    assert {row.resume_token for row in rows(spark, found) if row.kind == "snapshot"}  # one snapshot, and no other
+    assert {row.resume_token for row in rows(spark, found) if row.kind == "snapshot"}  # exactly one snapshot
     assert len({row.resume_token.split(":")[1] for row in rows(spark, found) if row.kind == "snapshot"}) == 1

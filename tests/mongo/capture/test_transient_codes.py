@@ -1,4 +1,4 @@
-"""Errors that pass by themselves: the server answers each of their codes once, and whatever is read goes on."""
+"""Transient errors: the server returns each of their codes once, and all reads continue."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 
 CODES = sorted(mongodb_failures.TRANSIENT - {249, 343, 13388})
-"""A shard alone can answer with a stale version, or that it cannot renew it just now."""
+"""These errors are only returned by shards: a stale version, or one that cannot be refreshed."""
 HASTY: dict[str, Any] = {"heartbeatFrequencyMS": 50, "retryReads": False}
-"""Behind the codes of an election the driver asks the server anew, and not only after ten seconds."""
+"""After the codes of an election the driver checks the server at once, instead of after ten seconds."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
-    """A server that can be told to fail."""
+    """A server with fail points."""
     options = embedded_mongodb.ServerOptions(parameters={"enableTestCommands": 1})
     with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("failing"), options) as started:
         yield started
@@ -33,19 +33,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongod
 
 @pytest.fixture(scope="module")
 def telling(server: embedded_mongodb.EmbeddedMongoDB) -> Iterator[Any]:
-    """A client that is spared, and tells the server what to fail at."""
+    """A client without fail points, which sets those of the others."""
     with contextlib.closing(mongodb.client(server.uri, appname="test")) as client:
         yield client
 
 
 def fail(telling: Any, code: int, command: str, times: int = 1) -> None:
-    """The server answers the next `times` of these commands with an error."""
+    """The server returns an error for the next `times` of these commands."""
     data = {"failCommands": [command], "errorCode": code, "appName": mongodb.APP_NAME}
     telling.admin.command({"configureFailPoint": "failCommand", "mode": {"times": times}, "data": data})
 
 
 def test_no_code_ends_a_stream(server: embedded_mongodb.EmbeddedMongoDB, telling: Any) -> None:
-    """Twice in a row on getMore, and once more where the stream is opened again: no event is missing."""
+    """Each code is returned twice in a row for getMore, and once when the stream is reopened: no event is missing."""
     telling.streamed.create_collection("a")
     keys: list[int] = []
     with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
@@ -68,7 +68,7 @@ def test_no_code_ends_a_stream(server: embedded_mongodb.EmbeddedMongoDB, telling
 
 @pytest.mark.parametrize("command", ["find", "getMore"])
 def test_no_code_gives_a_chunk_up(server: embedded_mongodb.EmbeddedMongoDB, telling: Any, command: str) -> None:
-    """It is read again: nothing says that the server would refuse it always."""
+    """The chunk is read again: the error does not mean that the server would always refuse it."""
     telling.chunks[command].insert_many([{"_id": number} for number in range(4)])
     with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
         collection = next(each for each in catalog.collections(client, ["chunks"]) if each.name == command)
@@ -84,7 +84,7 @@ def test_no_code_gives_a_chunk_up(server: embedded_mongodb.EmbeddedMongoDB, tell
 
 
 def test_no_code_ends_what_is_asked_before_a_chunk(server: embedded_mongodb.EmbeddedMongoDB, telling: Any) -> None:
-    """Its boundary and the collection's size, which have no session, and what `verify` chooses by chance."""
+    """The chunk's boundary and the collection's size, which are read without a session, and `verify`'s random sample."""
     telling.asked.a.insert_many([{"_id": number} for number in range(4)])
     with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
         (collection,) = catalog.collections(client, ["asked"])

@@ -13,7 +13,7 @@ from tests.harness import oracle, processes
 
 
 def writers(pipeline: processes.Pipeline) -> list[int]:
-    """The process that made each commit of the bronze table, in order."""
+    """The PID of the process that made each commit of the bronze table, in order."""
     found = []
     for file in sorted((pipeline.bronze / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in file.read_text().rstrip("\n").split("\n")]
@@ -23,13 +23,13 @@ def writers(pipeline: processes.Pipeline) -> list[int]:
 
 
 def stray_files(pipeline: processes.Pipeline) -> set[str]:
-    """Data files of the bronze table that no commit knows."""
+    """Data files of the bronze table that no commit names."""
     log = "".join(file.read_text() for file in (pipeline.bronze / "_delta_log").glob("*.json"))
     return {file.name for file in pipeline.bronze.glob("*.parquet") if file.name not in log}
 
 
 def inserted(database: Any, pipeline: processes.Pipeline, capture: processes.Command, count: int) -> None:
-    """Inserts documents and waits until bronze has them."""
+    """Insert documents and wait until bronze has them."""
     before = len(oracle.bronze_tokens(pipeline.bronze))
     database.orders.insert_many([{} for _ in range(count)])
     processes.until(
@@ -43,7 +43,7 @@ def inserted(database: Any, pipeline: processes.Pipeline, capture: processes.Com
 @pytest.mark.journey
 @pytest.mark.timeout(600)
 def test_of_two_captures_one_writes(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
-    """A second capture is refused; a paused one that was replaced stops; neither has changed anything."""
+    """A second capture is refused, and a paused one that was taken over stops; neither changes anything."""
     database.orders.insert_many([{} for _ in range(10)])
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
     first = pipeline.command("capture", log="first")
@@ -80,7 +80,7 @@ def test_of_two_captures_one_writes(tmp_path: Path, mongodb_uri: str, database: 
         third.terminate()
         assert third.wait(60) == 0
         assert time.monotonic() - begun < 20
-    # Looked at when nobody writes: a running capture's file is there a moment before its commit names it.
+    # Checked when no capture runs: a data file exists a moment before the commit that names it.
     assert stray_files(pipeline) == set()
     tokens = oracle.bronze_tokens(pipeline.bronze)
     assert len(tokens) == len(set(tokens)) == 20
