@@ -31,7 +31,7 @@ def count(server: embedded_mongodb.EmbeddedMongoDB, *, add: int = 0) -> int:
 
 
 def test_it_is_a_replica_set_that_keeps_its_data_and_its_port(tmp_path: Path) -> None:
-    """A server started again over the same folder has the data and the address that it had."""
+    """A server that is started again with the same folder has its data and its address."""
     server = embedded_mongodb.EmbeddedMongoDB(tmp_path)
     with server:
         with contextlib.closing(mongodb.client(server.uri)) as client:
@@ -43,7 +43,7 @@ def test_it_is_a_replica_set_that_keeps_its_data_and_its_port(tmp_path: Path) ->
 
 
 def test_the_replica_set_follows_to_another_port(tmp_path: Path) -> None:
-    """Where somebody else took the port, the server comes up on another one with its data."""
+    """If another process uses the port, the server starts on another one with its data."""
     server = embedded_mongodb.EmbeddedMongoDB(tmp_path)
     with server:
         count(server, add=2)
@@ -56,7 +56,7 @@ def test_the_replica_set_follows_to_another_port(tmp_path: Path) -> None:
 
 
 def test_it_recovers_from_a_crash(tmp_path: Path) -> None:
-    """What was written is there after SIGKILL and a new start."""
+    """Written documents survive SIGKILL and a new start."""
     with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
         count(server, add=3)
         server.kill()
@@ -65,7 +65,7 @@ def test_it_recovers_from_a_crash(tmp_path: Path) -> None:
 
 
 def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
-    """SIGKILL of the owner ends the server, and the next owner starts over the same folder at once."""
+    """SIGKILL of the owner ends the server, and the next owner can use the folder at once."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=PROJECT
     ) as owner:
@@ -81,7 +81,7 @@ def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
 
 
 def test_two_owners_of_one_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second server over a folder in use is refused, and the first goes on."""
+    """A second server with a folder in use is refused, and the first continues."""
     monkeypatch.setattr(embedded_mongodb, "IN_USE_PATIENCE", 0.5)
     with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
         with pytest.raises(errors.DecisionNeeded, match="another MongoDB is already running on"):
@@ -90,7 +90,7 @@ def test_two_owners_of_one_folder_are_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
-    """With users, the administrator of the connection string gets in, also later, and nobody else."""
+    """With users only the administrator of the connection string has access, also after a restart."""
     server = embedded_mongodb.EmbeddedMongoDB(tmp_path, embedded_mongodb.ServerOptions(auth=True))
     for expected in (1, 2):
         with server:
@@ -115,7 +115,7 @@ def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
     ],
 )
 def test_a_server_that_does_not_start_says_why(tmp_path: Path, options: embedded_mongodb.ServerOptions, says: str) -> None:
-    """A mongod that is missing, is none, or refuses its options is one line with the reason."""
+    """A missing binary, one that is no mongod, or invalid options give one line with the reason."""
     with pytest.raises(errors.DecisionNeeded, match=says):
         embedded_mongodb.EmbeddedMongoDB(tmp_path, options).start()
 
@@ -130,7 +130,7 @@ def test_an_old_server_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mongod_on_the_path_is_taken_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the wheel the PATH is searched, and without either the message names both."""
+    """Without the wheel mongod is looked up in the PATH; if neither exists the message names both."""
     monkeypatch.setattr(embedded_mongodb, "WHEELS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(errors.DecisionNeeded, match=r"mongo-medallion\[embedded\].*PATH.*--mongodb-uri"):
