@@ -1,4 +1,4 @@
-"""All gold tables at one cluster time of a real server, with transactions whole."""
+"""All gold tables at one cluster time of a real server, with complete transactions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOTALS = "SELECT 'all' AS which, c.n + s.n AS n FROM (SELECT sum(balance) AS n F
 
 
 def transfer(mongo: MongoClient[Any], database: Database[Any], random: Random) -> str:
-    """Move money between several documents of both collections in one transaction; its cluster time, as a cut is asked for."""
+    """Move money between several documents of both collections in one transaction; returns its cluster time as `--as-of` takes it."""
     with mongo.start_session() as session:
         with session.start_transaction():
             for _ in range(random.randint(1, 3)):
@@ -56,8 +56,9 @@ def test_every_cut_shows_transactions_whole(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Money moves between two collections while a snapshot is read and after; commits split transactions; at every cut the sum
-    over both, and in a model, is what it was."""
+    """Money moves between two collections during a snapshot and after it, and commits split transactions. At every cut the sum over
+    both collections, and in a model, is unchanged.
+    """
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "total.sql").write_text(TOTALS.format(database.name))
     chosen = settings.parse(
@@ -109,7 +110,7 @@ def test_every_cut_shows_transactions_whole(
         assert (len(rows), sum(rows)) == (2 * ACCOUNTS, 2 * ACCOUNTS * AMOUNT)
     counted = {row.table: row["rows"] for row in spark.sql(made[1].sql).collect() if "history" not in row.table}
     assert counted == {"total": 1, **{f"{database.name}.{name}": ACCOUNTS for name in COLLECTIONS}}
-    monkeypatch.setattr(cut, "NEAR", 2)  # fewer than those in which one cluster time may lie
+    monkeypatch.setattr(cut, "NEAR", 2)  # fewer than the number of batches that one cluster time may span
     for asked in (*times[::4], "now"):
         past = cut.past(spark, chosen, as_of=asked)
         balances = [row.balance for table in past.tables for row in spark.sql(table.relation).collect()]
@@ -119,7 +120,7 @@ def test_every_cut_shows_transactions_whole(
         cut.past(spark, chosen, as_of="5:1")
     with pytest.raises(errors.Temporary, match="which is before 4294967295:1"):
         cut.past(spark, chosen, as_of="4294967295:1")
-    # Only one collection changes: the other one's tables stay where they are, and hold the new time all the same.
+    # Only one collection changes: the tables of the other one do not change, and are valid for the new time, too.
     database.checking.update_one({"_id": 0}, {"$set": {"note": "alone"}})
     capture.run(spark, chosen, once=True)
     silver.run(spark, chosen)
@@ -146,9 +147,11 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beside a writer, whose transactions are whole in each of them; the pipeline goes on behind, and what cannot be is told to who
-    asked. Where none runs, the cut is made at once. A source at rest is waited for no longer: the capture is asked how far it has read."""
-    monkeypatch.setattr(heartbeats, "LEASE_EVERY_MS", 10**9)  # else it would say so by itself, a minute later
+    """Cuts are made while a writer runs, and contain its transactions completely; the pipeline continues, and errors go to the
+    requester. Without a running pipeline the cut is made at once. An idle source causes no longer wait: the capture is asked how far
+    it has read.
+    """
+    monkeypatch.setattr(heartbeats, "LEASE_EVERY_MS", 10**9)  # otherwise a lease renewal would show it, a minute later
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "total.sql").write_text(TOTALS.format(database.name))
     chosen = settings.parse(
@@ -191,7 +194,7 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
             asked("1700000000:1")
         written.set()
         writer.join()
-        made.append(asked())  # of a source at rest
+        made.append(asked())  # the source is idle
         database.checking.insert_one({"_id": "behind", "balance": 0})
         gold_table = str(layout.gold(database.name, "checking"))
         captures.until(lambda: spark.table(gold_table).count() == ACCOUNTS + 1, seconds=120)
@@ -207,9 +210,9 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
         balances = [row.balance for name in COLLECTIONS for row in held[f"{database.name}.{name}"].collect()]
         assert (sum(balances), each.missing, held["total"].collect()[0].n) == (1600, (), 1600), each
     assert ended and ended[0]["silver"].events > 2 * ACCOUNTS
-    assert asked().tables  # by this process itself
+    assert asked().tables  # made by this process
 
-    # A pipeline that says that it serves and does not, and one that is gone.
+    # A pipeline that claims to serve requests and does not, and one that has ended.
     cut_requests._record(spark, chosen, cut_requests.SERVING)
     monkeypatch.setattr(cut_requests, "TAKE_SECONDS", 1.0)
     owner = Writer.claim(spark, layout.bronze(chosen.name), kept=("batch", "log"))
