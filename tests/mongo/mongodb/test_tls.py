@@ -1,4 +1,4 @@
-"""TLS and X.509 against a server that has both, with an authority of its own."""
+"""TLS and X.509 with a server that uses its own certificate authority."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pipelines.mongodb import server as mongodb_server
 
 @dataclass(frozen=True)
 class Secured:
-    """A server that takes plain and encrypted connections, and asks for credentials; the files of its authority."""
+    """A server with plain and encrypted connections and authentication, and the files of its authority."""
 
     server: embedded_mongodb.EmbeddedMongoDB
     ca: Path
     certificate: Path
-    """A client's, known to the server as a user that may read `shop`."""
+    """A client's certificate; the server knows it as a user with read access to `shop`."""
 
     @property
     def address(self) -> str:
@@ -56,7 +56,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def _subject(issued: trustme.LeafCert) -> str:
-    """The name of the certificate as the server writes it."""
+    """The certificate's subject as the server writes it."""
     from cryptography import x509
 
     parsed = x509.load_pem_x509_certificate(issued.cert_chain_pems[0].bytes())
@@ -64,7 +64,7 @@ def _subject(issued: trustme.LeafCert) -> str:
 
 
 def read(uri: str, *, patience_ms: int = 5000, **properties: Any) -> list[int]:
-    """What a pipeline's own connection reads."""
+    """The `_id` values that a pipeline's connection reads."""
     found = settings.parse(
         {
             "name": "shop",
@@ -78,7 +78,7 @@ def read(uri: str, *, patience_ms: int = 5000, **properties: Any) -> list[int]:
 
 
 def test_a_password_over_tls_and_a_certificate_instead_of_one(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`mongodb.ssl.*` with the authority's file; MONGODB-X509 with the client's certificate."""
+    """`mongodb.ssl.*` with the authority's file, and MONGODB-X509 with the client's certificate."""
     monkeypatch.setenv("READER", "r")
     tls = {"mongodb.ssl.enabled": True, "mongodb.ssl.ca.file": str(secured.ca)}
     password = {"mongodb.user": "reader", "mongodb.password": "${env:READER}", "mongodb.authsource": "admin"}
@@ -89,7 +89,7 @@ def test_a_password_over_tls_and_a_certificate_instead_of_one(secured: Secured, 
 
 
 def test_an_authority_that_is_not_known_is_refused_with_the_reason(secured: Secured) -> None:
-    """The certificate is what is wrong, and the message says so."""
+    """The message names the certificate as the reason."""
     with pytest.raises(errors.MedallionError, match="(?i)certificate"):
-        # All of the time passes: another server with its certificate could come.
+        # The whole time passes, because another server with a valid certificate might appear.
         read(f"mongodb://{secured.address}/?directConnection=true", patience_ms=1500, **{"mongodb.ssl.enabled": True})
