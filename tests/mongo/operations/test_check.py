@@ -1,4 +1,4 @@
-"""`medallion check` against real servers: each thing that may be wrong, and what it says to mend."""
+"""`medallion check` with real servers: each problem that it finds, and what it says to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Checked = Callable[..., dict[str, list[Finding]]]
 
 @pytest.fixture
 def checked(tmp_path: Path) -> Checked:
-    """Runs the check of a pipeline; its findings by what they are about."""
+    """Runs the check of a pipeline; returns its findings by subject."""
 
     def run(uri: str, **source: str) -> dict[str, list[Finding]]:
         document = {
@@ -57,7 +57,7 @@ def _wrong(found: dict[str, list[Finding]]) -> list[Finding]:
 def test_a_good_source_has_nothing_to_mend(
     checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, tmp_path: Path
 ) -> None:
-    """A replica set with a collection to capture: every question is answered, nothing is wrong, nothing was made."""
+    """With a replica set and a collection to capture every check has a result, nothing is wrong, and nothing is created."""
     database["orders"].insert_one({"_id": 1})
     found = checked(mongodb_uri, database_include_list=database.name)
     assert _wrong(found) == []
@@ -70,7 +70,7 @@ def test_a_good_source_has_nothing_to_mend(
 def test_a_view_that_is_named_is_refused_by_name(
     checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
 ) -> None:
-    """A view in the include list is wrong; one that a pattern happens to meet is only mentioned."""
+    """A view in the include list is wrong; one that only matches a pattern is a warning."""
     database["orders"].insert_one({"_id": 1})
     database.create_collection("recent", viewOn="orders", pipeline=[])
     named = checked(mongodb_uri, collection_include_list=f"{database.name}.recent")
@@ -106,7 +106,7 @@ def test_a_collection_that_does_not_exist_is_mentioned(
 def test_what_ends_a_start_or_a_snapshot_is_told_before(
     checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, action: str, verdict: CheckVerdict
 ) -> None:
-    """More collections than the limit, and a filter that the server refuses."""
+    """The problems are more collections than the limit, and a filter that the server refuses."""
     for name in ("orders", "stock"):
         database[name].insert_one({"_id": 1})
     filters = "snapshot.collection.filter.overrides"
@@ -136,7 +136,7 @@ def test_what_ends_a_start_or_a_snapshot_is_told_before(
 def test_missing_images_come_with_the_command_that_turns_them_on(
     checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, asked: dict[str, str], about: str
 ) -> None:
-    """A capture with pre- or post-images wants them on each collection, and the command that is shown is the right one."""
+    """A capture with pre- or post-images needs them on each collection, and the command in the message is correct."""
     database["orders"].insert_one({"_id": 1})
     source = {"database_include_list": database.name, **asked}
     (finding,) = _wrong(checked(mongodb_uri, **source))
@@ -147,7 +147,7 @@ def test_missing_images_come_with_the_command_that_turns_them_on(
 
 
 def test_an_unreachable_server_is_temporary(checked: Checked) -> None:
-    """Nobody listens: one finding, exit code 75, and no password in it."""
+    """If nothing listens there is one finding, with exit code 75."""
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -160,7 +160,7 @@ def test_an_unreachable_server_is_temporary(checked: Checked) -> None:
 
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
-    """A server that is no replica set."""
+    """A server that is not a replica set."""
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -180,13 +180,13 @@ def standalone(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_server_that_is_no_replica_set_is_unsuitable(checked: Checked, standalone: str) -> None:
-    """Change streams need a replica set: exit code 3, and what to start."""
+    """Change streams need a replica set: exit code 3, and the message names the server's option."""
     (finding,) = _wrong(checked(standalone))
     assert isinstance(finding.error, errors.SourceUnsuitable) and "replSet" in finding.found
 
 
 def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> None:
-    """`read` on the database is enough; a wrong password and a missing right are told apart, each with what to do."""
+    """`read` on the database is sufficient. A wrong password and a missing right are distinguished, each with what to do."""
     server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     with contextlib.closing(mongodb.client(server.uri)) as root:
         _stock(root)
@@ -207,7 +207,7 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
         assert any("grantRolesToUser" in each.mend and "'shop'" in each.mend for each in elsewhere)
         assert [each.about for each in elsewhere if "collections" in each.about] == ["collections of shop"]
         assert not any("nope" in each.found + each.mend for each in (wrong_password, *elsewhere))
-        # One who sees every database by name, and may list the collections of the captured one alone.
+        # This user sees the names of all databases, and may only list the collections of the captured one.
         assert _wrong(checked(uri("monitor", "m", patch), **lists)) == []
         shop = source("${env:CHECK_URI}", **{"collection.include.list": "shop.orders"})
         with contextlib.closing(connection.connection(shop).client()) as monitor:
