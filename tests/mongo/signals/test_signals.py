@@ -1,4 +1,4 @@
-"""Signals against a real server and real tables: ad hoc snapshots, through each channel, stopped, paused and killed."""
+"""Signals with a real server and real tables: ad hoc snapshots through each channel, stopped, paused and killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ from tests.harness.captures import (
 def test_a_document_of_the_signal_collection_asks_for_a_snapshot(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, skipped: str
 ) -> None:
-    """A filtered one, beside the stream; the signal is a row of its own and its collection gets no table. Also where inserts are skipped."""
+    """A filtered snapshot runs beside the stream. The signal is a row of its own and its collection has no table. This also works if
+    inserts are skipped.
+    """
     database.orders.insert_many([{"_id": number, "state": "new" if number % 2 else "old"} for number in range(10)])
     more = {
         "collection.include.list": f"{database.name}.orders",
@@ -69,7 +71,7 @@ def test_a_document_of_the_signal_collection_asks_for_a_snapshot(
 def test_the_command_sends_a_signal_that_the_next_start_finds(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`medallion signal` writes `ops/signals`; it is done once, however often the capture is started."""
+    """`medallion signal` writes `ops/signals`; the signal is handled once, however often the capture is started."""
     database.orders.insert_many([{"_id": number} for number in range(4)])
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"snapshot.mode": "no_data"})
     once(spark, found)
@@ -79,7 +81,7 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
         f"  mongodb.connection.string: {mongodb_uri}\n  database.include.list: {database.name}\n"
     )
     monkeypatch.setattr("pipelines.spark.session.session", lambda *_, **__: spark)
-    monkeypatch.setattr("jobs.log_lines.configure", lambda **_: None)  # it is for a process of its own
+    monkeypatch.setattr("jobs.log_lines.configure", lambda **_: None)  # would change the logging of this process
     sent = CliRunner().invoke(
         command_line.medallion,
         [
@@ -106,7 +108,7 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
 def test_a_file_of_signals_is_read_and_emptied(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path
 ) -> None:
-    """A blocking snapshot by file; lines that cannot be read and signals that cannot be done stop nothing."""
+    """A blocking snapshot is requested by file. Unreadable lines and signals that cannot be handled do not end the capture."""
     database.orders.insert_many([{"_id": number} for number in range(3)])
     file = tmp_path / "signals.txt"
     asked = {
@@ -132,7 +134,9 @@ def test_a_file_of_signals_is_read_and_emptied(
 
 
 def test_signals_that_come_together(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path) -> None:
-    """A filter that the server refuses is refused; a stop right behind its snapshot stops it; a pause lets a run with an end end."""
+    """A signal with a filter that the server refuses is refused. A stop right after its snapshot stops it. A pause does not keep a run
+    with `once` from ending.
+    """
     for name in ("orders", "stock"):
         database[name].insert_many([{"_id": number} for number in range(3)])
     file = tmp_path / "signals.txt"
@@ -167,7 +171,7 @@ def test_signals_that_come_together(spark: Any, mongodb_uri: str, database: Any,
 def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paused it stays paused over a restart; resumed it goes on behind its last chunk; stopped it ends."""
+    """A paused snapshot stays paused over a restart; a resumed one continues after its last chunk; a stopped one ends."""
     database.orders.insert_many([{"_id": number} for number in range(24)])
     database.stock.insert_many([{"_id": number} for number in range(5)])
     file = tmp_path / "signals.txt"
@@ -224,7 +228,7 @@ def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
 def test_a_capture_killed_in_an_incremental_snapshot_goes_on(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a dead process left is what a restart reads: no chunk is lost and none comes twice."""
+    """A restart continues from the chunks of the killed process: none is lost and none is repeated."""
     database.orders.insert_many([{"_id": number} for number in range(20)])
     database.signals.drop()
     more = {
