@@ -1,4 +1,4 @@
-"""Partial updates as a real server reports them: what is folded is what the collection holds."""
+"""Partial updates as a real server reports them: folding gives the documents of the collection."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from cdc_core.extended_json import bson_to_json
 from cdc_core.silver import fold
 
 PADDING = "p" * 3000
-"""Smaller documents come as a replacement when a pipeline updates them, so no array is ever truncated."""
+"""An update by a pipeline of a smaller document is sent as a replacement, so that no array would be truncated."""
 
 RAW = bson.CodecOptions(document_class=RawBSONDocument)
 UPDATES = pa.list_(pa.struct([("sequence", pa.string()), ("updateDescription", bronze.UPDATE_DESCRIPTION)]))
 
 Histories = tuple[list["History"], Counter[str]]
-"""What became of some documents, and how often each part of a description came."""
+"""The histories of some documents, and how often each part of a description occurred."""
 
 
 @dataclass(frozen=True)
 class History:
-    """One document's states as texts, and the updates between two of them."""
+    """A document's states as texts, and the updates between them."""
 
     states: list[str]
     updates: list[dict[str, Any]]
 
 
 def content(text: str | bytes | None) -> str:
-    """The text of a document without the order of its fields."""
+    """The text of a document with its fields sorted."""
     return orjson.dumps(orjson.loads(text or "null"), option=orjson.OPT_SORT_KEYS).decode()
 
 
 def recorded(collection: Collection[Any], documents: list[Any], operations: Iterator[tuple[int, Any]]) -> Histories:
-    """Runs the operations one by one; each document's history, and how often a kind of description came."""
+    """Run the operations one by one; returns each document's history, and how often each part of a description occurred."""
     raw: Any = collection.with_options(codec_options=RAW)
     at: dict[bson.Timestamp | None, str] = {}
     rows = events.EventRows("test")
@@ -61,10 +61,10 @@ def recorded(collection: Collection[Any], documents: list[Any], operations: Iter
         collection.insert_many(documents)
         inserted = {str(document["_id"]): content(bson_to_json.dumps(document.raw)) for document in raw.find()}
         for key, operation in operations:
-            with contextlib.suppress(OperationFailure):  # a path through a scalar, and the like
+            with contextlib.suppress(OperationFailure):  # a path through a scalar, for example
                 changed = raw.find_one_and_update({"_id": key}, operation, return_document=True, session=session)
                 after = content(bson_to_json.dumps(changed.raw))
-                at.setdefault(session.operation_time, after)  # what changes nothing has the time before it
+                at.setdefault(session.operation_time, after)  # an update without a change has the time of the one before it
         while (event := stream.try_next()) is not None:
             rows.add(event.raw)
     histories = {key: History([state], []) for key, state in inserted.items()}
@@ -96,14 +96,14 @@ def folded(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[tuple[str, 
     return [(content(row["document"]), row["incomplete"]) for row in results]
 
 
-# A workload
+# --- the workload ---
 
 
 NAMES = ("a", "b", "c", "0", "1", "$x", "$oid")
 
 
 def value(rng: random.Random, names: Sequence[str], depth: int = 0) -> Any:
-    """A value of any shape, small."""
+    """A small value of any shape."""
     shape = rng.random()
     if depth < 3 and shape < 0.3:
         return {name: value(rng, names, depth + 1) for name in rng.sample(names, rng.randrange(min(4, len(names) + 1)))}
@@ -145,7 +145,7 @@ def operators(rng: random.Random) -> Any:
 
 
 def pipeline(rng: random.Random) -> Any:
-    """An update by a pipeline: arrays lose their ends, and names that begin with a dollar come and go."""
+    """An update by a pipeline: arrays are truncated, and names that begin with a dollar are added and removed."""
     field = rng.choice(("a", "b", "c"))
     cut = {
         "$cond": [
@@ -174,7 +174,7 @@ def rng() -> random.Random:
 
 @pytest.fixture(scope="module")
 def histories(mongo: MongoClient[dict[str, Any]]) -> Iterator[Histories]:
-    """Forty documents and what became of them in some thousand updates."""
+    """Forty documents and their histories after three thousand operations."""
     rng, name = random.Random(20), f"test_{uuid.uuid4().hex[:12]}"
     documents = [{"_id": n, "pad": PADDING, **{f: value(rng, NAMES) for f in "abc"}} for n in range(40)]
     operations = ((rng.randrange(40), rng.choice((operators, operators, pipeline))(rng)) for _ in range(3000))
@@ -183,7 +183,7 @@ def histories(mongo: MongoClient[dict[str, Any]]) -> Iterator[Histories]:
 
 
 def test_updates_of_a_real_server(histories: Histories) -> None:
-    """Folding the updates, one by one or all at once, gives the collection's documents, with their types."""
+    """Folding the updates one by one, or all at once, gives the collection's documents with their types."""
     of, kinds = histories
     assert kinds["truncatedArrays"] > 50 and kinds["removedFields"] > 50 and kinds["updatedFields"] > 1000
     whole = [(one.states[0], one.updates) for one in of]
@@ -193,7 +193,7 @@ def test_updates_of_a_real_server(histories: Histories) -> None:
 
 
 def test_a_base_that_is_newer_than_its_updates(histories: Histories, rng: random.Random) -> None:
-    """The rest of a history, from anywhere, leads to its end from a state that holds a part of it already."""
+    """The updates from any state on, in any order, lead from a state that already contains some of them to the last state."""
     rows, expected = [], []
     for one in histories[0]:
         for _ in range(100):
@@ -206,7 +206,7 @@ def test_a_base_that_is_newer_than_its_updates(histories: Histories, rng: random
 
 
 def with_dots(rng: random.Random) -> Any:
-    """A pipeline that sets or removes a name with dots, beside or inside other documents."""
+    """A pipeline that sets or removes a name with dots, on top level or in nested documents."""
     name = {"$literal": rng.choice(("x.y", "x.z", "x.y.z"))}
     field = rng.choice(("a", "b"))
     literal = {"$literal": value(rng, ("a", "x.y", "0"), 1)}
@@ -225,7 +225,7 @@ def with_dots(rng: random.Random) -> Any:
 
 
 def test_names_with_dots(database: Database[Any], rng: random.Random) -> None:
-    """A document whose fields have dots in their names is right, or says that it is incomplete."""
+    """A document with dots in its field names is folded correctly, or marked as incomplete."""
     documents = [{"_id": n, "pad": PADDING, "a": {}, "b": {"c": 1}} for n in range(30)]
     operations = ((rng.randrange(30), with_dots(rng)) for _ in range(2000))
     of, _ = recorded(database["dotted"], documents, operations)
