@@ -1,4 +1,4 @@
-"""Collections that are clustered by `_id`: each chunk reads its own documents, whatever `_id` they have."""
+"""Collections that are clustered by `_id`: each chunk reads its own documents, for any type of `_id`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIXED = [
 
 
 def test_the_ends_of_ranges_are_found_in_the_index_alone(mongo: Any, database: Any) -> None:
-    """Of a collection that is not clustered: what a snapshot and a verification read they read once. `_id` may be of any type."""
+    """This holds for collections that are not clustered: snapshots and verifications read each document once. `_id` may have any type."""
 
     database.plain.insert_many([{"_id": each} for each in (*range(200), *MIXED[:19], *MIXED[20:])])
     (collection,) = catalog.collections(mongo, [database.name])
@@ -32,7 +32,7 @@ def test_the_ends_of_ranges_are_found_in_the_index_alone(mongo: Any, database: A
         found.append(bson.decode(hi)["hi"])
     database.command("profile", 0)
     asked = [*database.system.profile.find({"op": "query", "ns": collection.namespace})]
-    # By `$expr` it is one for each document behind the first range.
+    # With `$expr` every document after the first range would be examined.
     assert len(asked) == len(found) + 1 and {each["docsExamined"] for each in asked} == {0}
     ordered = [each["_id"] for each in database.plain.find(sort=[("_id", 1)])]
     assert [repr(each) for each in found] == [repr(each) for each in ordered[20::20]]
@@ -42,7 +42,7 @@ def test_the_ends_of_ranges_are_found_in_the_index_alone(mongo: Any, database: A
 
 
 def test_nothing_is_looked_for_behind_the_greatest_id(mongo: Any, database: Any) -> None:
-    """The first range ends at a document whose `_id` is MaxKey: the server refuses to look for one behind that."""
+    """The first range ends at a document with the `_id` MaxKey: the server refuses a query for greater ones."""
     database.plain.insert_many([{"_id": each} for each in (1, "a", bson.MaxKey())])
     (collection,) = catalog.collections(mongo, [database.name])
     assert [len(chunk) for chunk in chunks(mongo, collection, 2)] == [2, 1]
@@ -58,7 +58,7 @@ def made(database: Any, ids: list[Any], **options: Any) -> catalog.SourceCollect
 
 
 def chunks(mongo: Any, collection: catalog.SourceCollection, step: int, condition: Any = None) -> list[list[bytes]]:
-    """Everything, in chunks of so many documents."""
+    """The whole collection in chunks of `step` documents."""
     after, found = mongodb_server.operation_time(mongo), []
     lo: bytes | None = None
     while True:
@@ -73,7 +73,7 @@ def chunks(mongo: Any, collection: catalog.SourceCollection, step: int, conditio
 @pytest.mark.parametrize("options", [{}, {"collation": {"locale": "en", "strength": 2}}], ids=["plain", "collation"])
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_every_document_is_in_one_chunk(mongo: Any, database: Any, options: dict[str, Any], step: int) -> None:
-    """Of every type, MinKey and MaxKey too; with a condition, those that it lets through."""
+    """This holds for every type, including MinKey and MaxKey; with a condition, for the documents that match it."""
     collection = made(database, MIXED, **options)
     for condition, count in ((None, len(MIXED)), ({"odd": True}, len(MIXED) // 2)):
         found = [raw for chunk in chunks(mongo, collection, step, condition) for raw in chunk]
@@ -81,7 +81,7 @@ def test_every_document_is_in_one_chunk(mongo: Any, database: Any, options: dict
 
 
 def test_a_chunk_reads_no_more_than_its_documents(mongo: Any, database: Any) -> None:
-    """A chunk that costs a scan of the whole collection outlives the server's window once that is large enough."""
+    """If a chunk scanned the whole collection, it would exceed the server's snapshot window for a large one."""
     collection = made(database, [*range(2000), *(f"s{number}" for number in range(2000))])
     lo = snapshot_read.hi_as_lo(bson.encode({"hi": 1000}))
     bounds = snapshot_read.IdRange(lo, snapshot_read.boundary(mongo, collection, lo=lo, documents=20))

@@ -1,4 +1,4 @@
-"""A repair reads the documents that it asks for, in as many chunks as their size takes, and calls no document gone that is there."""
+"""A repair reads the requested documents in as many chunks as their size requires, and reports no existing document as deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def workers(mongodb_uri: str) -> Iterator[None]:
-    """Chunks are read here, by the client of an executor's process."""
+    """Chunks are read in this process, with the client that an executor's process would use."""
     yield
     captured.close_worker_clients(connections.Connection(mongodb_uri))
 
@@ -30,7 +30,7 @@ def workers(mongodb_uri: str) -> Iterator[None]:
 def read(
     uri: str, mongo: Any, collection: catalog.SourceCollection, wanted: list[str], *, max_bytes: int
 ) -> dict[str, list[bool]]:
-    """By key, whether each of its rows has a document."""
+    """Whether each row of a key has a document, by key."""
     at = mongodb_server.operation_time(mongo)
     found: dict[str, list[bool]] = {}
     lo: bytes | None = None

@@ -1,4 +1,4 @@
-"""Snapshots that cannot be read, or that do not read everything: the stream lives, and status says what is missing."""
+"""Snapshots that fail, or do not read everything: the stream continues, and status shows which collections are incomplete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED = {
     "where": '{"$where": "throw new Error(this.secret)"}',
     "number": '{"$expr": {"$gt": [{"$toInt": "$secret"}, 0]}}',
 }
-"""Filters that `explain` takes, and of which `find` fails on the documents or beside the hint."""
+"""Filters that `explain` accepts, but with which `find` fails on the documents or because of the hint."""
 
 SECRET = "secret-123-45-6789"
 
@@ -38,7 +38,9 @@ def by_name(spark: Any, found: Any) -> dict[str, status.CollectionStatus]:
 def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_stream(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each snapshot fails alone, with its code and no word of a document; the stream, the other snapshots and restarts go on."""
+    """Each snapshot fails separately, with its error code and no content of a document. The stream, other snapshots and restarts
+    continue.
+    """
     database.a.insert_many([{"_id": number, "zero": 0, "secret": SECRET, "place": [1, 1]} for number in range(3)])
     database.a.create_index([("secret", "text")])
     database.a.create_index([("place", "2d")])
@@ -92,7 +94,7 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
 def test_a_filter_that_is_changed_within_a_snapshot_begins_it_again(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No document that the new settings let in is missing, and nothing is swept that one of them left out."""
+    """No document that the new settings include is missing, and no document that the old settings excluded is swept."""
     database.a.insert_many([{"_id": number, "odd": bool(number % 2), "pad": "x" * 1000} for number in range(300)])
     a = f"{database.name}.a"
     overrides = {"snapshot.collection.filter.overrides": a, f"snapshot.collection.filter.overrides.{a}": '{"odd": true}'}
@@ -125,7 +127,7 @@ def test_a_gap_stays_open_for_what_was_not_read_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Collections outside the snapshot's list and collections with a filter are incomplete until a signal reads them whole."""
+    """Collections outside the snapshot's list and collections with a filter are incomplete until a signal reads them completely."""
     for name in ("whole", "filtered", "unlisted", "gone"):
         database[name].insert_many([{"_id": number, "n": number} for number in range(4)])
     first = pipeline(mongodb_uri, lakehouse, database.name)
@@ -166,10 +168,10 @@ def test_a_gap_stays_open_for_what_was_not_read_again(
 def test_a_collection_that_was_left_out_for_a_while_is_incomplete(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Its changes meanwhile are lost, as status says from when it is let in again: whether the lists left it out or the scope,
-    whether it was there when they were changed the first time or made later, and whether it is still there.
+    """Its changes meanwhile are lost, which status shows as soon as it is captured again: whether lists or scope excluded it, whether
+    it existed at the first change of the settings or was created later.
 
-    Of one that was dropped meanwhile there is nothing to read, and all rows are to go.
+    A collection that was dropped meanwhile has nothing to read, and all of its rows are removed.
     """
     alone = {
         "lists": {"collection.include.list": f"{database.name}.a"},
@@ -179,7 +181,7 @@ def test_a_collection_that_was_left_out_for_a_while_is_incomplete(
     for name in ("a", "b", "dropped"):
         database[name].insert_one({"_id": 1})
     once(spark, every)
-    # The settings are changed once before `made` is there.
+    # The settings are changed once before `made` exists.
     changed = {"capture.mode.full.update.type": "post_image"}
     once(spark, pipeline(mongodb_uri, lakehouse, database.name, **changed))
     database.made.insert_one({"_id": 1})
@@ -204,7 +206,7 @@ def test_a_collection_that_was_left_out_for_a_while_is_incomplete(
 def test_a_start_that_takes_no_snapshot_says_why(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A mode that is changed from no_data to initial finds a position: no snapshot, as with Debezium, and one line that says so."""
+    """If the mode changes from no_data to initial there is a position: as with Debezium no snapshot is taken, and one line says so."""
     database.a.insert_one({"_id": 1})
     once(spark, pipeline(mongodb_uri, lakehouse, database.name, **{"snapshot.mode": "no_data"}))
     for mode in ("initial", "when_needed"):
@@ -218,7 +220,7 @@ def test_a_start_that_takes_no_snapshot_says_why(
 def test_a_start_time_that_the_oplog_lost_is_no_end_where_a_snapshot_is_taken(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`when_needed` begins now, with a snapshot; other modes say which setting it is, and change nothing."""
+    """`when_needed` begins at the current time with a snapshot; other modes name the setting and change nothing."""
     database.a.insert_one({"_id": 1})
     probe = change_stream.ChangeStream.probe
 
