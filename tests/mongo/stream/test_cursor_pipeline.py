@@ -1,4 +1,4 @@
-"""What a user's `cursor.pipeline` decides about, and what it may not touch."""
+"""What a user's `cursor.pipeline` may change in events, and what it may not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SIZE = {"$size": "$fullDocument.tags"}
     ids=lambda stages: "-".join(next(iter(stage)) for stage in stages),
 )
 def test_what_is_not_a_documents_event_passes_every_stage(mongo: Any, database: Any, stages: list[Any], order: str) -> None:
-    """Whatever a pipeline says of documents, a rename, a drop and the end of the database land whole."""
+    """Whatever the stages do with documents, a rename, a drop and the end of the database are captured completely."""
     found = settings(database.name, stages, **{"cursor.pipeline.order": order})
     with stream(mongo, found) as opened:
         database.orders.insert_one({"_id": 1, "tags": ["a"]})
@@ -70,7 +70,7 @@ def test_what_is_not_a_documents_event_passes_every_stage(mongo: Any, database: 
 
 
 def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
-    """Documents are matched, cut and changed as the settings ask."""
+    """Documents are matched, reduced and changed as configured."""
     stages = [
         {"$match": {"fullDocument.test": {"$ne": True}}},
         {"$set": {"fullDocument.size": {"$size": {"$ifNull": ["$fullDocument.tags", []]}}}},
@@ -91,8 +91,9 @@ def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["change_streams", "change_streams_update_full_with_pre_image"])
 def test_a_stage_makes_no_document_where_there_is_none(mongo: Any, database: Any, mode: str) -> None:
-    """A field that is set in each `fullDocument`, to hide it: an update without a look-up, or a delete, gets none by it, for it
-    would be taken for the whole document. A signal whose document a stage takes away is left out, and ends nothing."""
+    """A stage sets a field of every `fullDocument` to hide it. An update without a look-up, or a delete, must not get a document by it:
+    it would be mistaken for the whole document. A signal whose document a stage removes is ignored, and does not end the stream.
+    """
     hidden = {"fullDocument.ssn": "*", "fullDocumentBeforeChange.ssn": "*", "updateDescription.updatedFields.ssn": "*"}
     stages = [{"$set": {name: value for name, value in hidden.items() if mode != "change_streams" or "update" not in name}}]
     signals = {"signal.data.collection": f"{database.name}.signals"}
@@ -126,7 +127,7 @@ def test_a_stage_makes_no_document_where_there_is_none(mongo: Any, database: Any
     ],
 )
 def test_a_stage_that_spoils_events_is_named_at_the_first_one(mongo: Any, database: Any, stage: Any, named: str) -> None:
-    """What the settings do not show is refused at the first event, by the names of the fields; it is no lost position."""
+    """Mistakes that the settings do not show are reported at the first event, with the names of the fields, and not as a lost position."""
     with stream(mongo, settings(database.name, [stage])) as opened:
         database.orders.insert_one({"_id": 1, "a": 1})
         with pytest.raises(errors.SettingsError, match=f"remove or change {named} of an event .insert"):

@@ -1,11 +1,10 @@
-"""Agreement with the real connector, event by event: the same workload on a real server, the same envelopes.
+"""Agreement with Debezium's connector, event by event: the same workload on a real server gives the same envelopes.
 
-`tests/cases/envelopes` holds what the connector made of `tests.harness.connector_workload` in 45 configurations. Here each of
-them is imported as a connector's properties are, a stream a configuration follows two passes of the workload, and its
-bronze rows are compared with the records, in order: operation, key, update description, session, transaction, and the
-documents letter for letter, in Debezium's dialects. Where ours differ, the difference must be one of `Difference`, and
-as frequent as `COUNTS` says. Where the connector stopped or lost its stream, `STANDS_IN` and `promised.json` say what
-its documentation promises instead.
+`tests/cases/envelopes` contains the connector's records of `tests.harness.connector_workload` in 45 configurations. Each of them is
+imported as connector properties, and a stream per configuration follows two passes of the workload. Its bronze rows are compared with the
+records in order: operation, key, update description, session, transaction, and the exact text of documents in Debezium's dialects. Every
+deviation must be one of `Difference`, with the frequency in `COUNTS`. Where the connector stopped or lost its stream, `STANDS_IN` and
+`promised.json` contain what its documentation promises instead.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ RECORDED_DB = "oracle"
 
 
 class Difference(enum.Enum):
-    """The answers that may differ from the real connector's, and why."""
+    """Permitted deviations from the connector, and their reasons."""
 
     TOMBSTONE = "a delete is one row: the null value after it exists for Kafka's compaction"
     HEARTBEAT = "heartbeats are rows that the capture commits when nothing else comes, and no records of a stream"
@@ -73,7 +72,7 @@ COUNTS: dict[Difference | None, int] = {
     Difference.TRUNCATED: 5,
     Difference.TAKEN: 3,
 }
-"""How many records show each difference; None for those that are the same."""
+"""How many records show each difference; None counts equal ones."""
 
 STANDS_IN = {
     "collection_include_initial_spaces": "collection_include_initial_uppercase",
@@ -82,16 +81,16 @@ STANDS_IN = {
     "field_exclude_truncate_crash": "skipped_none",
     "field_renames_collision": "skipped_none",
 }
-"""Runs in which the real connector lost its stream or stopped, and those whose events its documentation promises:
+"""Configurations in which the connector lost its stream or stopped, and those with the events that its documentation promises:
 
-spaces around names count as nothing, literal names are blind to case as all are, a signal collection narrows no stream,
-and excluded or renamed fields (see `promised.json`) stop none.
+spaces around names are ignored, literal names ignore case as all names do, a signal collection does not narrow the stream, and excluded or
+renamed fields (see `promised.json`) do not end it.
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """One configuration of the connector; `small`, `pre`, `skip` and `signal` say which workload it saw."""
+    """A configuration of the connector; `small`, `pre`, `skip` and `signal` describe the recorded workload."""
 
     name: str
     config: Mapping[str, str]
@@ -105,7 +104,7 @@ class Run:
         return self.config["snapshot.mode"] == "initial"
 
     def settings(self, uri: str, db: str) -> settings.Settings:
-        """The settings that `medallion import-debezium` makes of it, over another database."""
+        """The settings that `medallion import-debezium` makes of it, with another database."""
         named = json.dumps(self.config).replace(RECORDED_DB, db).replace(RECORDED_DB.upper(), db.upper())
         connector = {"topic.prefix": "dbz", "mongodb.connection.string": uri, **json.loads(named)}
         return settings.parse(debezium_import.imported(connector, root="lake").document)
@@ -124,7 +123,7 @@ def recorded() -> dict[str, list[Event]]:
 
 @dataclass
 class Captured:
-    """The rows of one run: those of its snapshot, and those of its stream."""
+    """The rows of one run's snapshot and of its stream."""
 
     snapshot: list[Row]
     stream: list[Row]
@@ -132,7 +131,7 @@ class Captured:
 
 @pytest.fixture(scope="module")
 def every(mongodb_uri: str) -> dict[str, Captured]:
-    """All runs, over two passes of the workload: with images and without."""
+    """All runs, in two passes of the workload: with images and without."""
     return {
         **passed(mongodb_uri, [run for run in RUNS if run.pre]),
         **passed(mongodb_uri, [run for run in RUNS if not run.pre]),
@@ -140,7 +139,7 @@ def every(mongodb_uri: str) -> dict[str, Captured]:
 
 
 def passed(uri: str, runs: Sequence[Run]) -> dict[str, Captured]:
-    """One pass of the workload, with a stream for each run, which looks documents up before they change again."""
+    """One pass of the workload with a stream for each run; documents are looked up before they change again."""
     db = f"test_{uuid.uuid4().hex[:12]}"
     given = {run.name: run.settings(uri, db) for run in runs}
     streams: dict[str, captured.Stream] = {}
@@ -183,7 +182,7 @@ def passed(uri: str, runs: Sequence[Run]) -> dict[str, Captured]:
 
 
 def renamed(rows: Iterable[Row], db: str) -> list[Row]:
-    """The rows of the pass's own database, under the name of the recorded one."""
+    """The rows of the pass's own database, with the name of the recorded one."""
     own = json.dumps([row for row in rows if row["db"] in (db, None)], ensure_ascii=False)
     named: list[Row] = json.loads(own.replace(db, RECORDED_DB))
     return named
@@ -197,7 +196,7 @@ DESCRIPTION = ("updatedFields", "removedFields", "truncatedArrays")
 
 
 def real(event: Event) -> Event:
-    """A record of the connector as it is compared."""
+    """A record of the connector in the form that is compared."""
     if "transaction" in event:
         transaction: Event = event["transaction"]
         return transaction
@@ -210,7 +209,7 @@ def real(event: Event) -> Event:
 
 
 def ours(row: Row) -> Event:
-    """A row of bronze as it is compared: in the dialects and with the parts of a record."""
+    """A row of bronze in the form that is compared: in the dialects and with the parts of a record."""
     if row["kind"] == "transaction":
         payload = json.loads(row["payload"])
         counted = sorted(payload["data_collections"] or (), key=lambda each: each["data_collection"])
@@ -242,23 +241,23 @@ def rendered(text: str | None, dialect: Dialect = Dialect.STRICT, *, comma: str 
 
 
 def rendered_key(row: Row) -> str:
-    """The key's `id`: that of the document key, or of the document that a snapshot read."""
+    """The key's `id`: the `_id` of the document key, or of the document that a snapshot read."""
     id_ = json.loads(row["documentKey"] or row["after"])["_id"]
     return debezium_json.render(id_, Dialect.RELAXED)
 
 
 def anonymous(text: str | None) -> str | None:
-    """A session's text without the number that no two sessions share."""
+    """A session's text without its unique identifier."""
     return None if text is None else SESSION.sub("SESSION", text)
 
 
 def place(event: Event) -> tuple[Any, ...]:
-    """What an event is about, without what it says."""
+    """What an event is about, without its content."""
     return tuple(event.get(name) for name in ("collection", "op", "key", "status", "id"))
 
 
 def is_recorded(run: Run, event: Event) -> bool:
-    """Whether the workload that was recorded made the event too."""
+    """Whether the recorded workload made this event, too."""
     match event:
         case {"status": _}:
             return True
@@ -270,7 +269,7 @@ def is_recorded(run: Run, event: Event) -> bool:
 
 
 def left_out(event: Event, before: Event | None) -> Difference | None:
-    """Why a record of the connector is none of ours."""
+    """Why a record of the connector has no row."""
     match event:
         case {"tombstone": True}:
             return Difference.TOMBSTONE
@@ -285,14 +284,14 @@ def left_out(event: Event, before: Event | None) -> Difference | None:
 
 @functools.cache
 def promised(run: str) -> dict[str, Event]:
-    """What events of a run must say instead of what was recorded, by case."""
+    """What events of a run must contain instead of the recorded values, by case."""
     found: list[Event] = json.loads((CASES / "promised.json").read_text(encoding="utf-8"))
     return {event["case"]: event for event in found if event["run"] == run}
 
 
 @dataclass
 class Expected:
-    """The events that a run must have: recorded ones, or promised ones; `seen` counts what is none of ours."""
+    """The events that a run must have, recorded or promised ones; `seen` counts records without a row."""
 
     run: Run
     snapshot: list[Event]
@@ -319,7 +318,7 @@ def expected(run: Run) -> Expected:
 
 
 def difference(case: str, ours: Event, real: Event) -> Difference | None:
-    """Which permitted difference the event shows; fails where it shows another."""
+    """The permitted difference that the event shows; fails for any other."""
     other = {name for name in real if ours[name] != real[name]}
     if not other:
         return None
@@ -335,7 +334,7 @@ def difference(case: str, ours: Event, real: Event) -> Difference | None:
 
 
 def seen_in_stream(run: Run, rows: Iterable[Row]) -> collections.Counter[Difference | None]:
-    """The differences of a run's stream, counted; fails where an event is missing, new, elsewhere, or another."""
+    """The differences of a run's stream, counted; fails if an event is missing, additional, in another place, or different."""
     wanted = expected(run)
     found = [ours(row) for row in rows if row["kind"] in ("change", "transaction")]
     found = [event for event in found if is_recorded(run, event)]
@@ -349,7 +348,7 @@ def seen_in_stream(run: Run, rows: Iterable[Row]) -> collections.Counter[Differe
 
 
 def seen_in_snapshot(run: Run, rows: Iterable[Row]) -> collections.Counter[Difference | None]:
-    """The same for its snapshot, whose rows have no order."""
+    """The differences of its snapshot, whose rows have no order."""
     wanted = {place(event): event for event in expected(run).snapshot}
     found = {place(event): event for event in map(ours, rows) if is_recorded(run, event)}
     assert found.keys() == wanted.keys()
@@ -358,20 +357,20 @@ def seen_in_snapshot(run: Run, rows: Iterable[Row]) -> collections.Counter[Diffe
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_stream_has_the_connectors_events(run: Run, every: dict[str, Captured]) -> None:
-    """All of them and no others, in the same order, and each says the same."""
+    """All events and no others, in the same order and with the same content."""
     seen_in_stream(run, every[run.name].stream)
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.is_initial or run.signal], ids=lambda run: run.name)
 def test_a_snapshot_has_the_connectors_rows(run: Run, every: dict[str, Captured]) -> None:
-    """Every document as it was at the time, whatever `skipped.operations` says, and marked as of a snapshot."""
+    """Every document as it was at that time, whatever `skipped.operations` says, and marked as part of a snapshot."""
     rows = every[run.name].snapshot
     seen_in_snapshot(run, rows)
     assert {row["source"]["snapshot"] for row in rows} <= ({"incremental"} if run.signal else {"true", "last"})
 
 
 def test_differences_are_as_many_as_is_known(every: dict[str, Captured]) -> None:
-    """Every record of every run is the same, or one of these."""
+    """Every record of every run is equal or shows a known difference, as often as expected."""
     seen: collections.Counter[Difference | None] = collections.Counter()
     for run in RUNS:
         seen += seen_in_stream(run, every[run.name].stream) + seen_in_snapshot(run, every[run.name].snapshot)
@@ -379,7 +378,7 @@ def test_differences_are_as_many_as_is_known(every: dict[str, Captured]) -> None
 
 
 def test_all_sources_are_the_connectors(every: dict[str, Captured]) -> None:
-    """The cluster time in whole seconds, `ord` within it, the wall time of changes; none where a row has no time."""
+    """Cluster time in whole seconds, `ord` within the second, and the wall time of changes; rows without a time have no source."""
     for run in RUNS:
         for row in [*every[run.name].snapshot, *every[run.name].stream]:
             check_source(row)
@@ -404,13 +403,13 @@ def check_source(row: Row) -> None:
 
 
 def test_lists_reach_every_name_on_them(every: dict[str, Captured]) -> None:
-    """`probe` stands on every list, behind a space on some: its one insert is in every stream that has inserts."""
+    """`probe` is in every list, in some of them after a space: its one insert is in every stream with inserts."""
     counts = {run.name: len([row for row in every[run.name].stream if row["collection"] == "probe"]) for run in RUNS}
     assert counts == {run.name: int(run.name != "skipped_c") for run in RUNS}
 
 
 def test_lists_reach_no_other_name(every: dict[str, Captured]) -> None:
-    """Nothing comes of collections that a run with a list of collections, or with a pipeline of its own, leaves out."""
+    """Lists of collections and pipelines exclude all events of other collections."""
     narrow = [run for run in RUNS if any(name.startswith(("collection.", "cursor.")) for name in run.config)]
     assert len(narrow) == 10
     for run in narrow:
@@ -419,13 +418,13 @@ def test_lists_reach_no_other_name(every: dict[str, Captured]) -> None:
 
 
 def test_a_repeated_field_is_kept(every: dict[str, Captured]) -> None:
-    """Of a field that stands twice in a document the real connector sends the last; the text here holds both."""
+    """If a field occurs twice in a document the connector sends the last value; the text in bronze has both."""
     [row] = [row for row in every["cs_nodata"].stream if row["key"] == '"duplicate_field"']
     assert row["after"] == '{"_id":"duplicate_field","v":1,"v":"second"}'
 
 
 def test_a_document_has_one_key(every: dict[str, Captured]) -> None:
-    """Of every type of `_id`: its snapshot row, its update, its replacement and its delete have the same key."""
+    """For every type of `_id`, the snapshot row, update, replacement and delete have the same key."""
     found = every["full_initial"]
     read = [row["key"] for row in found.snapshot if row["collection"] == "ids"]
     changed = [row for row in found.stream if row["collection"] == "ids"]
@@ -434,7 +433,7 @@ def test_a_document_has_one_key(every: dict[str, Captured]) -> None:
 
 
 def test_collections_that_come_and_go_leave_rows(every: dict[str, Captured]) -> None:
-    """The real connector says nothing of a rename or a drop; here each is a row of its own, in its place."""
+    """The connector sends nothing for a rename or a drop; in bronze each is a row of its own in its place."""
     rows = [row for row in every["cs_nodata"].stream if row["collection"] in ("ddl", "ddl2")]
     said = [(json.loads(row["payload"])["operation"] if row["op"] is None else row["op"], row["key"]) for row in rows]
     assert said == [
@@ -449,7 +448,7 @@ def test_collections_that_come_and_go_leave_rows(every: dict[str, Captured]) -> 
 
 
 def test_a_signal_is_heard_in_its_place(every: dict[str, Captured]) -> None:
-    """A signal in a captured collection is a change and, behind it, a signal; what comes after it follows both."""
+    """A signal in a captured collection is a change followed by a signal; later events follow both."""
     rows = every["incremental_snapshot"].stream
     [at] = [number for number, row in enumerate(rows) if row["kind"] == "signal"]
     assert (rows[at - 1]["collection"], rows[at - 1]["key"]) == ("signals", '"sig1"')

@@ -1,4 +1,4 @@
-"""The server's side of the filters: it agrees with the predicate and swallows nothing that a stream needs."""
+"""The server's part of the filters: it agrees with the predicate and removes no event that a stream needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _namespace(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["about"]) for case in json.loads(CASES.read_text())])
 def test_the_server_agrees(case: dict[str, Any], database: Database[dict[str, Any]]) -> None:
-    """The server sends every captured event and what a stream needs, and nothing else where it can be asked."""
+    """The server sends every captured event and those that a stream needs, and no others if it can decide."""
     settings = source(case["source"])
     foreign = "elsewhere.nowhere" if not filters.of(settings).includes("elsewhere", "nowhere") else "admin.x"
     needed = [event("invalidate"), event("dropDatabase", ns="shop")]
@@ -49,7 +49,7 @@ def test_the_server_agrees(case: dict[str, Any], database: Database[dict[str, An
 
 
 def test_a_stream_with_these_stages(mongo: MongoClient[dict[str, Any]], database: Database[dict[str, Any]]) -> None:
-    """A real stream carries writes, drops, and renames onto a captured collection."""
+    """A real stream contains writes, drops, and renames to a captured collection."""
     name = database.name
     settings = source({"collection.include.list": rf"{name}\.orders, {name}\.cust.*"})
     scope = filters.stream_scope(settings, databases=[name])
@@ -77,7 +77,9 @@ def test_a_stream_with_these_stages(mongo: MongoClient[dict[str, Any]], database
 
 
 def test_names_are_looked_for_in_events_alone(database: Database[dict[str, Any]]) -> None:
-    """Looked for in the oplog as well, each entry of it has their expressions compiled anew: 2,000 names left 400 entries a second."""
+    """If they were also applied to the oplog, their expressions would be compiled for each entry: with 2,000 names 400 entries per
+    second.
+    """
     stages = filters.pipeline(source({"collection.include.list": [f"{database.name}.orders", f"{database.name}.customers"]}))
     stream = {"aggregate": 1, "pipeline": [{"$changeStream": {}}, *stages], "cursor": {}}
     explained = database.command("explain", stream, verbosity="queryPlanner")
@@ -86,7 +88,7 @@ def test_names_are_looked_for_in_events_alone(database: Database[dict[str, Any]]
 
 
 def _until_invalidated(stream: Any) -> list[tuple[str, str | None]]:
-    """Operation types with the collection that was written to, a rename's being its target."""
+    """Operation types with the affected collection, which for a rename is its target."""
     seen: list[tuple[str, str | None]] = []
     end = time.monotonic() + 20
     while stream.alive and time.monotonic() < end and (not seen or seen[-1][0] != "invalidate"):

@@ -1,4 +1,4 @@
-"""Events as a server writes them."""
+"""Events in the form in which a server sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdc_core.bronze import raw_event
 
 
 def test_documents_of_real_events_stay_bytes(database: Any) -> None:
-    """In a transaction and outside of one, of each operation that has a document: it is not decoded with its event."""
+    """Documents are not decoded with their events, in a transaction and outside of one, for each operation with a document."""
     database.create_collection("orders")
     raw = database.with_options(codec_options=DEFAULT_RAW_BSON_OPTIONS)
     with contextlib.closing(raw.watch(full_document="updateLookup", show_expanded_events=True)) as stream:
