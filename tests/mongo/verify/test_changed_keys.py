@@ -1,4 +1,4 @@
-"""The changes that bronze does not hold yet, as a verification asks the server for them."""
+"""Changes after bronze's position, which a verification reads from the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.mongodb import server as mongodb_server
 def test_a_collection_that_another_one_replaced_is_not_the_one_that_bronze_knows(
     mongo: Any, database: Any, how: str
 ) -> None:
-    """The server tells of it by an event of the other namespace alone: each document would be a difference of the tables."""
+    """The only event about it has the other namespace. Otherwise each document would be reported as a difference."""
     for name in ("orders", "others"):
         database[name].insert_one({"_id": 1})
     with database.watch() as stream:

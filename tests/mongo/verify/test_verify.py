@@ -1,4 +1,4 @@
-"""Verify against a real server and real tables: what was planted is found and repaired, and nothing is reported where nothing is."""
+"""Verify with a real server and real tables: planted differences are found and repaired, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ CHANGED: dict[str, tuple[int, str]] = {
     "amount": (170, "concat(amount, '0')"),
     "__rescued": (3, "map('odd', text)"),
 }
-"""Columns, the first `_id` at which each is changed, and what it becomes there: five rows a column."""
+"""Columns, the first `_id` at which each is changed, and the new value; five rows per column."""
 
 
 def plant(spark: Any, table: Any) -> dict[str, list[str]]:
-    """Fifty differences, of every kind; their keys by what is to be said of them."""
+    """Plant fifty differences of every kind; returns their keys by the expected kind."""
     step = {name: 10 if name == "__rescued" else 1 for name in CHANGED}
     ids = {name: [first + step[name] * n for n in range(PER_KIND)] for name, (first, _) in CHANGED.items()}
     changes = ", ".join(
@@ -77,7 +77,7 @@ def plant(spark: Any, table: Any) -> dict[str, list[str]]:
 def test_fifty_planted_differences_are_found_and_repaired(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Every planted difference is named by key and path, none else; repaired through bronze, a second run says equal."""
+    """Every planted difference is named by key and path, and no other; after a repair through bronze a second run finds all equal."""
     database.orders.insert_many([document(number) | {"gone": "x"} for number in range(300)])
     database.orders.insert_one({"_id": ObjectId(), "text": "another kind of key"})
     found = pipeline(mongodb_uri, lakehouse, database.name)
@@ -123,7 +123,7 @@ def test_fifty_planted_differences_are_found_and_repaired(
 def test_nothing_is_reported_while_the_source_is_written_to(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Beside a pipeline and a writer of inserts, updates and deletes no difference is reported, and a planted one is."""
+    """While a pipeline runs and a writer inserts, updates and deletes, no difference is reported except a planted one."""
     database.orders.insert_many([document(number) for number in range(400)])
     quick = {"commit.interval.ms": 300, "signal.poll.interval.ms": 200}
     found = pipeline(mongodb_uri, lakehouse, database.name, **quick)
@@ -136,7 +136,7 @@ def test_nothing_is_reported_while_the_source_is_written_to(
             assert first.is_equal, first.differences
             assert first.equal + first.waiting + first.changing >= 200
             table = delta.layout(found.lakehouse).gold(database.name, "orders")
-            # A statement of seconds does not get between commits of tenths of a second.
+            # The UPDATE takes seconds, and would conflict with commits every few tenths of a second.
             paused.set()
             until(lambda: is_planted(spark, f"UPDATE {table} SET text = 'planted' WHERE _id IN (390, 391)"))
             paused.clear()
@@ -148,7 +148,7 @@ def test_nothing_is_reported_while_the_source_is_written_to(
 
 
 def is_planted(spark: Any, sql: str) -> bool:
-    """Whether a statement came between the pipeline's commits."""
+    """Whether a statement succeeded between the pipeline's commits."""
     try:
         spark.sql(sql).collect()
     except Exception as error:
@@ -158,7 +158,7 @@ def is_planted(spark: Any, sql: str) -> bool:
 
 
 def write(orders: Any, stop: threading.Event, paused: threading.Event) -> None:
-    """Some writes to the first 380 documents, one after the other, but while `paused`; the last ones are left alone."""
+    """Write to the first 380 documents, one after the other, except while `paused`; the last documents are not changed."""
     number = 0
     while not stop.wait(0.01):
         if paused.is_set():
@@ -174,7 +174,7 @@ def write(orders: Any, stop: threading.Event, paused: threading.Event) -> None:
 
 
 class Aside:
-    """What a thread does beside a block; its error is raised at the end."""
+    """Runs a function in a thread during a block, and raises its error at the end."""
 
     def __init__(self, body: Callable[[], Any]) -> None:
         self._body, self._error = body, None

@@ -1,4 +1,4 @@
-"""Verify against a real server: what is no difference of the tables, and how a comparison that is impossible ends."""
+"""Verify with a real server: which differences do not count, and how an impossible comparison ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.journey  # minutes on a slow machine
 def test_a_time_that_the_server_does_not_hold_is_a_decision(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """The executors that read at it say so as themselves: it is no bug."""
+    """The executors' error for a time outside the server's snapshot window is reported as such, not as a bug."""
     database.orders.insert_one({"_id": 1})
     found = pipeline(mongodb_uri, lakehouse, database.name)
     play(spark, found)
@@ -41,7 +41,7 @@ def test_a_time_that_the_server_does_not_hold_is_a_decision(
 def test_columns_that_settings_made_are_nothing_of_a_document(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Not those of `add.fields` of an earlier run, and not one that a document's column gave another name; names may hold dots."""
+    """Columns of an earlier `add.fields`, and a column whose field got another name, are not compared as fields. Names may contain dots."""
     database.orders.insert_many([{"_id": n, "op": n, "a.b": n} for n in range(3)])
     found = pipeline(mongodb_uri, lakehouse, database.name)
     before = with_silver(found, {"add.fields": "op,ts_ms", "add.fields.prefix": ""})
@@ -59,7 +59,7 @@ def test_columns_that_settings_made_are_nothing_of_a_document(
 def test_however_many_differ_at_first_sight_those_that_are_wrong_are_named(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What changed before the close look is equal, and rows that the settings keep hide no difference."""
+    """Documents that changed before the second comparison are equal, and rows that the settings keep hide no difference."""
     monkeypatch.setattr(comparison, "MOST_WRONG", 5)
     monkeypatch.setattr(comparison, "SLICE", 3)
     database.orders.insert_many([{"_id": n, "n": n} for n in range(30)])
@@ -93,7 +93,7 @@ def test_however_many_differ_at_first_sight_those_that_are_wrong_are_named(
 def test_a_collection_that_is_not_captured_any_more_is_not_compared(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Its rows stay in the tables, and nobody brings them up to date."""
+    """Its rows stay in the tables, and are not updated."""
     database.orders.insert_one({"_id": 1})
     database.people.insert_one({"_id": 1})
     play(spark, pipeline(mongodb_uri, lakehouse, database.name))
@@ -106,7 +106,7 @@ def test_a_collection_that_is_not_captured_any_more_is_not_compared(
 
 
 def test_what_a_rotation_leaves_is_kept(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """Where the settings keep the rows, also beside the collection that is made anew under the name; no repair takes them away."""
+    """If the settings keep the rows, this also holds beside a new collection with the same name; a repair does not remove them."""
     kept = {"collection.drop.handling.mode": "keep", "collection.rename.handling.mode": "keep"}
     found = with_silver(pipeline(mongodb_uri, lakehouse, database.name), kept)
     for year, end in enumerate((lambda: database.orders.rename("of_last_year"), database.orders.drop, lambda: None)):
@@ -123,7 +123,7 @@ def test_what_a_rotation_leaves_is_kept(spark: Any, mongodb_uri: str, database: 
 def test_a_repair_does_not_wait_for_what_the_capture_does_not_read(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collection that there is not any more: the capture says so, and nothing comes."""
+    """The collection does not exist any more: the capture reports this, and no row arrives."""
     monkeypatch.setattr(repair, "SIGNAL_SECONDS", 30.0)
     database.orders.insert_one({"_id": 1})
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK)
@@ -135,7 +135,7 @@ def test_a_repair_does_not_wait_for_what_the_capture_does_not_read(
 
 
 def test_a_sample_holds_what_the_snapshot_lets_through(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A repair brings nothing into bronze that the snapshot's filter keeps out; what changed has come, whatever it is."""
+    """A repair does not add documents to bronze that the snapshot's filter excludes; changed documents are there whatever the filter."""
     name = f"{database.name}.orders"
     filters = {
         "snapshot.collection.filter.overrides": name,
@@ -153,7 +153,7 @@ def test_a_sample_holds_what_the_snapshot_lets_through(spark: Any, mongodb_uri: 
 
 
 def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """A column that silver has widened, and gold not yet, makes no other row differ."""
+    """If silver has widened a column and gold has not yet, other rows do not differ."""
     database.orders.insert_many([{"_id": n, "n": n} for n in range(3)])
     found = pipeline(mongodb_uri, lakehouse, database.name)
     play(spark, found)
@@ -168,7 +168,7 @@ def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str,
 def test_rows_of_a_drop_that_silver_has_not_applied_wait(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """They go with the next run of silver, and are no difference until then."""
+    """Silver's next run removes them, and until then they are no difference."""
     database.orders.insert_many([{"_id": n} for n in range(3)])
     found = pipeline(mongodb_uri, lakehouse, database.name)
     play(spark, found)
@@ -183,8 +183,9 @@ def test_rows_of_a_drop_that_silver_has_not_applied_wait(
 
 
 def test_bronze_is_compared_by_what_its_events_come_to(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
-    """Updates are folded, deletes and drops count, and a value of another type that prints alike is found, whatever silver made of
-    it; without a run of silver, too."""
+    """Updates are folded, and deletes and drops are applied. A value of another type with the same text is found, whatever silver
+    stored, and without a run of silver, too.
+    """
     database.people.insert_many([{"_id": n} for n in range(3)])
     database.orders.insert_many(
         [{"_id": n, "n": n, "null": None, "deep": {"list": [1, {"a": n}], "gone": 1}} for n in range(10)]
@@ -206,7 +207,7 @@ def test_bronze_is_compared_by_what_its_events_come_to(spark: Any, mongodb_uri: 
     bronze = table(found)
     spark.sql(f"ALTER TABLE {bronze} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     of_orders = "collection = 'orders'"
-    spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '1'")  # its first event, and its update
+    spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '1'")  # its first event and its update
     spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '2' AND op = 'u'")
     spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '3' AND op = 'r'")
     plants = {"4": ('"n":4', '"n":4.0'), "5": ('"null":null,', ""), "6": ('"n":6', '"n":{"$numberLong":"6"}')}
