@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from jobs import command_line
 from pipelines.bronze import log as bronze
-from pipelines.capture.progress import CaptureResult
 from pipelines.delta import tables as delta
 from pipelines.snapshot import snapshot
 from tests.harness.captures import (
@@ -122,11 +121,7 @@ def test_a_file_of_signals_is_read_and_emptied(
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more)
     assert once(spark, found).snapshot_documents == 3
     landed = rows(spark, found)
-    assert snapshots(landed) == [("true", "0"), ("true", "1"), ("last", "2")] or [k for _, k in snapshots(landed)] == [
-        "0",
-        "1",
-        "2",
-    ]
+    assert [key for _, key in snapshots(landed)] == ["0", "1", "2"]
     refused = {each["id"]: each.get("refused") for each in signals(landed)}
     assert refused["b"] is None
     assert "execute-snapshot" in refused["u"]
@@ -259,4 +254,4 @@ def test_a_capture_killed_in_an_incremental_snapshot_goes_on(
     check_numbers(landed)
     assert sorted(int(key) for kind, key in snapshots(landed) if kind == "incremental") == list(range(20))
     assert bronze.handled_signals(spark, delta.layout(found.lakehouse).bronze("shop")) == set()
-    assert isinstance(once(spark, found), CaptureResult)
+    assert once(spark, found).snapshot_documents == 0
