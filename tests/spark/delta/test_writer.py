@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.Ta
 
 
 def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tables.TableRef, owner_commits: Writer) -> None:
-    with pytest.raises(errors.TableOwned):
+    with pytest.raises(errors.TableOwned, match=f"process {os.getpid()} on this host writes it"):
         Writer.claim(spark, table)
     assert table_history.version(spark, table) == owner_commits.version
 
@@ -91,7 +92,7 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
             spark.conf.unset("spark.databricks.delta.maxCommitAttempts")
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(unsettle)
+        unsettling = pool.submit(unsettle)
         try:
             for number in range(TIMES):
                 old = Writer.claim(spark, table, take_over=True)
@@ -103,6 +104,7 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
                     log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))
         finally:
             done.set()
+        unsettling.result()
 
 
 def test_commits_behind_new_columns_take_no_job(spark: SparkSession, table: tables.TableRef) -> None:
