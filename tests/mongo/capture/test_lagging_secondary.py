@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,7 @@ from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
-
-WAIT = 60
-
-
-def until(is_so: Any) -> None:
-    end = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+from tests.harness.captures import until
 
 
 @contextlib.contextmanager
@@ -62,7 +53,7 @@ def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
         until(lambda: direct.admin.command("hello").get("secondary") and read.find_one({"_id": 1}))
         entered = direct.admin.command("configureFailPoint", "rsSyncApplyStop", mode="alwaysOn")["count"]
         # It would still apply the batch for which it is waiting.
-        direct.admin.command("waitForFailPoint", "rsSyncApplyStop", timesEntered=entered + 1, maxTimeMS=1000 * WAIT)
+        direct.admin.command("waitForFailPoint", "rsSyncApplyStop", timesEntered=entered + 1, maxTimeMS=60_000)
         first.shop.ring.update_one({"_id": 1}, {"$set": {"v": "new"}})
         first.shop.ring.insert_one({"_id": 2, "v": "new"})
         assert read.find_one({"_id": 1}) == {"_id": 1, "v": "old"}

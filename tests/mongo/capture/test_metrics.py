@@ -27,9 +27,7 @@ Values = dict[tuple[str, ...], float]
 
 @pytest.fixture
 def port() -> int:
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return embedded_mongodb._free_port()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,9 +95,9 @@ def test_a_collection_that_does_not_exist_is_mentioned(
     """A name that nothing has is a warning: the collection may come later."""
     database["orders"].insert_one({"_id": 1})
     found = checked(mongodb_uri, collection_include_list=f"{database.name}.orders, {database.name}.Order")
-    assert [each.found for each in found["collections"]] == [
-        f"{database.name}.Order does not exist",
-        f"1 to capture: {database.name}.orders",
+    assert [(each.found, each.verdict) for each in found["collections"]] == [
+        (f"{database.name}.Order does not exist", CheckVerdict.WARNING),
+        (f"1 to capture: {database.name}.orders", CheckVerdict.FINE),
     ]
 
 
@@ -148,10 +147,8 @@ def test_missing_images_come_with_the_command_that_turns_them_on(
 
 def test_an_unreachable_server_is_temporary(checked: Checked) -> None:
     """If nothing listens there is one finding, with exit code 75."""
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    found = checked(f"mongodb://127.0.0.1:{port}/", mongodb_server_selection_timeout_ms="1000")
+    uri = f"mongodb://127.0.0.1:{embedded_mongodb._free_port()}/"
+    found = checked(uri, mongodb_server_selection_timeout_ms="1000")
     (finding,) = _wrong(found)
     with pytest.raises(errors.SourceUnreachable) as raised:
         check.refuse([finding])
@@ -161,10 +158,7 @@ def test_an_unreachable_server_is_temporary(checked: Checked) -> None:
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
     """A server that is not a replica set."""
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path / "standalone"
+    folder, port = tmp_path / "standalone", embedded_mongodb._free_port()
     folder.mkdir()
     arguments = ["--dbpath", str(folder), "--port", str(port), "--bind_ip", "127.0.0.1", "--nounixsocket"]
     server = subprocess.Popen(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
-from tests.harness import bronze_rows, environments
+from tests.harness import bronze_rows, environments, processes
 from tests.harness.environments import Environment
 from tests.harness.layers import (
     Hop,
@@ -244,6 +244,7 @@ def test_continuous_until_stopped(hop: Hop) -> None:
     stop = threading.Event()
     results: list[Any] = []
     sessions = sparks.sessions(hop.spark)
+    until = functools.partial(processes.until, seconds=240, what="the documents in gold")
 
     def body(job: Any) -> None:
         results.append(job.run(sessions(), hop.settings, once=False, sessions=sessions, stop=stop, pause_seconds=0.1))
@@ -252,9 +253,9 @@ def test_continuous_until_stopped(hop: Hop) -> None:
     for thread in threads:
         thread.start()
     try:
-        _until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 1, "__key": "1"}])
+        until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 1, "__key": "1"}])
         hop.bronze.append({ORDERS: [document(1, 20, v=2)], "new": [document(5, 21, "c")]})
-        _until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}] and bool(hop.documents("new")))
+        until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}] and bool(hop.documents("new")))
     finally:
         stop.set()
         for thread in threads:
@@ -263,15 +264,6 @@ def test_continuous_until_stopped(hop: Hop) -> None:
     for ref in (hop.silver_table(ORDERS), hop.gold_table(ORDERS)):
         last = table_history.last_commit(hop.spark, ref)
         assert last is not None and last.metadata is not None and last.metadata.get("released")
-
-
-def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
-    done = threading.Event()
-    for _ in range(int(seconds / 0.5)):
-        if condition():
-            return
-        done.wait(0.5)
-    raise AssertionError("it never came to pass")
 
 
 @pytest.mark.journey
