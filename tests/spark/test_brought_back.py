@@ -97,7 +97,7 @@ def trimmed(hop: Hop) -> None:
 
 @pytest.mark.journey
 @pytest.mark.parametrize("layers", [("gold",), ("silver", "gold", "ops")], ids=" ".join)
-def test_what_was_trimmed_since_is_asked_for(
+def test_events_that_were_trimmed_since_need_a_snapshot(
     spark: SparkSession, lakehouse: Path, tmp_path: Path, layers: tuple[str, ...]
 ) -> None:
     """A copy from before the trim lacks events that every layer had applied, and asks for a snapshot. A collection that has applied

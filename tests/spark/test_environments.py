@@ -100,7 +100,7 @@ def test_a_writer_replaces_rows_by_their_keys_or_by_their_range(
 
 
 @EVERYWHERE
-def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lakehouse: Path) -> None:
+def test_a_replaced_writer_merges_nothing(session: SparkSession, lakehouse: Path) -> None:
     """A writer whose table was taken over merges nothing, whichever way it commits."""
     table = tables.TableRef.at(str(lakehouse / "t"))
     delta.create(session, table, columns="__key STRING, v INT")

@@ -55,7 +55,7 @@ def test_the_replica_set_follows_to_another_port(tmp_path: Path) -> None:
             assert count(server, add=1) == 3
 
 
-def test_it_recovers_from_a_crash(tmp_path: Path) -> None:
+def test_the_server_recovers_from_a_crash(tmp_path: Path) -> None:
     """Written documents survive SIGKILL and a new start."""
     with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
         count(server, add=3)
@@ -64,7 +64,7 @@ def test_it_recovers_from_a_crash(tmp_path: Path) -> None:
         assert count(server) == 3
 
 
-def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+def test_the_server_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     """SIGKILL of the owner ends the server, and the next owner can use the folder at once."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=PROJECT

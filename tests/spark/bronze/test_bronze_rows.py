@@ -160,7 +160,7 @@ def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: b
     assert last is not None and last.metadata is not None and last.metadata["stream"] == "those lists"
 
 
-def test_it_has_its_name_also_where_the_commits_that_say_it_are_gone(spark: SparkSession, log: bronze.BronzeLog) -> None:
+def test_bronze_keeps_its_log_id_where_the_commits_with_it_are_gone(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """While a capture is stopped for weeks, other commits are made and Delta cleans the log up. Silver must still recognize bronze by its
     log's ID.
     """
@@ -177,7 +177,7 @@ def test_it_has_its_name_also_where_the_commits_that_say_it_are_gone(spark: Spar
     again.close()
 
 
-def test_how_far_the_capture_had_read_is_known_behind_a_compaction(spark: SparkSession, log: bronze.BronzeLog) -> None:
+def test_a_compaction_does_not_hide_how_far_the_capture_had_read(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """Maintenance after the capture's last commit adds no events, so a cut needs no new commit of the capture; a RESTORE removes events."""
     log.complete = "826B06ED3A00000004"
     log.close()

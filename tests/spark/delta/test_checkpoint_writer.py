@@ -48,7 +48,7 @@ def content(folder: Path, version: int) -> set[str]:
     return found
 
 
-def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -> None:
+def test_checkpoints_equal_those_of_delta(spark: SparkSession, tmp_path: Path) -> None:
     """Deletion vectors, columns, clustering and row tracking are the same, and Spark reads the table from such a checkpoint alone."""
     table, ours = tables.TableRef.at(str(tmp_path / "table")), tmp_path / "ours"
     properties = {
@@ -82,7 +82,9 @@ def test_they_say_what_those_of_delta_say(spark: SparkSession, tmp_path: Path) -
     assert read == expected and len(expected) > 30
 
 
-def test_a_writer_makes_them_without_a_job(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_makes_checkpoints_without_a_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This process writes one every tenth of Delta's interval. Delta reads them, and its own checkpoints are not overwritten."""
     monkeypatch.setattr(checkpoint_writer, "LEAST_INTERVAL", 20)
     monkeypatch.setattr(direct_log, "LISTING_SECONDS", 600)  # a short log, however slow the machine

@@ -313,9 +313,7 @@ def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path)
 
 
 @pytest.mark.journey
-def test_it_can_be_asked_for_later_and_taken_out_again(
-    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_can_be_switched_on_later(spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A history begins with bronze's first batch whenever it is switched on. A killed run is repeated. Looked-up documents are marked."""
     hop = HistoryHop(spark, lakehouse, {"things": {"history": False}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})

@@ -220,7 +220,7 @@ def test_a_key_may_have_another_type_and_not_another_value(shop: MakeShop) -> No
 
 
 @pytest.mark.parametrize("made_of", ["upper(note)", "CAST(note AS INT)"])
-def test_of_several_keys_no_one_is_made(shop: MakeShop, made_of: str) -> None:
+def test_a_key_that_is_made_of_several_keys_is_refused(shop: MakeShop, made_of: str) -> None:
     """A change of one of these keys recomputed the row without the documents of the others."""
     made = shop(
         counts=f"{{{{ config(materialized='incremental', unique_key='n') }}}} SELECT {made_of} AS n, count(*) AS c "

@@ -72,7 +72,7 @@ def switched(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> H
 
 
 @pytest.mark.parametrize("name", [name for name in PAIRS if name != "keeping"])
-def test_there_and_back(switched: Hop, name: str) -> None:
+def test_settings_are_switched_and_switched_back(switched: Hop, name: str) -> None:
     """Documents that were inserted again are there with their latest values. A delete is applied as configured when it arrived."""
     found = {row["_id"]: (row["v"], row["w"]) for row in switched.documents(name)}
     kept = {4: (1, 1)} if PAIRS[name][0].get(MODE) == "drop" else {}

@@ -120,7 +120,7 @@ def test_any_documents(spark: SparkSession, seed: int) -> None:
         first += size
 
 
-def test_every_meeting(spark: SparkSession) -> None:
+def test_any_value_after_any_other(spark: SparkSession) -> None:
     """Any value after any other in the same path is in the column or rescued, as with the pure functions."""
     firsts = {f"f{number}": first for number, first in enumerate(SCALARS)}
     schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
@@ -147,7 +147,7 @@ def test_many_new_documents_are_looked_at_the_same_here_and_there(
     assert there.also == {"even": 19}
 
 
-def test_documents_of_one_mark(spark: SparkSession) -> None:
+def test_documents_with_one_sequence_are_told_apart(spark: SparkSession) -> None:
     """Rows of a snapshot's chunk share their sequence, and each is still a document of its own."""
     texts = ['{"_id":1,"a":"x"}', '{"_id":2,"a":5}', '{"_id":3,"a":{"b":1}}']
     df = frame(spark, texts).withColumn("sequence", sf.lit("0" * 24))
@@ -188,7 +188,7 @@ def test_empty_batch(spark: SparkSession) -> None:
     assert evolution.schema.columns == () and evolution.changes == ()
 
 
-def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> None:
+def test_a_recorded_schema_is_read_back(spark: SparkSession, tmp_path: pathlib.Path) -> None:
     """The latest schema is read as it was appended, with its changes."""
     table = tables.TableRef.at(str(tmp_path / "ops" / "schemas"))
     assert schemas.latest(spark, table) == {}
@@ -206,7 +206,7 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
     assert [tuple(row) for row in rows] == [("a", "widened", "INT", "DOUBLE", 9)]
 
 
-def test_names_are_kept(spark: SparkSession) -> None:
+def test_columns_keep_their_names(spark: SparkSession) -> None:
     """Columns keep their names if a later field would have the same name."""
     first = evolution_of(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=typed_cases.OPTIONS["flatten"])
     assert first.schema.naming == column_names.ColumnNaming.of(typed_cases.OPTIONS["flatten"])

@@ -93,7 +93,7 @@ def test_values_may_come_alone_and_as_bytes(spark: SparkSession) -> None:
     assert (row.key, row.value["to_city"]) == (None, "Oslo")
 
 
-def test_what_no_reader_takes_is_told_row_by_row(spark: SparkSession) -> None:
+def test_unreadable_values_are_errors_of_their_rows(spark: SparkSession) -> None:
     """Bytes that are not text and documents that are nested too deeply do not end the query for other rows."""
     good, deep = EVENTS[0][1].encode(), json.dumps({"op": "c", "after": '{"a":' * 5000 + "1" + "}" * 5000, "source": {}})
     values = [(good.replace(b"Oslo", b"Os\xfflo"),), (b"\xff\xfe{",), (deep.encode(),)]
