@@ -249,8 +249,8 @@ def test_a_view_in_the_place_of_a_named_collection(mongodb_uri: str, mongo: Any,
 
 
 def test_an_event_whose_parts_are_too_large_together(mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """With `oversize: skip` an event with 9 MB of document and 9 MB of changed fields, which a server cannot send, is reported, and the
-    stream continues. Otherwise the events before it are read, and the error names the setting.
+    """With `cursor.oversize.handling.mode: skip` an event with 9 MB of document and 9 MB of changed fields, which a server cannot send,
+    is reported, and the stream continues. Otherwise the events before it are read, and the error names the setting.
     """
     given = {"database.include.list": database.name, "capture.mode": "change_streams_update_full"}
     skips = {"cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 16_777_216}
