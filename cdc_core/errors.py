@@ -174,8 +174,8 @@ def together(failures: Mapping[str, Exception]) -> Exception:
         return next(iter(failures.values()))
     lines = [f"{len(failures)} failed, the others did not:"]
     lines += [f"{name}: {message_of(error)}" for name, error in failures.items()]
-    chosen = worst(list(failures.values()))
-    return CollectionsFailed("\n  ".join(lines), code(chosen))
+    worst_error = worst(list(failures.values()))
+    return CollectionsFailed("\n  ".join(lines), code(worst_error))
 
 
 def message_of(error: Exception) -> str:

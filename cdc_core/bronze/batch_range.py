@@ -26,14 +26,14 @@ def ranges(batches: Iterable[tuple[int, int]], *, span: BatchRange, limit: int) 
     the whole span; an empty span has none.
     """
     cuts: list[int] = []
-    held = 0
+    range_events = 0
     previous = span.after
     for batch, events in batches:
         # A batch is never divided, because a position is a whole batch.
-        if held and held + events > limit:
+        if range_events and range_events + events > limit:
             cuts.append(previous)
-            held = 0
-        held += events
+            range_events = 0
+        range_events += events
         previous = batch
     edges = [span.after, *cuts, span.to]
     return tuple(BatchRange(low, high) for low, high in zip(edges, edges[1:]) if low < high)

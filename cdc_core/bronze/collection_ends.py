@@ -50,13 +50,13 @@ def of_heartbeats(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
     Payloads repeat a finished collection until the snapshot ends: the first one counts. A payload that cannot be read,
     or has no snapshot, is ignored.
     """
-    found: dict[tuple[str, str], Sweep] = {}
+    sweeps: dict[tuple[str, str], Sweep] = {}
     for batch, payload in heartbeats:
         for namespace, state in _collections(payload):
             first = state.get("first")
             if state.get("completed") is True and state.get("sweep") is True and isinstance(first, str):
-                found.setdefault((namespace, first), Sweep(namespace, batch, first))
-    return tuple(found.values())
+                sweeps.setdefault((namespace, first), Sweep(namespace, batch, first))
+    return tuple(sweeps.values())
 
 
 def of_schema_changes(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sweep, ...]:
@@ -64,12 +64,12 @@ def of_schema_changes(changes: Iterable[tuple[int, str, str, str, str]]) -> tupl
 
     A drop ends its collection, a rename the one with the old name; other operations remove no documents.
     """
-    found = []
+    sweeps = []
     for batch, db, collection, sequence, payload in changes:
         operation = json.loads(payload).get("operation")
         if operation in (SweepCause.DROP.value, SweepCause.RENAME.value):
-            found.append(Sweep(f"{db}.{collection}", batch, sequence, SweepCause(operation)))
-    return tuple(found)
+            sweeps.append(Sweep(f"{db}.{collection}", batch, sequence, SweepCause(operation)))
+    return tuple(sweeps)
 
 
 PAYLOAD_STARTS = tuple(f'{{"operation":"{each.value}"' for each in (SweepCause.DROP, SweepCause.RENAME))
@@ -86,10 +86,10 @@ def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
 
 def _collections(payload: str) -> Iterator[tuple[str, dict[str, object]]]:
     try:
-        parsed = json.loads(payload)
+        heartbeat = json.loads(payload)
     except ValueError:
         return
-    snapshot = parsed.get("snapshot") if isinstance(parsed, dict) else None
+    snapshot = heartbeat.get("snapshot") if isinstance(heartbeat, dict) else None
     collections = snapshot.get("collections") if isinstance(snapshot, dict) else None
     if isinstance(collections, dict):
         yield from ((name, state) for name, state in collections.items() if isinstance(state, dict))

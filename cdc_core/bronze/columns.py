@@ -130,9 +130,9 @@ def row_groups(rows: pa.Table) -> list[pa.Table]:
     if rows.num_rows <= GROUP_ROWS or pc.count_distinct(rows["collection"]).as_py() < 2:
         return [rows]
     names = pc.binary_join_element_wise(rows["db"], rows["collection"], "\0").combine_chunks().dictionary_encode()
-    places = pc.sort_indices(pc.sort_indices(names.dictionary))
-    ordered = rows.take(pc.sort_indices(places.take(names.indices)))
-    return [ordered.slice(at, GROUP_ROWS) for at in range(0, rows.num_rows, GROUP_ROWS)]
+    ranks = pc.sort_indices(pc.sort_indices(names.dictionary))
+    sorted_rows = rows.take(pc.sort_indices(ranks.take(names.indices)))
+    return [sorted_rows.slice(at, GROUP_ROWS) for at in range(0, rows.num_rows, GROUP_ROWS)]
 
 
 def _column(value: object, type_: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:

@@ -25,24 +25,24 @@ class DocumentColumns:
 
     def texts(self, documents: Sequence[bytes | FullDocument | None], namespaces: Sequence[Namespace]) -> DocumentTexts:
         """One text per row, null if there is no document; `lossy` are the places of byte documents with invalid UTF-8."""
-        ready = [None if isinstance(each, FullDocument) else each for each in documents]
-        waiting: dict[Namespace, dict[int, FullDocument]] = {}
-        for place, each in enumerate(documents):
-            if isinstance(each, FullDocument):
-                waiting.setdefault(namespaces[place], {})[place] = each
-        texts, index, count = [pa.array(ready, pa.string())], np.arange(len(ready)), len(ready)
+        encoded_texts = [None if isinstance(document, FullDocument) else document for document in documents]
+        full_documents: dict[Namespace, dict[int, FullDocument]] = {}
+        for row, document in enumerate(documents):
+            if isinstance(document, FullDocument):
+                full_documents.setdefault(namespaces[row], {})[row] = document
+        texts, index, count = [pa.array(encoded_texts, pa.string())], np.arange(len(encoded_texts)), len(encoded_texts)
         lossy: list[int] = []
-        for namespace, held in waiting.items():
-            found, places = self._encoder(namespace).encode([each.raw for each in held.values()]), [*held]
+        for namespace, by_row in full_documents.items():
+            encoded, rows = self._encoder(namespace).encode([document.raw for document in by_row.values()]), [*by_row]
             # Most commits are of one collection, whose texts are the column already: nothing is copied.
-            if len(held) == len(documents):
-                return found
-            index[places] = count + np.arange(len(places))
-            count += len(places)
-            texts += found.texts.chunks
-            lossy += [places[each] for each in found.lossy]
+            if len(by_row) == len(documents):
+                return encoded
+            index[rows] = count + np.arange(len(rows))
+            count += len(rows)
+            texts += encoded.texts.chunks
+            lossy += [rows[place] for place in encoded.lossy]
         column = pa.chunked_array(texts, pa.string())
-        return DocumentTexts(column.take(pa.array(index)) if waiting else column, lossy)
+        return DocumentTexts(column.take(pa.array(index)) if full_documents else column, lossy)
 
     def _encoder(self, namespace: Namespace) -> BatchEncoder:
         """The collection's encoder; the least recently used one is forgotten."""

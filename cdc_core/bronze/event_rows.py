@@ -100,11 +100,11 @@ class EventRows:
 
     def cut(self, length: tuple[int, int]) -> None:
         """Remove the rows and actions that were added after `length` was read."""
-        rows, then = length
+        rows, actions = length
         # Every list except `then` is a column.
-        for name, held in vars(self).items():
-            if isinstance(held, list):
-                del held[then if name == "then" else rows :]
+        for name, attribute in vars(self).items():
+            if isinstance(attribute, list):
+                del attribute[actions if name == "then" else rows :]
 
     @property
     def token(self) -> str | None:
@@ -186,26 +186,26 @@ class EventRows:
         after_text = None if after is None else text.of(after, b"fullDocument")
         before_text = None if before is None else text.of(before, b"fullDocumentBeforeChange")
         description_row = None if description is None else raw_event.update_description(description, text)
-        changed = None if fields is None else fields(namespace["db"], namespace["coll"])
-        if changed is not None:
-            after_text = None if after_text is None else raw_event.filtered(after_text, fields=changed, taken=self.taken)
-            before_text = None if before_text is None else raw_event.filtered(before_text, fields=changed, taken=self.taken)
+        rules = None if fields is None else fields(namespace["db"], namespace["coll"])
+        if rules is not None:
+            after_text = None if after_text is None else raw_event.filtered(after_text, fields=rules, taken=self.taken)
+            before_text = None if before_text is None else raw_event.filtered(before_text, fields=rules, taken=self.taken)
             description_row = (
                 None
                 if description_row is None
-                else raw_event.filtered_update(description_row, fields=changed, taken=self.taken)
+                else raw_event.filtered_update(description_row, fields=rules, taken=self.taken)
             )
         key = raw_event.key(document_key, raw, is_exact=is_exact)
         document_key_text = (raw_event.document_key_text(document_key, key) if is_exact else None) or text.of(
             document_key, b"documentKey"
         )
-        lossless = raw_event.original(raw, fields=changed) if text.lossy else None
+        lossless = raw_event.original(raw, fields=rules) if text.lossy else None
         sequence = resume_token.sequence_of(token)
         lsid, txn_number = raw_event.lsid(event, proven if is_exact else None), event.get("txnNumber")
         transaction = None if moves is None else transactions.identifier(lsid, txn_number)
         if moves is not None and transaction is not None:
-            written = transactions.document(namespace, key)
-            sequence = moves.sequence(transactions.ShardWrite(transaction, written, document_key_text, op, sequence))
+            identity = transactions.document(namespace, key)
+            sequence = moves.sequence(transactions.ShardWrite(transaction, identity, document_key_text, op, sequence))
         wall_time = event.get("wallTime")
         # Nothing fails from here on, so an event has all its columns or none.
         block = None
@@ -242,9 +242,9 @@ class EventRows:
 
     def end_transaction(self, tracker: transactions.TransactionTracker, *, token: str, ts_ms: int) -> None:
         """Add the END of the open transaction, if the stream is past it; `token` is the stream's."""
-        ended = tracker.end()
-        if ended is not None:
-            self._add_transaction(transactions.end_payload(ended, ts_ms=ts_ms), token)
+        transaction = tracker.end()
+        if transaction is not None:
+            self._add_transaction(transactions.end_payload(transaction, ts_ms=ts_ms), token)
             self.ended_transactions += 1
 
     def _seen(
@@ -257,16 +257,16 @@ class EventRows:
         token: str,
         ts_ms: int,
     ) -> dict[str, Any] | None:
-        seen = tracker.see(transactions.identifier(lsid, txn_number), f"{namespace['db']}.{namespace['coll']}")
-        before = tracker.token or token
-        if seen.ended is not None:
-            self._add_transaction(transactions.end_payload(seen.ended, ts_ms=ts_ms), before)
+        step = tracker.see(transactions.identifier(lsid, txn_number), f"{namespace['db']}.{namespace['coll']}")
+        previous_token = tracker.token or token
+        if step.ended is not None:
+            self._add_transaction(transactions.end_payload(step.ended, ts_ms=ts_ms), previous_token)
             self.ended_transactions += 1
-        if seen.began is not None:
-            self._add_transaction(transactions.begin_payload(seen.began, ts_ms=ts_ms), before)
+        if step.began is not None:
+            self._add_transaction(transactions.begin_payload(step.began, ts_ms=ts_ms), previous_token)
         tracker.token = token
-        self._has_transactions = self._has_transactions or seen.block is not None
-        return seen.block
+        self._has_transactions = self._has_transactions or step.block is not None
+        return step.block
 
     def _add_transaction(self, payload: Mapping[str, Any], token: str) -> None:
         """A BEGIN or END row, with the token of what came before it: a restart must not skip what follows."""
@@ -375,22 +375,22 @@ class EventRows:
         # Cached, because a commit that fails on a conflict is retried.
         if self._after is None or len(self._after) != len(self):
             self._after, lossy = self._columns.texts(self._afters, list(zip(self._dbs, self._collections, strict=True)))
-            for place in lossy:
-                document = self._afters[place]
+            for row in lossy:
+                document = self._afters[row]
                 assert isinstance(document, raw_event.FullDocument)
-                self._payloads[place] = raw_event.original(document.event, fields=None)
+                self._payloads[row] = raw_event.original(document.event, fields=None)
             self.lossy += len(lossy)
         return self._after
 
     def _description_column(self) -> pa.Array | None:
         if not self._has_descriptions:
             return None
-        given = self._descriptions
+        descriptions = self._descriptions
         fields = [
-            pa.array([None if one is None else one[field.name] for one in given], field.type)
+            pa.array([None if description is None else description[field.name] for description in descriptions], field.type)
             for field in bronze.UPDATE_DESCRIPTION
         ]
-        mask = pa.array([one is None for one in given], pa.bool_())
+        mask = pa.array([description is None for description in descriptions], pa.bool_())
         return pa.StructArray.from_arrays(fields, fields=list(bronze.UPDATE_DESCRIPTION), mask=mask)
 
     def _source_column(self) -> pa.Array:
@@ -420,5 +420,5 @@ def _uses_document(
 
 def _is_about(event: Mapping[str, Any], includes: Callable[[str, str], bool]) -> bool:
     """Whether an event that is not about a document concerns a captured collection or database, or its new name."""
-    named = [each for each in (event.get("ns"), event.get("to")) if each]
-    return not named or any("coll" not in each or includes(each["db"], each["coll"]) for each in named)
+    namespaces = [ns for ns in (event.get("ns"), event.get("to")) if ns]
+    return not namespaces or any("coll" not in ns or includes(ns["db"], ns["coll"]) for ns in namespaces)

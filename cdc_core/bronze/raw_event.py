@@ -34,8 +34,8 @@ def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) 
     `taken` receives new names that the document already had: there the field keeps its old name.
     """
     # Applied to the text, because the decoded document may not be exact.
-    document, found = field_filters.document(_parsed(text), fields=fields)
-    taken.update(found)
+    document, conflicts = field_filters.document(_parsed(text), fields=fields)
+    taken.update(conflicts)
     return _text(document)
 
 
@@ -57,8 +57,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
     """A document's text as a dict that keeps repeated fields."""
     document: dict[str, Any] = orjson.loads(text)
     # orjson silently keeps only the last of repeated fields.
-    is_whole = orjson.dumps(document) == text
-    return document if is_whole else json.loads(text, object_pairs_hook=_with_all_fields)
+    is_complete = orjson.dumps(document) == text
+    return document if is_complete else json.loads(text, object_pairs_hook=_with_all_fields)
 
 
 def _text(document: Mapping[str, Any]) -> bytes:
@@ -70,7 +70,7 @@ def _text(document: Mapping[str, Any]) -> bytes:
 
 def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, taken: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
-    update, found = field_filters.update(
+    update, conflicts = field_filters.update(
         field_filters.UpdateDescription(
             updated=_by_names(row["updatedFields"] or b"{}"),
             removed=tuple(row["removedFields"] or ()),
@@ -79,7 +79,7 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
         ),
         fields=fields,
     )
-    taken.update(found)
+    taken.update(conflicts)
     return {
         "updatedFields": None if row["updatedFields"] is None else _text_of_names(update.updated),
         "removedFields": list(update.removed) or None,
@@ -102,8 +102,8 @@ def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
     # The decoded event is checked first, which is cheap; only differences are confirmed on the bytes.
     if not cursor_pipeline.changed(event):
         return
-    given, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
-    names = [name for name in cursor_pipeline.PROTECTED if given.get(name) != copy.get(name)]
+    current, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
+    names = [name for name in cursor_pipeline.PROTECTED if current.get(name) != copy.get(name)]
     if names:
         raise errors.SettingsError(
             errors.Problem(
@@ -129,16 +129,16 @@ def check_types(event: Mapping[str, Any]) -> None:
 
 
 def update_description(description: Mapping[str, Any], text: EventText) -> dict[str, Any]:
-    updated = description.get("updatedFields")
-    ambiguous = description.get("disambiguatedPaths")
+    updated_fields = description.get("updatedFields")
+    paths = description.get("disambiguatedPaths")
     return {
-        "updatedFields": None if updated is None else text.of(updated, b"updateDescription", b"updatedFields"),
+        "updatedFields": None if updated_fields is None else text.of(updated_fields, b"updateDescription", b"updatedFields"),
         "removedFields": description.get("removedFields") or None,
         "truncatedArrays": [
             {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
         ]
         or None,
-        "disambiguatedPaths": None if ambiguous is None else text.of(ambiguous, b"updateDescription", b"disambiguatedPaths"),
+        "disambiguatedPaths": None if paths is None else text.of(paths, b"updateDescription", b"disambiguatedPaths"),
     }
 
 
@@ -245,14 +245,14 @@ _before_document = re.compile(
 
 def envelope(raw: bytes, *, is_used: Callable[[Mapping[str, Any]], bool]) -> Envelope:
     """The event, without its full document if that can stay bytes; it is decoded if `is_used` says so of the event."""
-    before = _before_document(raw)
-    if before is not None:
-        at, start = before.start(1), before.end()
+    match = _before_document(raw)
+    if match is not None:
+        element_start, start = match.start(1), match.end()
         end = start + int.from_bytes(raw[start : start + 4], "little")
-        rest = (len(raw) - (end - at)).to_bytes(4, "little") + raw[4:at] + raw[end:]
-        event, is_exact = decoded(rest) if end < len(raw) else ({}, False)
+        without_document = (len(raw) - (end - element_start)).to_bytes(4, "little") + raw[4:element_start] + raw[end:]
+        event, is_exact = decoded(without_document) if end < len(raw) else ({}, False)
         if is_exact and not is_used(event):
-            return Envelope(event, rest, True, FullDocument(raw, start, end))
+            return Envelope(event, without_document, True, FullDocument(raw, start, end))
     event, is_exact = decoded(raw)
     return Envelope(event, raw, is_exact)
 
@@ -265,10 +265,10 @@ def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
     except (InvalidBSON, InvalidStringData, ValueError):
         pass
     # The driver refuses invalid UTF-8. Raised here it would stop the stream of all collections.
-    found = raw_bson.decoded(0x03, raw)
-    if not isinstance(found, dict):
+    document = raw_bson.decoded(0x03, raw)
+    if not isinstance(document, dict):
         raise ValueError("a change event with repeated fields")
-    return found, False
+    return document, False
 
 
 def part(raw: bytes, path: Sequence[bytes]) -> bytes:

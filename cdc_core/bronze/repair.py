@@ -21,11 +21,11 @@ def rewound(files: Mapping[str, Batches], missing: Sequence[str]) -> tuple[str, 
         return tuple(sorted(files))
     first = min(batches[0] for name in missing if (batches := files[name]) is not None)
     while True:
-        gone = {name: batches for name, batches in files.items() if batches is None or batches[1] >= first}
-        if any(batches is None for batches in gone.values()):
+        removed = {name: batches for name, batches in files.items() if batches is None or batches[1] >= first}
+        if any(batches is None for batches in removed.values()):
             return tuple(sorted(files))
-        earliest = min(batches[0] for batches in gone.values() if batches is not None)
+        earliest = min(batches[0] for batches in removed.values() if batches is not None)
         if earliest >= first:
-            return tuple(sorted(gone))
+            return tuple(sorted(removed))
         # A compacted file begins before the first missing batch, so files that overlap it go too.
         first = earliest
