@@ -58,18 +58,18 @@ class Expectation:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that must exist to evaluate it."""
-        found: list[object] = [self.kwargs.get(name) for name in _COLUMNS]
-        listed = self.kwargs.get("column_list") if self.type != "expect_table_columns_to_match_ordered_list" else None
-        found += listed if isinstance(listed, list) else []
-        return tuple(each for each in found if isinstance(each, str) and self.type != "expect_column_to_exist")
+        names: list[object] = [self.kwargs.get(name) for name in _COLUMNS]
+        column_list = self.kwargs.get("column_list") if self.type != "expect_table_columns_to_match_ordered_list" else None
+        names += column_list if isinstance(column_list, list) else []
+        return tuple(name for name in names if isinstance(name, str) and self.type != "expect_column_to_exist")
 
     def with_columns(self, names: Mapping[str, str]) -> Expectation:
         """The expectation with its columns renamed."""
-        found = {name: names.get(str(self.kwargs[name])) or self.kwargs[name] for name in _COLUMNS if name in self.kwargs}
-        listed = self.kwargs.get("column_list")
-        if isinstance(listed, list):
-            found["column_list"] = [names.get(each, each) for each in listed]
-        return replace(self, kwargs={**self.kwargs, **found})
+        renamed = {name: names.get(str(self.kwargs[name])) or self.kwargs[name] for name in _COLUMNS if name in self.kwargs}
+        column_list = self.kwargs.get("column_list")
+        if isinstance(column_list, list):
+            renamed["column_list"] = [names.get(column, column) for column in column_list]
+        return replace(self, kwargs={**self.kwargs, **renamed})
 
     @property
     def is_partial(self) -> bool:
@@ -93,7 +93,7 @@ class Suite:
     @property
     def digest(self) -> str:
         """A short hash that changes with the suite."""
-        fields = [[each.type, each.kwargs, each.severity.value] for each in self.expectations]
+        fields = [[expectation.type, expectation.kwargs, expectation.severity.value] for expectation in self.expectations]
         return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 
@@ -123,16 +123,16 @@ def parse(document: object, *, name: str, where: str) -> Suite:
         for key in _PARAMETERS
         if section.get(key)
     ]
-    listed = section.get("expectations")
-    if not isinstance(listed, list) or not listed:
-        message = "it names no expectation" if listed == [] else f"a list is expected, found {values.shown(listed)}"
+    entries = section.get("expectations")
+    if not isinstance(entries, list) or not entries:
+        message = "it names no expectation" if entries == [] else f"a list is expected, found {values.shown(entries)}"
         problems.append(errors.Problem(where, f"expectations: {message}"))
-        listed = []
+        entries = []
     table = section.get("table") or name
-    found = [_expectation(each, f"expectations[{number}]", where, problems) for number, each in enumerate(listed)]
+    expectations = [_expectation(entry, f"expectations[{number}]", where, problems) for number, entry in enumerate(entries)]
     if problems:
         raise errors.SettingsError(problems)
-    return Suite(str(table), tuple(each for each in found if each is not None), where)
+    return Suite(str(table), tuple(expectation for expectation in expectations if expectation is not None), where)
 
 
 def _expectation(found: object, place: str, where: str, problems: list[errors.Problem]) -> Expectation | None:
@@ -151,16 +151,16 @@ def _expectation(found: object, place: str, where: str, problems: list[errors.Pr
                 errors.Problem(f"{where}: {place}.kwargs.{key}", "a text is expected as key", f'put it in quotes: "{key}"')
             )
             return None
-    named = [name for name, value in kwargs.items() if isinstance(value, Mapping) and "$PARAMETER" in value]
-    if named:
+    parameters = [name for name, value in kwargs.items() if isinstance(value, Mapping) and "$PARAMETER" in value]
+    if parameters:
         message = "nothing sets parameters here"
-        problems.append(errors.Problem(f"{where}: {place}.kwargs.{named[0]}", message, "write the value"))
+        problems.append(errors.Problem(f"{where}: {place}.kwargs.{parameters[0]}", message, "write the value"))
         return None
     severity = section.get("severity", "critical")
-    known = [each.value for each in Severity]
-    if severity not in known:
-        hint = values.did_you_mean(str(severity), known)
-        message = f"one of {', '.join(known)} is expected, found {values.shown(severity)}"
+    severities = [member.value for member in Severity]
+    if severity not in severities:
+        hint = values.did_you_mean(str(severity), severities)
+        message = f"one of {', '.join(severities)} is expected, found {values.shown(severity)}"
         problems.append(errors.Problem(f"{where}: {place}.severity", message, hint))
         return None
     return Expectation(type_, kwargs, Severity(severity), f"{where}: {place}")
@@ -170,29 +170,32 @@ def _keys(value: object) -> Iterator[object]:
     """The keys of all mappings in a value."""
     if isinstance(value, Mapping):
         yield from value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from _keys(each)
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for item in items:
+        yield from _keys(item)
 
 
 def _section(
     found: object, known: tuple[str, ...], where: str, place: str, problems: list[errors.Problem]
 ) -> Mapping[str, object]:
-    at = f"{where}: {place}" if place else where
+    location = f"{where}: {place}" if place else where
     if not isinstance(found, Mapping):
-        problems.append(errors.Problem(at, f"a mapping is expected, found {values.shown(found)}"))
+        problems.append(errors.Problem(location, f"a mapping is expected, found {values.shown(found)}"))
         return {}
     for key in found:
         if key not in known:
             hint = values.did_you_mean(str(key), known) or f"known are {', '.join(known[:4])}"
-            problems.append(errors.Problem(f"{at}{'.' if place else ': '}{key}", "there is no such key", hint))
+            problems.append(errors.Problem(f"{location}{'.' if place else ': '}{key}", "there is no such key", hint))
     return found
 
 
 def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[tuple[Expectation, errors.Problem]]:
     """The expectations on columns that the table does not have, each with its problem."""
-    for each in suite.expectations:
-        for name in each.columns:
+    for expectation in suite.expectations:
+        for name in expectation.columns:
             if name not in columns and name.partition(".")[0] not in columns:
-                near = values.did_you_mean(name, columns) or f"it has {', '.join(columns[:20])}"
-                yield each, errors.Problem(each.where, f"{each.type}: {table} has no column {name}", near)
+                hint = values.did_you_mean(name, columns) or f"it has {', '.join(columns[:20])}"
+                yield (
+                    expectation,
+                    errors.Problem(expectation.where, f"{expectation.type}: {table} has no column {name}", hint),
+                )
