@@ -46,12 +46,12 @@ class BatchEncoder:
         """The texts of the documents, each as `bson_to_json.encode` writes it; raises `ValueError` if one is not BSON."""
         texts: list[pa.Array] = []
         lossy: list[int] = []
-        at = 0
+        start = 0
         for group in _groups(documents):
-            found = self._encode_group(group)
-            texts += found.texts.chunks
-            lossy += [at + each for each in found.lossy]
-            at += len(group)
+            group_texts = self._encode_group(group)
+            texts += group_texts.texts.chunks
+            lossy += [start + place for place in group_texts.lossy]
+            start += len(group)
         return DocumentTexts(pa.chunked_array(texts, pa.string()), lossy)
 
     def _encode_group(self, documents: Sequence[bytes]) -> DocumentTexts:
@@ -63,14 +63,14 @@ class BatchEncoder:
         except Unlike:
             self._orders, self._pause = {}, PAUSE
             return _one_by_one(documents)
-        odd = np.flatnonzero(walk.is_odd)
-        if 2 * len(odd) > len(documents):
+        odd_places = np.flatnonzero(walk.is_odd)
+        if 2 * len(odd_places) > len(documents):
             self._orders, self._pause = {}, PAUSE
-        if not len(odd):
+        if not len(odd_places):
             return DocumentTexts(pa.chunked_array([walk.texts]), ())
-        alone = _one_by_one([documents[place] for place in odd.tolist()])
-        texts = pc.replace_with_mask(walk.texts, pa.array(walk.is_odd), alone.texts.combine_chunks())
-        return DocumentTexts(pa.chunked_array([texts]), [int(odd[place]) for place in alone.lossy])
+        odd_texts = _one_by_one([documents[place] for place in odd_places.tolist()])
+        texts = pc.replace_with_mask(walk.texts, pa.array(walk.is_odd), odd_texts.texts.combine_chunks())
+        return DocumentTexts(pa.chunked_array([texts]), [int(odd_places[place]) for place in odd_texts.lossy])
 
 
 def _groups(documents: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -84,6 +84,6 @@ def _groups(documents: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _one_by_one(documents: Sequence[bytes]) -> DocumentTexts:
-    encoded = [bson_to_json.encode(each) for each in documents]
-    texts = pa.chunked_array([pa.array([each.text for each in encoded], pa.string())])
-    return DocumentTexts(texts, [place for place, each in enumerate(encoded) if each.lossy])
+    encoded = [bson_to_json.encode(document) for document in documents]
+    texts = pa.chunked_array([pa.array([text.text for text in encoded], pa.string())])
+    return DocumentTexts(texts, [place for place, text in enumerate(encoded) if text.lossy])

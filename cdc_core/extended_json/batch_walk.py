@@ -126,22 +126,22 @@ class BatchWalk:
             order.learn(self._names(at, last))
         parts, is_stuck = self._pass(order, path, at, last, row)
         text: pa.StringArray | None = None
-        left = np.arange(len(at))
+        unread = np.arange(len(at))
         for _ in range(PASSES - 1):
             if not is_stuck.any():
                 break
             # Their missing names are learned, and only they are read again.
-            left = left[is_stuck]
-            if not order.learn(self._names(at[left], last[left])):
-                self.is_odd[row[left]] = True
+            unread = unread[is_stuck]
+            if not order.learn(self._names(at[unread], last[unread])):
+                self.is_odd[row[unread]] = True
                 break
             text = text_columns.joined(parts, len(at)) if text is None else text
-            again, is_stuck = self._pass(order, path, at[left], last[left], row[left])
+            new_parts, is_stuck = self._pass(order, path, at[unread], last[unread], row[unread])
             mask = np.zeros(len(at), bool)
-            mask[left] = True
-            text = pc.replace_with_mask(text, pa.array(mask), text_columns.joined(again, len(left)))
+            mask[unread] = True
+            text = pc.replace_with_mask(text, pa.array(mask), text_columns.joined(new_parts, len(unread)))
         else:
-            self.is_odd[row[left[is_stuck]]] = True
+            self.is_odd[row[unread[is_stuck]]] = True
         return parts if text is None else [text]
 
     def _pass(
@@ -154,30 +154,32 @@ class BatchWalk:
         is_first_certain = False
         for name in order.names:
             self._step()
-            has = self._has(name, at, last)
-            before = f",{orjson.dumps(escape_key(name.decode())).decode()}:"
-            if has.all():
+            has_name = self._has(name, at, last)
+            prefix = f",{orjson.dumps(escape_key(name.decode())).decode()}:"
+            if has_name.all():
                 value, at = self._values((*path, name), self._bytes[at], at + len(name) + 2, last, row)
-                parts += [before, *value]
+                parts += [prefix, *value]
                 is_first_certain = is_first_certain or len(parts) == len(value) + 1
-            elif has.any():
-                held = np.flatnonzero(has)
-                begin = at[held]
-                value, end = self._values((*path, name), self._bytes[begin], begin + len(name) + 2, last[held], row[held])
+            elif has_name.any():
+                owners = np.flatnonzero(has_name)
+                begin = at[owners]
+                value, end = self._values(
+                    (*path, name), self._bytes[begin], begin + len(name) + 2, last[owners], row[owners]
+                )
                 at = at.copy()
-                at[held] = end
-                parts.append(text_columns.spread(text_columns.joined([before, *value], len(held)), held, len(at)))
+                at[owners] = end
+                parts.append(text_columns.spread(text_columns.joined([prefix, *value], len(owners)), owners, len(at)))
         return text_columns.closed(parts, is_first_certain, len(at)), at != last
 
     def _has(self, name: bytes, at: Places, last: Places) -> npt.NDArray[np.bool_]:
         """Whether the name, with its NUL, follows the type byte at each place."""
-        has: npt.NDArray[np.bool_] = at < last
-        wanted = name + b"\0"
-        for begin in range(0, len(wanted), 8):
-            word = wanted[begin : begin + 8]
+        has_name: npt.NDArray[np.bool_] = at < last
+        cstring = name + b"\0"
+        for begin in range(0, len(cstring), 8):
+            word = cstring[begin : begin + 8]
             mask = np.uint64((1 << 8 * len(word)) - 1)
-            has &= self._uint64s[at + (1 + begin)] & mask == np.uint64(int.from_bytes(word, "little"))
-        return has
+            has_name &= self._uint64s[at + (1 + begin)] & mask == np.uint64(int.from_bytes(word, "little"))
+        return has_name
 
     def _names(self, at: Places, last: Places) -> list[list[bytes]]:
         """The field names of a sample of the documents, as far as they can be read."""
@@ -187,10 +189,10 @@ class BatchWalk:
     def _names_of(self, at: int) -> list[bytes]:
         names: list[bytes] = []
         with contextlib.suppress(ValueError):  # not BSON: the walk marks it as odd
-            for each in raw_bson.elements(self._raw, at - 4):
-                if len(each.name) > MAX_NAME or not is_text(pa.array([each.name]).view(pa.string())):
+            for element in raw_bson.elements(self._raw, at - 4):
+                if len(element.name) > MAX_NAME or not is_text(pa.array([element.name]).view(pa.string())):
                     break
-                names.append(each.name)
+                names.append(element.name)
         return names
 
     def _values(
@@ -201,10 +203,10 @@ class BatchWalk:
             return self._values_of(int(kinds[0]), path, at, limit, row)
         texts, places, ends = [], [], np.empty(len(at), np.int64)
         for kind in np.unique(kinds):
-            held = np.flatnonzero(kinds == kind)
-            parts, ends[held] = self._values_of(int(kind), path, at[held], limit[held], row[held])
-            texts.append(text_columns.joined(parts, len(held)))
-            places.append(held)
+            members = np.flatnonzero(kinds == kind)
+            parts, ends[members] = self._values_of(int(kind), path, at[members], limit[members], row[members])
+            texts.append(text_columns.joined(parts, len(members)))
+            places.append(members)
         return [text_columns.merged(texts, places)], ends
 
     def _values_of(self, kind: int, path: Path, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
@@ -248,8 +250,8 @@ class BatchWalk:
                 return [text_columns.digits(self._int32s[at])]
             case 0x11:
                 # The lower half is the increment, the upper half the seconds.
-                both = self._uint64s[at]
-                seconds, increment = both >> np.uint64(32), both & np.uint64(0xFFFFFFFF)
+                timestamps = self._uint64s[at]
+                seconds, increment = timestamps >> np.uint64(32), timestamps & np.uint64(0xFFFFFFFF)
                 return ['{"$timestamp":{"t":', text_columns.digits(seconds), ',"i":', text_columns.digits(increment), "}}"]
             case 0x12:
                 return ['{"$numberLong":"', text_columns.digits(self._int64s[at]), '"}']
@@ -265,20 +267,20 @@ class BatchWalk:
         exponents[~is_plain] = 1
         texts, places = [], []
         for exponent in np.unique(exponents):
-            held = np.flatnonzero(exponents == exponent)
+            members = np.flatnonzero(exponents == exponent)
             if exponent > 0:
-                raw = self._bytes[at[held, None] + np.arange(16)]
-                alone = [bson_to_json.decimal_text(Decimal128.from_bid(each.tobytes())) for each in raw]
-                texts.append(pa.array(alone, pa.string()))
+                raw = self._bytes[at[members, None] + np.arange(16)]
+                other_texts = [bson_to_json.decimal_text(Decimal128.from_bid(value.tobytes())) for value in raw]
+                texts.append(pa.array(other_texts, pa.string()))
             else:
-                words = np.empty((len(held), 2), np.int64)
-                coefficients = low[held].astype(np.int64)
-                words[:, 0] = np.where(high[held] >> np.uint64(63) == 1, -coefficients, coefficients)
+                words = np.empty((len(members), 2), np.int64)
+                coefficients = low[members].astype(np.int64)
+                words[:, 0] = np.where(high[members] >> np.uint64(63) == 1, -coefficients, coefficients)
                 words[:, 1] = words[:, 0] >> 63
                 kind = pa.decimal128(38, int(-exponent))
-                decimals = pa.Decimal128Array.from_buffers(kind, len(held), [None, pa.py_buffer(words)])
+                decimals = pa.Decimal128Array.from_buffers(kind, len(members), [None, pa.py_buffer(words)])
                 texts.append(decimals.cast(pa.string()))
-            places.append(held)
+            places.append(members)
         return text_columns.merged(texts, places)
 
     def _strings(self, at: Places, limit: Places, row: Places) -> tuple[list[Part], Places]:
@@ -302,7 +304,7 @@ class BatchWalk:
                     self.is_odd[row[place]] = True
                     text[begin:stop] = _SPACE
         if is_escaped is not None:
-            escaped = [orjson.dumps(each[1:-1]) for each in texts.filter(pa.array(is_escaped)).to_pylist()]
+            escaped = [orjson.dumps(quoted[1:-1]) for quoted in texts.filter(pa.array(is_escaped)).to_pylist()]
             texts = pc.replace_with_mask(texts, pa.array(is_escaped), pa.array(escaped, pa.string()))
         return [texts], end
 
@@ -313,9 +315,9 @@ class BatchWalk:
         is_odd = (size < 0) | (end > limit) | (self._bytes[at + 4] == 2)
         if self._mark(row, is_odd):
             at, size, end = np.where(is_odd, 0, at), np.where(is_odd, 0, size), np.where(is_odd, limit, end)
-        whole = self._bytes
+        data = self._bytes
         texts = [
-            f'{base64.b64encode(whole[begin + 5 : begin + 5 + length].tobytes()).decode()}","subType":"{whole[begin + 4]:02x}'
+            f'{base64.b64encode(data[begin + 5 : begin + 5 + length].tobytes()).decode()}","subType":"{data[begin + 4]:02x}'
             for begin, length in zip(at.tolist(), size.tolist(), strict=True)
         ]
         return ['{"$binary":{"base64":"', pa.array(texts, pa.string()), '"}}'], end
@@ -325,8 +327,8 @@ class BatchWalk:
         offsets = np.zeros(len(begin) + 1, np.int64)
         np.cumsum(size, out=offsets[1:])
         if offsets[-1] > LONG_BYTES * len(begin):
-            whole = memoryview(self._raw)
-            cut = bytearray().join([whole[at:end] for at, end in zip(begin.tolist(), (begin + size).tolist(), strict=True)])
+            data = memoryview(self._raw)
+            cut = bytearray().join([data[at:end] for at, end in zip(begin.tolist(), (begin + size).tolist(), strict=True)])
             return np.frombuffer(cut, np.uint8), offsets
         places = np.repeat((begin - offsets[:-1]).astype(np.int32), size)
         places += np.arange(offsets[-1], dtype=np.int32)
@@ -352,7 +354,7 @@ class BatchWalk:
 
     def _items(self, at: Places, last: Places, row: Places) -> _Items:
         """The elements of arrays, grouped by array."""
-        found: list[_Items] = []
+        groups: list[_Items] = []
         owner = np.flatnonzero(at < last)
         at, last = at[owner], last[owner]
         number = 0
@@ -360,21 +362,21 @@ class BatchWalk:
             self._step()
             name = str(number).encode()
             kinds, begin = self._bytes[at], at + len(name) + 2
-            size, more = _SIZE[kinds], _MORE[kinds]
-            end = begin + np.where(size < 0, self._int32s[begin] + more, size)
-            is_whole = self._has(name, at, last) & ((size >= 0) | (more >= 0)) & (end >= begin) & (end <= last)
-            if self._mark(row[owner], ~is_whole):
-                owner, kinds, begin = owner[is_whole], kinds[is_whole], begin[is_whole]
-                end, last = end[is_whole], last[is_whole]
-            found.append(_Items(owner, kinds, begin, end))
-            goes_on = end < last
-            owner, at, last = owner[goes_on], end[goes_on], last[goes_on]
+            size, extra_bytes = _SIZE[kinds], _MORE[kinds]
+            end = begin + np.where(size < 0, self._int32s[begin] + extra_bytes, size)
+            is_valid = self._has(name, at, last) & ((size >= 0) | (extra_bytes >= 0)) & (end >= begin) & (end <= last)
+            if self._mark(row[owner], ~is_valid):
+                owner, kinds, begin = owner[is_valid], kinds[is_valid], begin[is_valid]
+                end, last = end[is_valid], last[is_valid]
+            groups.append(_Items(owner, kinds, begin, end))
+            has_more = end < last
+            owner, at, last = owner[has_more], end[has_more], last[has_more]
             number += 1
-        owners = np.concatenate([each.owner for each in found] or [owner])
+        owners = np.concatenate([group.owner for group in groups] or [owner])
         order = np.argsort(owners, kind="stable")
 
         def ordered(name: str) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(each, name) for each in found] or [owner])[order]
+            return np.concatenate([getattr(group, name) for group in groups] or [owner])[order]
 
         return _Items(owners[order], ordered("kinds"), ordered("at"), ordered("end"))
 
@@ -391,9 +393,9 @@ class _Items(NamedTuple):
 def _double_texts(values: npt.NDArray[np.float64]) -> pa.StringArray:
     is_special = ~np.isfinite(values)
     if is_special.any():
-        wrapped = [f'{{"$numberDouble":"{bson_to_json.special_double(each)}"}}' for each in values[is_special].tolist()]
+        wrappers = [f'{{"$numberDouble":"{bson_to_json.special_double(value)}"}}' for value in values[is_special].tolist()]
         texts = _double_texts(np.where(is_special, 0.0, values))
-        return pc.replace_with_mask(texts, pa.array(is_special), pa.array(wrapped, pa.string()))
+        return pc.replace_with_mask(texts, pa.array(is_special), pa.array(wrappers, pa.string()))
     # orjson writes an array as it writes a Python float: the shortest exact text, with a point or an exponent.
     text = np.frombuffer(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)[1:-1]
     is_comma = text == _COMMA

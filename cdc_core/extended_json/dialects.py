@@ -197,19 +197,19 @@ def _wrapped_date(value: EjsonValue) -> EjsonValue | _No:
 
 def _milliseconds(text: str) -> int | None:
     """Milliseconds since 1970 of an ISO 8601 date, None for other text; fractions are truncated, as in the driver."""
-    found = _ISO_DATE.fullmatch(text)
-    if not found:
+    match = _ISO_DATE.fullmatch(text)
+    if not match:
         return None
-    *numbers, fraction, zone = found.groups()
+    *numbers, fraction, zone = match.groups()
     year, month, day, hour, minute, second = map(int, numbers)
     try:
-        seconds = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
+        moment = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
     except ValueError:
         return None
     offset = 0 if zone == "Z" else _offset_minutes(zone)
-    elapsed = seconds - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    whole = elapsed.days * 86_400 + elapsed.seconds - offset * 60
-    return whole * 1000 + int((fraction or "0").ljust(3, "0")[:3])
+    elapsed = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    total_seconds = elapsed.days * 86_400 + elapsed.seconds - offset * 60
+    return total_seconds * 1000 + int((fraction or "0").ljust(3, "0")[:3])
 
 
 def _offset_minutes(zone: str) -> int:
@@ -357,16 +357,16 @@ def _java_double(number: float) -> str:
 def _plain(digits: str, point: int) -> str:
     if point <= 0:
         return "0." + "0" * -point + digits
-    whole = digits[:point].ljust(point, "0")
-    return f"{whole}.{digits[point:] or '0'}"
+    integer = digits[:point].ljust(point, "0")
+    return f"{integer}.{digits[point:] or '0'}"
 
 
 def _decimal_parts(number: float) -> tuple[str, str, int]:
     """Sign, shortest digits without surrounding zeros, and the power of ten of the last digit."""
     mantissa, _, power = repr(abs(number)).partition("e")
-    whole, _, fraction = mantissa.partition(".")
+    integer, _, fraction = mantissa.partition(".")
     exponent = int(power or "0") - len(fraction)
-    digits = (whole + fraction).lstrip("0")
+    digits = (integer + fraction).lstrip("0")
     shortened = digits.rstrip("0")
     sign = "-" if str(number)[0] == "-" else ""
     return sign, shortened, exponent + len(digits) - len(shortened)

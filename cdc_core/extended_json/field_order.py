@@ -24,13 +24,13 @@ class FieldOrder:
         """
         has_learned = False
         for names in documents:
-            before = dict(self._before)
+            predecessors = dict(self._before)
             for name, previous in zip(names, (None, *names), strict=False):
-                before[name] = before.get(name, frozenset()) | ({previous} if previous is not None else set())
-            if len(before) > MAX_FIELDS or before == self._before:
+                predecessors[name] = predecessors.get(name, frozenset()) | ({previous} if previous is not None else set())
+            if len(predecessors) > MAX_FIELDS or predecessors == self._before:
                 continue
             try:
-                self.names, self._before = tuple(graphlib.TopologicalSorter(before).static_order()), before
+                self.names, self._before = tuple(graphlib.TopologicalSorter(predecessors).static_order()), predecessors
             except graphlib.CycleError:
                 continue
             has_learned = True

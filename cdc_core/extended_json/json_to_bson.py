@@ -81,8 +81,8 @@ def _assembled(pairs: list[tuple[str, Any]]) -> object:
 def _typed(pairs: list[tuple[str, Any]]) -> object:
     name, content = pairs[0]
     if len(pairs) > 1:
-        (second, scope), *rest = pairs[1:]
-        if name != "$code" or second != "$scope" or rest:
+        (second, scope), *extra_pairs = pairs[1:]
+        if name != "$code" or second != "$scope" or extra_pairs:
             raise ValueError("other keys beside it")
         return scoped_code(content, scope)
     match name:

@@ -17,15 +17,15 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, 
 def checked(text: str) -> Any:
     """The value of `loads`; raises `ValueError` if the text is invalid or its value does not fit into BSON."""
     try:
-        parsed = loads(text)
+        value = loads(text)
     except UNREADABLE as error:
         raise ValueError(f"no Extended JSON: {error}") from error
     # JSON can hold what BSON cannot: a lone surrogate, an integer of more than 64 bits.
     try:
-        bson.encode({"given": parsed})
+        bson.encode({"given": value})
     except UNREADABLE as error:
         raise ValueError(f"nothing that BSON holds: {error}") from error
-    return parsed
+    return value
 
 
 def loads(text: str) -> Any:

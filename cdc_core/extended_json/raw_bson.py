@@ -115,9 +115,9 @@ def elements(raw: bytes, at: int = 0) -> Iterator[Element]:
 
 def find(raw: bytes, name: bytes, at: int = 0) -> Element:
     """The first element with this name in the document that begins at `at`; raises `KeyError` if there is none."""
-    for each in elements(raw, at):
-        if each.name == name:
-            return each
+    for element in elements(raw, at):
+        if element.name == name:
+            return element
     raise KeyError(name.decode())
 
 
@@ -214,8 +214,8 @@ def _value(raw: bytes, kind: int, start: int, end: int, repairs: list[bytes]) ->
         case 0x0A:
             return None
         case 0x0B:
-            middle = raw.index(0, start)
-            return regular_expression(_text(raw, start, middle, repairs), _text(raw, middle + 1, end - 1, repairs))
+            pattern_end = raw.index(0, start)
+            return regular_expression(_text(raw, start, pattern_end, repairs), _text(raw, pattern_end + 1, end - 1, repairs))
         case 0x0C:
             return DBPointer(_text(raw, start + 4, end - 13, repairs), ObjectId(raw[end - 12 : end]))
         case 0x0D:
