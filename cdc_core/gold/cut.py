@@ -48,21 +48,21 @@ def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[Cu
 
     `reached` is a cluster time before which the log is complete although no later change proves it.
     """
-    ordered = sorted(batches, key=lambda each: each.number)
-    following = [reached or ""] * len(ordered)
-    later: str | None = None
-    for place in range(len(ordered) - 1, -1, -1):
-        following[place] = later if later is not None else (reached or "")
-        first = ordered[place].first
+    sorted_batches = sorted(batches, key=lambda each: each.number)
+    next_times = [reached or ""] * len(sorted_batches)
+    next_time: str | None = None
+    for index in range(len(sorted_batches) - 1, -1, -1):
+        next_times[index] = next_time if next_time is not None else (reached or "")
+        first = sorted_batches[index].first
         if first is not None:
-            later = first if later is None else min(later, first)
-    found: list[CutBoundary] = []
+            next_time = first if next_time is None else min(next_time, first)
+    cuts: list[CutBoundary] = []
     time = ""
-    for each, until in zip(ordered, following):
-        time = max(time, each.last or "", each.snapshot or "")
+    for batch, until in zip(sorted_batches, next_times):
+        time = max(time, batch.last or "", batch.snapshot or "")
         if time and until > time:
-            found.append(CutBoundary(each.number, time, until))
-    return found
+            cuts.append(CutBoundary(batch.number, time, until))
+    return cuts
 
 
 def chosen(found: Sequence[CutBoundary], *, at_least: int, latest: str | None) -> CutBoundary | None:
@@ -70,8 +70,8 @@ def chosen(found: Sequence[CutBoundary], *, at_least: int, latest: str | None) -
 
     `at_least` is the highest batch that any of the tables has already applied.
     """
-    fit = [each for each in found if each.batch >= at_least and (latest is None or each.time <= latest)]
-    return fit[-1] if fit else None
+    candidates = [cut for cut in found if cut.batch >= at_least and (latest is None or cut.time <= latest)]
+    return candidates[-1] if candidates else None
 
 
 def parsed(text: str) -> str | None:
@@ -84,13 +84,13 @@ def parsed(text: str) -> str | None:
     stripped = text.strip()
     if _PRESENT.fullmatch(stripped):
         return None
-    found = _TIMESTAMP.fullmatch(stripped)
+    match = _TIMESTAMP.fullmatch(stripped)
     try:
-        seconds = int(found[1]) if found is not None else math.floor(_moment(stripped).timestamp())
+        seconds = int(match[1]) if match is not None else math.floor(_moment(stripped).timestamp())
     except (ValueError, OverflowError):
         message = "now, a cluster time as seconds or seconds:increment, or a time such as 2026-01-31T12:00:00Z is expected"
         raise errors.SettingsError(errors.Problem("--as-of", message)) from None
-    increment = LAST if found is None or found[2] is None else int(found[2])
+    increment = LAST if match is None or match[2] is None else int(match[2])
     if not (0 <= seconds <= LAST and increment <= LAST):
         raise errors.SettingsError(
             errors.Problem("--as-of", f"{stripped} is no cluster time: they end in 2106", "ask for now")

@@ -93,26 +93,26 @@ def changed(stored: Sequence[DocumentVersion], events: Sequence[DocumentEvent], 
     `stored` are the key's versions that end at the first event or later, with their documents if `folds` is true. If it
     is false, a partial update makes a version with only the fields that it contains.
     """
-    before = {version.sequence: version for version in stored}
+    by_sequence = {version.sequence: version for version in stored}
     # Only changed versions go into the MERGE, so that a long history is not rewritten.
-    return (each for each in _all(before, events, folds=folds) if each != before.get(each.sequence))
+    return (version for version in _all(by_sequence, events, folds=folds) if version != by_sequence.get(version.sequence))
 
 
 def _all(
     before: Mapping[str, DocumentVersion], events: Sequence[DocumentEvent], *, folds: bool
 ) -> Iterator[DocumentVersion]:
     """All versions of the key including the stored ones (`before`, by sequence), lazily: each may hold a whole document."""
-    new = {event.sequence: event for event in sorted(events, key=lambda event: event.offset)}
+    events_by_sequence = {event.sequence: event for event in sorted(events, key=lambda event: event.offset)}
     # An end without a version that begins there: a delete, or a sweep, which has no row.
     ends = {version.until: version.is_deleted for version in before.values() if version.until is not None}
     current: DocumentVersion | None = None
     last_delete: DocumentEvent | None = None
-    for sequence in sorted({*before, *new, *ends}):
-        event, version = new.get(sequence), before.get(sequence)
+    for sequence in sorted({*before, *events_by_sequence, *ends}):
+        event, version = events_by_sequence.get(sequence), before.get(sequence)
         is_delete = event is not None and event.op is bronze.Op.DELETE
-        following = _made(event, current if folds else None) if event is not None and not is_delete else None
+        next_version = _made(event, current if folds else None) if event is not None and not is_delete else None
         if event is None and version is not None:
-            following = replace(version, until=None, is_deleted=False)
+            next_version = replace(version, until=None, is_deleted=False)
         is_marker = event is None and version is not None and version.until == sequence
         is_end = event is None and version is None
         if current is not None:
@@ -125,7 +125,7 @@ def _all(
             # was applied in an earlier run, so the row takes its offset from the delete at hand.
             yield DocumentVersion(sequence, sequence, is_deleted=ends[sequence], offset=last_delete.offset)
         last_delete = event if is_delete else last_delete
-        current = following
+        current = next_version
         if is_marker and version is not None:
             yield version
             current = None
@@ -156,11 +156,11 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
         size = 0
         for batch in batches:
             for row in _one_by_one(batch):
-                events = [event(each) for each in row["events"]]
-                stored = [DocumentVersion(**each) for each in row["stored"] or ()]
-                for each in changed(stored, events, folds=folds):
-                    rows.append({"__key": row["__key"], **vars(each)})
-                    size += _ROW_BYTES + len(each.document or "")
+                events = [event(struct) for struct in row["events"]]
+                stored = [DocumentVersion(**struct) for struct in row["stored"] or ()]
+                for version in changed(stored, events, folds=folds):
+                    rows.append({"__key": row["__key"], **vars(version)})
+                    size += _ROW_BYTES + len(version.document or "")
                     # One key can have very many versions, each as large as the document, and a partition very many keys.
                     if size >= fold.OUTPUT_BYTES:
                         yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
