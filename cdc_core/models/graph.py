@@ -36,10 +36,10 @@ def ordered(
     names of models whose files could not be read; `taken` maps a model's name to the collection whose table has that
     name.
     """
-    names = {*unread, *(each.name for each in found)}
+    names = {*unread, *(model.name for model in found)}
     # Also models with the same name as an unread one: both would have one table.
-    lost = {name.lower() for name in unread}
-    wrong: set[str] = {*unread, *(each.name for each in found if each.name.lower() in lost)}
+    unread_names = {name.lower() for name in unread}
+    invalid: set[str] = {*unread, *(model.name for model in found if model.name.lower() in unread_names)}
     problems: list[errors.Problem] = []
     for model, problem in (
         *_with_taken_names(found, taken or {}),
@@ -47,32 +47,34 @@ def ordered(
         *_unknown(found, names, collections, is_captured),
         *_misused(found),
     ):
-        wrong.add(model.name)
+        invalid.add(model.name)
         if problem is not None:
             problems.append(problem)
-    by_name = {each.name: each for each in sorted(found, key=lambda each: each.name)}
+    by_name = {model.name: model for model in sorted(found, key=lambda each: each.name)}
     while True:
         # A model that refers to a wrong one is not built either, and so on.
-        while waiting := {name for name, each in by_name.items() if name not in wrong and wrong & set(each.names)}:
-            wrong |= waiting
+        while dependents := {name for name, model in by_name.items() if name not in invalid and invalid & set(model.names)}:
+            invalid |= dependents
         graph = {
-            name: [other for other in each.names if other in by_name] for name, each in by_name.items() if name not in wrong
+            name: [other for other in model.names if other in by_name]
+            for name, model in by_name.items()
+            if name not in invalid
         }
         try:
             return Order(tuple(by_name[name] for name in graphlib.TopologicalSorter(graph).static_order()), tuple(problems))
         except graphlib.CycleError as error:
-            circle = _from_least(error.args[1])
-            message = f"the models refer to each other in a cycle: {' → '.join(circle)}"
-            problems.append(errors.Problem(by_name[circle[0]].where, message))
-            wrong |= set(circle)
+            cycle = _from_least(error.args[1])
+            message = f"the models refer to each other in a cycle: {' → '.join(cycle)}"
+            problems.append(errors.Problem(by_name[cycle[0]].where, message))
+            invalid |= set(cycle)
 
 
 def _from_least(circle: Sequence[str]) -> list[str]:
     """The cycle in the direction of the references, from its alphabetically first name back to it."""
     # graphlib starts a cycle anywhere and goes against the references; the message must always be the same.
-    around = [*reversed(circle[:-1])]
-    at = around.index(min(around))
-    return [*around[at:], *around[:at], around[at]]
+    names = [*reversed(circle[:-1])]
+    start = names.index(min(names))
+    return [*names[start:], *names[:start], names[start]]
 
 
 _Found = Iterator[tuple[sql_model.Model, errors.Problem | None]]
@@ -80,25 +82,25 @@ _Found = Iterator[tuple[sql_model.Model, errors.Problem | None]]
 
 
 def _with_taken_names(found: Sequence[sql_model.Model], taken: Mapping[str, str]) -> _Found:
-    for each in found:
-        if each.name in taken:
+    for model in found:
+        if model.name in taken:
             # Each would overwrite the other's rows.
             yield (
-                each,
+                model,
                 errors.Problem(
-                    each.where, f"its table would have the same name as that of {taken[each.name]}", "rename the file"
+                    model.where, f"its table would have the same name as that of {taken[model.name]}", "rename the file"
                 ),
             )
 
 
 def _of_one_name(found: Sequence[sql_model.Model]) -> _Found:
-    seen: dict[str, sql_model.Model] = {}
-    for each in found:
+    models_by_name: dict[str, sql_model.Model] = {}
+    for model in found:
         # Spark's catalogs ignore case in table names.
-        other = seen.setdefault(each.name.lower(), each)
-        if other is not each:
+        other = models_by_name.setdefault(model.name.lower(), model)
+        if other is not model:
             message = f"the model {other.where} already has this name"
-            yield each, errors.Problem(each.where, message, "rename one of the files")
+            yield model, errors.Problem(model.where, message, "rename one of the files")
             yield other, None
 
 
@@ -108,21 +110,21 @@ def _unknown(
     collections: Collection[str],
     is_captured: Callable[[str], bool],
 ) -> _Found:
-    known = [*sorted(names), *sorted(collections)]
-    for each in found:
-        for name in each.names:
+    known_names = [*sorted(names), *sorted(collections)]
+    for model in found:
+        for name in model.names:
             if name in names or name in collections or ("." in name and is_captured(name)):
                 continue
-            near = values.did_you_mean(name, known) or f"known are {', '.join(known[:10])}"
+            hint = values.did_you_mean(name, known_names) or f"known are {', '.join(known_names[:10])}"
             what = "no captured collection" if "." in name else "no model"
             message = f"ref('{name}') refers to nothing: there is {what} of this name"
-            yield each, errors.Problem(each.where, message, near)
+            yield model, errors.Problem(model.where, message, hint)
 
 
 def _misused(found: Sequence[sql_model.Model]) -> _Found:
-    views = {each.name for each in found if each.materialized is sql_model.Materialization.VIEW}
-    for each in found:
-        for ref in each.refs:
+    views = {model.name for model in found if model.materialized is sql_model.Materialization.VIEW}
+    for model in found:
+        for ref in model.refs:
             if ref.key and ref.name in views:
                 message = f"ref('{ref.name}') has a key, but a view has no changes of its own"
-                yield each, errors.Problem(each.where, message, "refer to what the view reads, or materialize it")
+                yield model, errors.Problem(model.where, message, "refer to what the view reads, or materialize it")

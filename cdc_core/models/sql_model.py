@@ -113,12 +113,12 @@ def parse(name: str, text: str, *, where: str) -> Model:
     parts: list[str | Ref] = []
     config: dict[str, object] | None = None
     # Keeps the line breaks of comments, so that line numbers in messages are right.
-    plain = _OPAQUE_OR_COMMENT.sub(lambda found: found["opaque"] or "\n" * found[0].count("\n"), text)
-    for tag in _tagged(plain):
+    uncommented = _OPAQUE_OR_COMMENT.sub(lambda found: found["opaque"] or "\n" * found[0].count("\n"), text)
+    for tag in _tagged(uncommented):
         if isinstance(tag, str):
             parts.append(tag)
             continue
-        place = f"{where}:{tag.line}"
+        location = f"{where}:{tag.line}"
         try:
             call = _call(tag.body)
             if call.name == "config" and config is None:
@@ -129,17 +129,17 @@ def parse(name: str, text: str, *, where: str) -> Model:
             else:
                 parts.append(_ref(call))
         except _Mistake as mistake:
-            problems.append(errors.Problem(place, str(mistake), mistake.hint))
-    settled = config or {}
+            problems.append(errors.Problem(location, str(mistake), mistake.hint))
+    options = config or {}
     model = Model(
         name,
         _without_end(parts),
         where,
-        _materialized(settled.get("materialized")),
-        _columns(settled.get("unique_key")),
+        _materialized(options.get("materialized")),
+        _columns(options.get("unique_key")),
     )
     problems += _inconsistent(model) if not problems else []
-    problems += _early_ends(plain, where)
+    problems += _early_ends(uncommented, where)
     if problems:
         raise errors.SettingsError(problems)
     return model
@@ -152,16 +152,16 @@ def _early_ends(text: str, where: str) -> Iterator[errors.Problem]:
     """
     code = _END.sub("", _OPAQUE_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
     depth = 0
-    for found in re.finditer(r"[();]", code):
-        depth += {"(": 1, ")": -1, ";": 0}[found[0]]
-        place = f"{where}:{code.count(chr(10), 0, found.start()) + 1}"
-        if found[0] == ";":
+    for match in re.finditer(r"[();]", code):
+        depth += {"(": 1, ")": -1, ";": 0}[match[0]]
+        location = f"{where}:{code.count(chr(10), 0, match.start()) + 1}"
+        if match[0] == ";":
             yield errors.Problem(
-                place, "a semicolon ends the query here, and a model is one query", "split it into two models"
+                location, "a semicolon ends the query here, and a model is one query", "split it into two models"
             )
             return
         if depth < 0:
-            yield errors.Problem(place, "unmatched )")
+            yield errors.Problem(location, "unmatched )")
             return
 
 
@@ -186,17 +186,17 @@ class _Mistake(Exception):
 
 def _tagged(text: str) -> Iterator[str | _Tag]:
     """The text between tags, and the tags."""
-    at = 0
-    for found in _OPAQUE_OR_TAG.finditer(text):
-        if found["opaque"] is not None:
+    start = 0
+    for match in _OPAQUE_OR_TAG.finditer(text):
+        if match["opaque"] is not None:
             continue
-        yield text[at : found.start()]
-        line = text.count("\n", 0, found.start()) + 1
-        yield _Tag(found[3] if found[2] is None else found[2], line)
-        if found[2] is not None:
-            yield "\n" * found[0].count("\n")
-        at = found.end()
-    yield text[at:]
+        yield text[start : match.start()]
+        line = text.count("\n", 0, match.start()) + 1
+        yield _Tag(match[3] if match[2] is None else match[2], line)
+        if match[2] is not None:
+            yield "\n" * match[0].count("\n")
+        start = match.end()
+    yield text[start:]
 
 
 def _call(body: str) -> _Call:
@@ -206,14 +206,14 @@ def _call(body: str) -> _Call:
         if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
             raise _Mistake("this is no reference", _KNOWN)
         # Only literals: reading a model must not run code.
-        given = tuple(ast.literal_eval(each) for each in tree.args)
-        named = {each.arg or "**": ast.literal_eval(each.value) for each in tree.keywords}
+        arguments = tuple(ast.literal_eval(argument) for argument in tree.args)
+        keywords = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in tree.keywords}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise _Mistake("this cannot be read", _KNOWN) from None
     if tree.func.id not in ("ref", "config"):
         hint = values.did_you_mean(tree.func.id, ("ref", "config")) or _KNOWN
         raise _Mistake(f"there is no {tree.func.id}(…) here", hint)
-    return _Call(tree.func.id, given, named)
+    return _Call(tree.func.id, arguments, keywords)
 
 
 def _ref(call: _Call) -> Ref:
@@ -234,33 +234,33 @@ def _check_config(call: _Call) -> None:
             raise _Mistake(f"config has no {name}", values.did_you_mean(name, known) or f"known are {', '.join(known)}")
     if call.given:
         raise _Mistake("config takes names with values", "config(materialized='table')")
-    wanted = call.named.get("materialized", "table")
-    choices = [each.value for each in Materialization]
-    if wanted not in choices:
-        hint = values.did_you_mean(str(wanted), choices)
-        raise _Mistake(f"materialized is one of {', '.join(choices)}, found {values.shown(wanted)}", hint)
+    materialized = call.named.get("materialized", "table")
+    choices = [member.value for member in Materialization]
+    if materialized not in choices:
+        hint = values.did_you_mean(str(materialized), choices)
+        raise _Mistake(f"materialized is one of {', '.join(choices)}, found {values.shown(materialized)}", hint)
     if call.named.get("unique_key") is not None and not _columns(call.named["unique_key"]):
         raise _Mistake("unique_key takes the name of a column, or a list of them")
 
 
 def _materialized(found: object) -> Materialization:
-    return next((each for each in Materialization if each.value == found), Materialization.TABLE)
+    return next((member for member in Materialization if member.value == found), Materialization.TABLE)
 
 
 def _columns(found: object) -> tuple[str, ...]:
     """One name or several as a tuple; empty for anything else."""
-    listed = [found] if isinstance(found, str) else found
-    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
+    names = [found] if isinstance(found, str) else found
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         return ()
-    return tuple(listed)
+    return tuple(names)
 
 
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
     """The query without a final semicolon and the comments after it."""
-    found = [part for part in parts if part != ""]
-    if found and isinstance(found[-1], str):
-        found[-1] = _END.sub("", found[-1])
-    return tuple(found)
+    query_parts = [part for part in parts if part != ""]
+    if query_parts and isinstance(query_parts[-1], str):
+        query_parts[-1] = _END.sub("", query_parts[-1])
+    return tuple(query_parts)
 
 
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:
@@ -269,9 +269,9 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
         isinstance(part, Ref) or re.sub(r"--[^\n]*|/\*.*?\*/", "", part, flags=re.DOTALL).strip() for part in model.parts
     ):
         yield errors.Problem(model.where, "there is no query in it")
-    keyed = [ref for ref in model.refs if ref.key]
+    keyed_refs = [ref for ref in model.refs if ref.key]
     if model.materialized is not Materialization.INCREMENTAL:
-        if model.unique_key or keyed:
+        if model.unique_key or keyed_refs:
             name = "unique_key" if model.unique_key else "ref's key"
             yield errors.Problem(
                 model.where, f"{name} is for materialized='incremental'", "remove it, or set materialized='incremental'"
@@ -279,17 +279,17 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
         return
     if not model.unique_key:
         yield errors.Problem(model.where, "an incremental model needs a unique_key", "config(…, unique_key='column')")
-    elif not keyed:
+    elif not keyed_refs:
         hint = f"ref('{model.names[0] if model.names else '…'}', key='the column that holds {model.unique_key[0]}')"
         yield errors.Problem(
             model.where, "an incremental model needs a ref with key='…', to find the keys that changed", hint
         )
-    for ref in keyed:
+    for ref in keyed_refs:
         if model.unique_key and len(ref.key) != len(model.unique_key):
             message = f"ref('{ref.name}') has {len(ref.key)} key columns, unique_key has {len(model.unique_key)}"
             yield errors.Problem(model.where, message, "they must match, in the same order")
     for name in model.names:
-        if len({ref.key for ref in keyed if ref.name == name}) > 1:
+        if len({ref.key for ref in keyed_refs if ref.name == name}) > 1:
             yield errors.Problem(
                 model.where, f"ref('{name}') is there with two keys", "a table leads to the keys in one way"
             )
@@ -303,20 +303,20 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
     problems: list[errors.Problem] = []
     by_name = {model.name: model for model in models}
     section = _section(document, ("models", "version"), where, problems)
-    for number, each in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
-        place = f"{where}: models[{number}]"
-        section = _section(each, ("name", "description", "columns"), place, problems)
+    for number, entry in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
+        location = f"{where}: models[{number}]"
+        section = _section(entry, ("name", "description", "columns"), location, problems)
         name = section.get("name")
         if name in unread:
             continue
         if not isinstance(name, str):
-            problems.append(errors.Problem(f"{place}.name", f"a name is expected, found {values.shown(name)}"))
+            problems.append(errors.Problem(f"{location}.name", f"a name is expected, found {values.shown(name)}"))
             continue
         if name not in by_name:
             hint = values.did_you_mean(name, by_name) or f"known are {', '.join(by_name)}"
-            problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))
+            problems.append(errors.Problem(f"{location}.name", f"there is no model {values.shown(name)}", hint))
             continue
-        columns = tuple(_described_columns(section.get("columns"), place, problems))
+        columns = tuple(_described_columns(section.get("columns"), location, problems))
         by_name[name] = replace(by_name[name], description=_text(section.get("description")), columns=columns)
     if problems:
         raise errors.SettingsError(problems)
@@ -324,8 +324,8 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
 
 
 def _described_columns(found: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:
-    for number, each in enumerate(_listed(found, f"{place}.columns", problems)):
-        section = _section(each, ("name", "description"), f"{place}.columns[{number}]", problems)
+    for number, entry in enumerate(_listed(found, f"{place}.columns", problems)):
+        section = _section(entry, ("name", "description"), f"{place}.columns[{number}]", problems)
         if isinstance(section.get("name"), str):
             yield str(section["name"]), _text(section.get("description"))
         else:
