@@ -167,8 +167,8 @@ class Family:
 
 
 def _property(name: str, type_: values.PropertyType, default: Any, doc: str, **more: Any) -> Any:
-    described = Property(name, type_, default, doc, **more)
-    return field(default=default, metadata={"property": described})
+    property_ = Property(name, type_, default, doc, **more)
+    return field(default=default, metadata={"property": property_})
 
 
 def _family(prefix: str, doc: str) -> Any:
@@ -794,7 +794,7 @@ def describe_foreign(name: str) -> str | None:
         return None
     if name in FOREIGN:
         return FOREIGN[name]
-    return next((why for known, why in FOREIGN.items() if known.endswith("*") and name.startswith(known[:-1])), None)
+    return next((why for pattern, why in FOREIGN.items() if pattern.endswith("*") and name.startswith(pattern[:-1])), None)
 
 
 BY_NAME: Mapping[str, Property] = {each.name: each for each in PROPERTIES}

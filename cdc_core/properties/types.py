@@ -45,16 +45,16 @@ class Reference:
 
     def parts(self) -> list[tuple[str, str]]:
         """The parts of the text in order: ``("", text)``, ``("env", NAME)`` and ``("secret", "scope/key")``."""
-        found: list[tuple[str, str]] = []
-        at = 0
+        parts: list[tuple[str, str]] = []
+        position = 0
         for match in _REFERENCE.finditer(self.template):
-            if match.start() > at:
-                found.append(("", self.template[at : match.start()]))
-            found.append((match[1], match[2]))
-            at = match.end()
-        if at < len(self.template):
-            found.append(("", self.template[at:]))
-        return found
+            if match.start() > position:
+                parts.append(("", self.template[position : match.start()]))
+            parts.append((match[1], match[2]))
+            position = match.end()
+        if position < len(self.template):
+            parts.append(("", self.template[position:]))
+        return parts
 
 
 class PropertyType(Protocol):
@@ -147,12 +147,12 @@ class Choice:
 
     def read(self, value: object) -> enum.Enum:
         name = ("true" if value else "false") if isinstance(value, bool) else str(value).strip().lower()
-        known = self._names()
-        if name in known:
-            return known[name]
+        members_by_name = self._names()
+        if name in members_by_name:
+            return members_by_name[name]
         if name in self.older:
             return self.older[name]
-        raise InvalidValue(self.expected, did_you_mean(name, known))
+        raise InvalidValue(self.expected, did_you_mean(name, members_by_name))
 
     def _names(self) -> dict[str, enum.Enum]:
         return {str(member.value): member for member in self.members}
@@ -172,8 +172,8 @@ class Choices:
         choice = Choice(self.members)
         try:
             return tuple(dict.fromkeys(choice.read(name) for name in NameList().read(value)))
-        except InvalidValue as refused:
-            raise InvalidValue(self.expected, refused.hint) from None
+        except InvalidValue as error:
+            raise InvalidValue(self.expected, error.hint) from None
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class FindFilter:
 
 def did_you_mean(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """A hint with the most similar of the known names; empty if none is similar."""
-    lowered = {each.lower(): each for each in known}
+    lowered = {known_name.lower(): known_name for known_name in known}
     nearest = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)
     return f"did you mean {lowered[nearest[0]]}?" if nearest else ""
 
@@ -325,7 +325,7 @@ def written(value: object) -> str:
         case enum.Enum():
             return str(value.value)
         case tuple():
-            return ", ".join(written(each) for each in value)
+            return ", ".join(written(item) for item in value)
         case _:
             return str(value)
 
@@ -373,10 +373,10 @@ def _is_reference(text: str) -> bool:
 
 def _has_literal_password(text: str) -> bool:
     """Whether a connection string, with placeholders for its references, contains a secret."""
-    rest = text.partition("://")[2]
-    authority = rest.partition("/")[0]
+    address = text.partition("://")[2]
+    authority = address.partition("/")[0]
     if "@" not in authority:
-        authority = rest.partition("?")[0]
+        authority = address.partition("?")[0]
     password = authority.rpartition("@")[0].partition(":")[2]
     secrets = [
         password,

@@ -246,11 +246,11 @@ def parse(options: Mapping[str, object], *, where: str = "") -> UnwrapOptions:
     name.
     """
     reader = _Reader(_without_alias(options), where)
-    parsed = _options(reader)
+    result = _options(reader)
     reader.refuse_unknown()
     if reader.problems:
         raise errors.SettingsError(reader.problems)
-    return parsed
+    return result
 
 
 def ignored(options: Mapping[str, object]) -> tuple[str, ...]:
@@ -365,8 +365,8 @@ class _Reader:
             return default
         try:
             value: _Value = type_.read(self.options[name])
-        except values.InvalidValue as refused:
-            self._refuse(name, f"{refused.expected} is expected", values.shown(self.options[name]), refused.hint)
+        except values.InvalidValue as error:
+            self._refuse(name, f"{error.expected} is expected", values.shown(self.options[name]), error.hint)
             return default
         return value
 
@@ -379,8 +379,8 @@ class _Reader:
         if len(new_names) > 1 or not reference or "" in new_names:
             self._refuse(name, "each entry is expected as [struct.]field[:new_name]", item)
             return None
-        struct, _, rest = reference.partition(".")
-        field = rest.partition(".")[0]
+        struct, _, field_path = reference.partition(".")
+        field = field_path.partition(".")[0]
         if not field:
             return AddedField(_struct_of(struct), struct, prefix + (new_names or [struct])[0])
         return AddedField(struct, field, prefix + (new_names or [f"{struct}_{field}"])[0])
@@ -432,7 +432,7 @@ def _struct_of(field: str) -> str:
 def _units(name: str) -> list[int]:
     # Debezium replaces Java's `char`s one by one; a character outside the basic plane consists of two.
     data = name.encode("utf-16-be", "surrogatepass")
-    return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
+    return [int.from_bytes(data[start : start + 2], "big") for start in range(0, len(data), 2)]
 
 
 def _is_letter(unit: int) -> bool:
