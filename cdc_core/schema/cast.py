@@ -73,12 +73,12 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
     With flattening, a document whose columns are all null is rescued as `{}` (`[]` for an array laid out as a
     document), which distinguishes it from an absent one.
     """
-    given = laid_out(parsed_document, schema.naming.values)
-    value, rescued = cast(given, schema.struct)
+    document = laid_out(parsed_document, schema.naming.values)
+    value, rescued = cast(document, schema.struct)
     if not schema.naming.flatten:
         return {column.name: (value or {}).get(column.name) for column in schema.columns}, rescued
     # A flattened document has no column of its own to show that it exists.
-    for path, text in _emptied(value, schema.struct, given, ""):
+    for path, text in _emptied(value, schema.struct, document, ""):
         rescue(rescued, path, text)
     return {column.name: _value_at(value, schema.struct, column.path) for column in schema.columns}, rescued
 
@@ -97,19 +97,19 @@ def _value_at(value: Any, type_: ColumnType, path: Sequence[str]) -> Any:
 
 def _emptied(value: Any, type_: Struct, given: Any, prefix: str) -> list[tuple[str, str]]:
     """The paths of documents that exist but have no value in any column, outer ones first, and their texts."""
-    found: list[tuple[str, str]] = []
+    blank_documents: list[tuple[str, str]] = []
     if value is None:
-        return found
+        return blank_documents
     # Of two keys with one unescaped name, the first has the column.
-    held = {wrappers.unescape_key(key): item for key, item in reversed(given.items())}
+    items = {wrappers.unescape_key(key): item for key, item in reversed(given.items())}
     for item in type_.fields:
-        inner = value.get(item.column)
-        if isinstance(item.type, Struct) and inner is not None:
+        item_value = value.get(item.column)
+        if isinstance(item.type, Struct) and item_value is not None:
             path = f"{prefix}{item.name[1:] if isinstance(given, ArrayDocument) else item.name}"
-            if _is_blank(inner, item.type):
-                found.append((path, "[]" if isinstance(held[item.name], ArrayDocument) else "{}"))
-            found += _emptied(inner, item.type, held[item.name], f"{path}.")
-    return found
+            if _is_blank(item_value, item.type):
+                blank_documents.append((path, "[]" if isinstance(items[item.name], ArrayDocument) else "{}"))
+            blank_documents += _emptied(item_value, item.type, items[item.name], f"{path}.")
+    return blank_documents
 
 
 def _is_blank(value: Any, type_: ColumnType) -> bool:
@@ -119,21 +119,21 @@ def _is_blank(value: Any, type_: ColumnType) -> bool:
 
 
 def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, str]) -> Any:
-    seen = kind(value)
-    if seen in ABSENT:
+    value_kind = kind(value)
+    if value_kind in ABSENT:
         return None
     try:
         match type_:
             case Scalar():  # most values are
-                return _TO_SCALAR[type_](value, seen)
+                return _TO_SCALAR[type_](value, value_kind)
             case Struct():
-                return _cast_document(value, seen, type_, path, rescued)
+                return _cast_document(value, value_kind, type_, path, rescued)
             case Array(element):
                 return _cast_array(value, element, path, rescued)
             case Map(item_type):
-                return _cast_map(value, seen, item_type, path, rescued)
+                return _cast_map(value, value_kind, item_type, path, rescued)
             case Decimal(precision, scale):
-                return _to_decimal(value, seen, precision, scale)
+                return _to_decimal(value, value_kind, precision, scale)
     # A malformed wrapper does not fit either: one value must not stop a batch.
     except (_Misfit, KeyError, TypeError, ValueError, ArithmeticError):
         rescue(rescued, path or "", ejson(value))
@@ -142,11 +142,11 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
 
 def rescue(rescued: dict[str, str], path: str, text: str) -> None:
     """Stores the value's text under its path; if the path is taken (names may contain dots), under `path#2`, `#3`, …"""
-    free, number = path, 1
-    while free in rescued:
+    free_path, number = path, 1
+    while free_path in rescued:
         number += 1
-        free = f"{path}#{number}"
-    rescued[free] = text
+        free_path = f"{path}#{number}"
+    rescued[free_path] = text
 
 
 def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
@@ -156,13 +156,13 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
     for key, item in value.items():
         name = wrappers.unescape_key(key)
         step = key[1:] if isinstance(value, ArrayDocument) else name
-        below = step if path is None else f"{path}.{step}"
-        known = type_.by_name.get(name)
+        item_path = step if path is None else f"{path}.{step}"
+        field = type_.by_name.get(name)
         # Two keys can unescape to one name: the first has the column, the other is rescued.
-        if known is not None and known.column not in result:
-            result[known.column] = _cast(item, known.type, below, rescued)
+        if field is not None and field.column not in result:
+            result[field.column] = _cast(item, field.type, item_path, rescued)
         elif kind(item) not in ABSENT:
-            rescue(rescued, below, ejson(item))
+            rescue(rescued, item_path, ejson(item))
     return result
 
 

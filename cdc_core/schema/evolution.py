@@ -73,20 +73,20 @@ def join(
     Joining the same shape again changes nothing. `naming` only applies to a schema without columns; otherwise just its
     reserved names are taken over.
     """
-    laid_out = schema.naming if schema.fields or naming is None else naming
+    current_naming = schema.naming if schema.fields or naming is None else naming
     if naming is not None:
-        laid_out = replace(laid_out, reserved=naming.reserved)
-    joining = _Join(pins or {}, laid_out, _Room(MAX_COLUMNS - _leaves(schema.struct)))
+        current_naming = replace(current_naming, reserved=naming.reserved)
+    joining = _Join(pins or {}, current_naming, _Room(MAX_COLUMNS - _leaves(schema.struct)))
     fields = joining.fields(schema.fields, shape, (), depth=0, limit=MAX_COLUMNS)
-    columns = columns_of(schema.columns, fields, laid_out, seen=shape)
-    if laid_out.flatten:
+    columns = columns_of(schema.columns, fields, current_naming, seen=shape)
+    if current_naming.flatten:
         fields = _with_columns(fields, {column.path for column in columns}, ())
     else:
         # A field beyond MAX_COLUMNS has no column: without its entry in the schema its values are rescued.
         names = {column.path[0]: column.name for column in columns}
         fields = tuple(replace(item, column=names[item.name]) for item in fields if item.name in names)
-    joined = DocumentSchema(fields, columns, laid_out)
-    return joined, tuple(joining.changes)
+    joined_schema = DocumentSchema(fields, columns, current_naming)
+    return joined_schema, tuple(joining.changes)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class _Room:
 def _leaves(type_: ColumnType) -> int:
     match type_:
         case Struct(fields):
-            return sum(_leaves(each.type) for each in fields)
+            return sum(_leaves(field.type) for field in fields)
         case Array(element):
             return _leaves(element)
         case Map(value):
@@ -127,24 +127,24 @@ class _Join:
         limit: int = MAX_FIELDS,
     ) -> tuple[Field, ...]:
         """The fields of a document joined with those seen; new ones come last, except `_id`, which is first at the root."""
-        known = {item.name for item in current}
-        joined = [
+        current_names = {item.name for item in current}
+        joined_fields = [
             replace(item, type=self.known(item.type, shape.fields[item.name], (*path, item.name), depth=depth + 1))
             if item.name in shape.fields
             else item
             for item in current
         ]
-        taken = column_names.UsedNames(item.column for item in current)
-        fresh = [name for name, _ in shape.in_order() if name not in known]
-        if not path and "_id" in fresh:
-            fresh = ["_id", *(name for name in fresh if name != "_id")]
-        for name in fresh:
-            if len(joined) >= limit:
+        used_names = column_names.UsedNames(item.column for item in current)
+        new_names = [name for name, _ in shape.in_order() if name not in current_names]
+        if not path and "_id" in new_names:
+            new_names = ["_id", *(name for name in new_names if name != "_id")]
+        for name in new_names:
+            if len(joined_fields) >= limit:
                 break
             type_ = self.added(shape.fields[name], (*path, name), depth=depth + 1)
             if type_ is not None:
-                joined.append(Field(name, column_names.nested(name, taken=taken, naming=self.naming), type_))
-        return tuple(joined)
+                joined_fields.append(Field(name, column_names.nested(name, taken=used_names, naming=self.naming), type_))
+        return tuple(joined_fields)
 
     def added(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         type_ = self.fresh(shape, path, depth=depth)
@@ -153,11 +153,11 @@ class _Join:
         return type_
 
     def known(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
-        before = len(self.changes)
-        joined = self.wider(type_, shape, path, depth=depth)
-        if joined != type_ and len(self.changes) == before:
-            self.changes.append(Change(".".join(path), ChangeKind.WIDENED, ddl(type_), ddl(joined)))
-        return joined
+        change_count = len(self.changes)
+        joined_type = self.wider(type_, shape, path, depth=depth)
+        if joined_type != type_ and len(self.changes) == change_count:
+            self.changes.append(Change(".".join(path), ChangeKind.WIDENED, ddl(type_), ddl(joined_type)))
+        return joined_type
 
     def fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         """The type for a new path; None if nothing that a column could hold was seen, or there is no room."""
@@ -209,14 +209,14 @@ class _Join:
 
     def _document(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
         # So many names at once are data used as keys (ids, dates); as columns they would grow without limit.
-        if sum(bool(seen.kinds) for seen in shape.fields.values()) > MAX_FIELDS:
+        if sum(bool(field_shape.kinds) for field_shape in shape.fields.values()) > MAX_FIELDS:
             return self._map(shape, path, depth)
         fields: list[Field] = []
-        taken = column_names.UsedNames()
-        for name, seen in shape.in_order():
-            type_ = self._quiet().fresh(seen, (*path, name), depth=depth + 1)
+        used_names = column_names.UsedNames()
+        for name, field_shape in shape.in_order():
+            type_ = self._quiet().fresh(field_shape, (*path, name), depth=depth + 1)
             if type_ is not None:
-                fields.append(Field(name, column_names.nested(name, taken=taken, naming=self.naming), type_))
+                fields.append(Field(name, column_names.nested(name, taken=used_names, naming=self.naming), type_))
         return Struct(tuple(fields)) if fields else None
 
     def _map(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
@@ -262,10 +262,10 @@ def waiting_pins(schema: DocumentSchema, pins: Pins) -> Iterator[str]:
         if type_ is None:
             continue
         if pin.is_map:
-            is_so = isinstance(type_, Map) and pin.type in (None, type_.value)
+            is_pinned = isinstance(type_, Map) and pin.type in (None, type_.value)
         else:
-            is_so = type_ == pin.type or (pin.type is not None and widens(type_, pin.type))
-        if not is_so:
+            is_pinned = type_ == pin.type or (pin.type is not None and widens(type_, pin.type))
+        if not is_pinned:
             yield ".".join(path)
 
 
@@ -286,15 +286,15 @@ def _type_at(type_: ColumnType, path: tuple[str, ...]) -> ColumnType | None:
 def groups(shape: Shape) -> list[list[Kind]]:
     """The kinds that can make a column, grouped by the document that first showed them, in event order."""
     by_mark: dict[str, list[Kind]] = {}
-    for seen in sorted(shape.kinds, key=lambda seen: (shape.kinds[seen], _RANK[seen])):
-        if seen not in NOTHING:
-            by_mark.setdefault(shape.kinds[seen], []).append(seen)
+    for kind in sorted(shape.kinds, key=lambda seen: (shape.kinds[seen], _RANK[seen])):
+        if kind not in NOTHING:
+            by_mark.setdefault(shape.kinds[kind], []).append(kind)
     return list(by_mark.values())
 
 
 def _common(kinds: Sequence[Kind]) -> ColumnType:
     """The type that holds all of these scalar kinds; TEXT if there is none."""
-    bases = {BASE[seen] for seen in kinds}
+    bases = {BASE[kind] for kind in kinds}
     if len(bases) == 1:
         return bases.pop()
     if NUMBERS.issuperset(kinds):
@@ -327,45 +327,45 @@ def columns_of(
     """The table's columns: the current ones, then new ones for paths without a column, in the order in which they were
     `seen`.
     """
-    known = {column.path for column in current}
+    current_paths = {column.path for column in current}
     columns = list(current)
     # Reserved names are not given to new columns; existing columns keep their names.
-    taken = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
+    used_names = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
     paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
     if naming.flatten and seen is not None:
         # If two paths give one name, the later one is changed. In struct order, that would depend on how events are cut
         # into batches.
         paths.sort(key=functools.partial(_first_seen, Struct(fields), seen))
     for path in paths:
-        if path not in known and len(columns) < MAX_COLUMNS:
-            columns.append(Column(path, column_names.top_level(path, taken=taken, naming=naming)))
+        if path not in current_paths and len(columns) < MAX_COLUMNS:
+            columns.append(Column(path, column_names.top_level(path, taken=used_names, naming=naming)))
     return tuple(columns)
 
 
 def _with_columns(fields: Iterable[Field], paths: set[tuple[str, ...]], path: tuple[str, ...]) -> tuple[Field, ...]:
     """The flattened fields that have columns; the values of the others are rescued."""
-    kept = []
+    remaining = []
     for item in fields:
-        here = (*path, item.name)
+        field_path = (*path, item.name)
         if isinstance(item.type, Struct):
-            inner = _with_columns(item.type.fields, paths, here)
-            kept += [replace(item, type=Struct(inner))] if inner else []
-        elif here in paths or (item.type in PARTS and (*here, PARTS[item.type][0]) in paths):
-            kept.append(item)
-    return tuple(kept)
+            inner_fields = _with_columns(item.type.fields, paths, field_path)
+            remaining += [replace(item, type=Struct(inner_fields))] if inner_fields else []
+        elif field_path in paths or (item.type in PARTS and (*field_path, PARTS[item.type][0]) in paths):
+            remaining.append(item)
+    return tuple(remaining)
 
 
 def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str, ...]]:
     """The paths of the leaves below these fields, which are the columns of flattened documents."""
     leaves: list[tuple[str, ...]] = []
     for item in fields:
-        here = (*path, item.name)
+        field_path = (*path, item.name)
         if isinstance(item.type, Struct):
-            leaves.extend(leaf_paths(item.type.fields, here))
+            leaves.extend(leaf_paths(item.type.fields, field_path))
         elif item.type in PARTS:
-            leaves.extend((*here, part) for part in PARTS[item.type])
+            leaves.extend((*field_path, part) for part in PARTS[item.type])
         else:
-            leaves.append(here)
+            leaves.append(field_path)
     return leaves
 
 
@@ -387,14 +387,14 @@ def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, 
 
 def _differences(before: Struct, after: Struct, path: tuple[str, ...]) -> Iterator[Change]:
     for item in after.fields:
-        here = (*path, item.name)
-        old = before.by_name.get(item.name)
-        if old is None:
-            yield Change(".".join(here), ChangeKind.ADDED, None, ddl(item.type))
-        elif isinstance(old.type, Struct) and isinstance(item.type, Struct):
-            yield from _differences(old.type, item.type, here)
-        elif old.type != item.type:
-            yield Change(".".join(here), ChangeKind.RETYPED, ddl(old.type), ddl(item.type))
-    for name, gone in before.by_name.items():
+        field_path = (*path, item.name)
+        old_field = before.by_name.get(item.name)
+        if old_field is None:
+            yield Change(".".join(field_path), ChangeKind.ADDED, None, ddl(item.type))
+        elif isinstance(old_field.type, Struct) and isinstance(item.type, Struct):
+            yield from _differences(old_field.type, item.type, field_path)
+        elif old_field.type != item.type:
+            yield Change(".".join(field_path), ChangeKind.RETYPED, ddl(old_field.type), ddl(item.type))
+    for name, removed in before.by_name.items():
         if name not in after.by_name:
-            yield Change(".".join((*path, name)), ChangeKind.REMOVED, ddl(gone.type), None)
+            yield Change(".".join((*path, name)), ChangeKind.REMOVED, ddl(removed.type), None)

@@ -110,12 +110,12 @@ def laid_out(value: Any, values: FieldValues) -> Any:
     """The value with `array.encoding` and the other options of `FieldValues` applied at every depth."""
     if values.are_kept:
         return value
-    own = values.of(value)
-    if isinstance(own, list):
-        return [laid_out(item, values) for item in own]
-    if isinstance(own, dict) and _kind_of_object(own) is Kind.DOCUMENT:
-        return type(own)((key, laid_out(item, values)) for key, item in own.items())
-    return own
+    converted = values.of(value)
+    if isinstance(converted, list):
+        return [laid_out(item, values) for item in converted]
+    if isinstance(converted, dict) and _kind_of_object(converted) is Kind.DOCUMENT:
+        return type(converted)((key, laid_out(item, values)) for key, item in converted.items())
+    return converted
 
 
 DOUBLES = frozenset({Kind.DOUBLE, Kind.NON_FINITE})

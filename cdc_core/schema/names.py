@@ -61,15 +61,15 @@ class ColumnNaming:
             delimiter=options.flatten_struct_delimiter,
             fields=options.field_names,
             values=options.field_values,
-            reserved=ENGINE | RESERVED | {added.name for added in (*options.add_fields, *options.add_headers)},
+            reserved=ENGINE | RESERVED | {added_field.name for added_field in (*options.add_fields, *options.add_headers)},
         )
 
     def lays_out_as(self, other: ColumnNaming) -> bool:
         """Whether both give a document the same columns; reserved names, and the delimiter without flattening, are
         ignored.
         """
-        mine, others = ({**each.to_json(), "delimiter": each.flatten and each.delimiter} for each in (self, other))
-        return mine == others
+        layout, other_layout = ({**each.to_json(), "delimiter": each.flatten and each.delimiter} for each in (self, other))
+        return layout == other_layout
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, without the reserved names, which only matter when a name is given."""
@@ -114,8 +114,8 @@ def without_case(name: str) -> str:
 
 def _without_case(character: str) -> str:
     capital = character.upper()
-    small = (capital if len(capital) == 1 else character).lower()
-    return small if len(small) == 1 else small[0]
+    lower = (capital if len(capital) == 1 else character).lower()
+    return lower if len(lower) == 1 else lower[0]
 
 
 class UsedNames:

@@ -38,16 +38,16 @@ def parse_pins(pins: Mapping[str, str], *, where: str = "schema") -> Pins:
     Types: `int`, `bigint`, `double`, `string` (any value; values other than text as JSON), `boolean`, `timestamp`,
     `binary`, `decimal(p,s)`, `map`, `map<type>`. Paths go through arrays: `items.price` is the price of each item.
     """
-    parsed: dict[tuple[str, ...], Pin] = {}
+    pins_by_path: dict[tuple[str, ...], Pin] = {}
     problems = []
     for path, text in pins.items():
         try:
-            parsed[tuple(path.split("."))] = _pin(str(text).strip())
-        except ValueError as refused:
-            problems.append(errors.Problem(f"{where}.{path}", str(refused)))
+            pins_by_path[tuple(path.split("."))] = _pin(str(text).strip())
+        except ValueError as error:
+            problems.append(errors.Problem(f"{where}.{path}", str(error)))
     if problems:
         raise errors.SettingsError(problems)
-    return parsed
+    return pins_by_path
 
 
 def _pin(text: str) -> Pin:
@@ -80,8 +80,8 @@ def widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
         # Both are STRING in Spark, so nothing is rewritten.
         case (Scalar.STRING, Scalar.TEXT):
             return True
-        case (Decimal(precision, scale), Decimal(wider, longer)):
-            holds = longer >= scale and wider - longer >= precision - scale
-            return holds and (wider, longer) != (precision, scale)
+        case (Decimal(precision, scale), Decimal(wider_precision, wider_scale)):
+            holds = wider_scale >= scale and wider_precision - wider_scale >= precision - scale
+            return holds and (wider_precision, wider_scale) != (precision, scale)
         case _:
             return False

@@ -31,8 +31,8 @@ class Conflict:
     @staticmethod
     def from_json(text: str) -> Conflict:
         """The inverse of `to_json`."""
-        steps, seen = json.loads(text)
-        return Conflict(tuple(steps), Kind(seen))
+        steps, kind_value = json.loads(text)
+        return Conflict(tuple(steps), Kind(kind_value))
 
 
 def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, ...]:
@@ -43,13 +43,15 @@ def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, .
     """
     numbers_fields = schema.naming.values.arrays_as_documents
     value = laid_out(orjson.loads(text), schema.naming.values)
-    seen = kind(value)
-    if seen in NOTHING:
+    value_kind = kind(value)
+    if value_kind in NOTHING:
         return ()
     # `#2` may mark a second value at one path, or be part of a field's name: the whole name is tried first.
-    ways = (_places(schema.struct, given.split("."), numbers_fields) for given in (path, _NUMBERED.sub("", path)))
-    places = next(filter(None, map(tuple, ways)), ())
-    return tuple(Conflict(steps, seen) for steps, type_ in places if not _is_of(seen, type_) and cast(value, type_)[1])
+    readings = (_places(schema.struct, names.split("."), numbers_fields) for names in (path, _NUMBERED.sub("", path)))
+    places = next(filter(None, map(tuple, readings)), ())
+    return tuple(
+        Conflict(steps, value_kind) for steps, type_ in places if not _is_of(value_kind, type_) and cast(value, type_)[1]
+    )
 
 
 _NUMBERED = re.compile(r"#\d+$")
@@ -72,9 +74,9 @@ def _places(type_: ColumnType, names: list[str], numbers_fields: bool) -> Iterat
         yield (), type_
         return
     for end in _ends(type_, len(names)):
-        name, rest = ".".join(names[:end]), names[end:]
+        name, inner_names = ".".join(names[:end]), names[end:]
         for step, inner in _below(type_, name, numbers_fields):
-            yield from (((step, *steps), found) for steps, found in _places(inner, rest, numbers_fields))
+            yield from (((step, *steps), place_type) for steps, place_type in _places(inner, inner_names, numbers_fields))
 
 
 def _ends(type_: ColumnType, count: int) -> range:
@@ -95,9 +97,9 @@ def _ends(type_: ColumnType, count: int) -> range:
 def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple[str | int, ColumnType]]:
     match type_:
         case Struct():
-            found = type_.by_name.get(name) or (type_.by_name.get(f"_{name}") if numbers_fields else None)
-            if found is not None:
-                yield found.name, found.type
+            field = type_.by_name.get(name) or (type_.by_name.get(f"_{name}") if numbers_fields else None)
+            if field is not None:
+                yield field.name, field.type
         case Array(inner) if name.isdecimal():
             yield ELEMENT, inner
         case Map(inner):
@@ -113,33 +115,33 @@ def with_wider_types(
     conflicts, become TEXT, which replaces everything below the place.
     """
     kinds: dict[Steps, set[Kind]] = {}
-    for each in found:
-        if not _is_pinned(each.steps, pins or {}):
-            kinds.setdefault(each.steps, set()).add(each.kind)
+    for conflict in found:
+        if not _is_pinned(conflict.steps, pins or {}):
+            kinds.setdefault(conflict.steps, set()).add(conflict.kind)
     struct: ColumnType = schema.struct
     changes = []
     # Outer places first: one that becomes TEXT replaces the places below it.
     for steps in sorted(kinds, key=lambda steps: (len(steps), [str(step) for step in steps])):
-        old = _type_of(struct, steps)
-        if old is None or old is Scalar.TEXT:
+        old_type = _type_of(struct, steps)
+        if old_type is None or old_type is Scalar.TEXT:
             continue
-        is_number = old in (Scalar.INT, Scalar.BIGINT) and kinds[steps] <= NUMBERS
-        new = Scalar.DOUBLE if is_number else Scalar.TEXT
-        struct = _with_type(struct, steps, new)
-        changes.append(Change(".".join(_pin_path(steps)), ChangeKind.RETYPED, ddl(old), ddl(new)))
+        is_number = old_type in (Scalar.INT, Scalar.BIGINT) and kinds[steps] <= NUMBERS
+        new_type = Scalar.DOUBLE if is_number else Scalar.TEXT
+        struct = _with_type(struct, steps, new_type)
+        changes.append(Change(".".join(_pin_path(steps)), ChangeKind.RETYPED, ddl(old_type), ddl(new_type)))
     assert isinstance(struct, Struct)  # the root is never replaced
     fields = struct.fields
     naming = schema.naming
     paths = {*(leaf_paths(fields, ()) if naming.flatten else ((item.name,) for item in fields))}
-    kept = tuple(column for column in schema.columns if column.path in paths)
-    return DocumentSchema(fields, columns_of(kept, fields, naming), naming), tuple(changes)
+    remaining = tuple(column for column in schema.columns if column.path in paths)
+    return DocumentSchema(fields, columns_of(remaining, fields, naming), naming), tuple(changes)
 
 
 def _is_pinned(steps: Steps, pins: Pins) -> bool:
     """Whether the settings pin the type of a place; `map<int>` also pins the map's values."""
     path = _pin_path(steps)
-    above = pins.get(path[:-1]) if steps[-1:] == (VALUE,) else None
-    return path in pins or (above is not None and above.type is not None)
+    map_pin = pins.get(path[:-1]) if steps[-1:] == (VALUE,) else None
+    return path in pins or (map_pin is not None and map_pin.type is not None)
 
 
 def _pin_path(steps: Steps) -> tuple[str, ...]:
@@ -165,11 +167,11 @@ def _with_type(type_: ColumnType, steps: Steps, new: ColumnType) -> ColumnType:
         return new
     match type_:
         case Struct(fields):
-            changed = (
+            new_fields = (
                 replace(item, type=_with_type(item.type, steps[1:], new)) if item.name == steps[0] else item
                 for item in fields
             )
-            return Struct(tuple(changed))
+            return Struct(tuple(new_fields))
         case Array(inner):
             return Array(_with_type(inner, steps[1:], new))
         case Map(inner):

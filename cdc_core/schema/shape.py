@@ -32,17 +32,17 @@ class Shape:
         """
         places = itertools.count() if places is None else places
         place = next(places)
-        seen = kind(value)
-        if seen is Kind.DOCUMENT and not self._see_fields(value, mark, places):
-            seen = Kind.EMPTY_DOCUMENT
-        elif seen is Kind.ARRAY and not self._see_elements(value, mark, places):
-            seen = Kind.EMPTY_ARRAY
-        if seen is Kind.NULL:
+        value_kind = kind(value)
+        if value_kind is Kind.DOCUMENT and not self._see_fields(value, mark, places):
+            value_kind = Kind.EMPTY_DOCUMENT
+        elif value_kind is Kind.ARRAY and not self._see_elements(value, mark, places):
+            value_kind = Kind.EMPTY_ARRAY
+        if value_kind is Kind.NULL:
             return False
-        first = self.kinds.get(seen)
+        first = self.kinds.get(value_kind)
         if first is None or mark < first:
-            self.kinds[seen] = mark
-        if seen in NOTHING:
+            self.kinds[value_kind] = mark
+        if value_kind in NOTHING:
             return False
         self._begin((mark, place))
         return True
@@ -76,8 +76,8 @@ class Shape:
 
     def add(self, other: Shape) -> None:
         """Adds what another shape has seen."""
-        for seen, mark in other.kinds.items():
-            self.kinds[seen] = min(mark, self.kinds.get(seen, mark))
+        for value_kind, mark in other.kinds.items():
+            self.kinds[value_kind] = min(mark, self.kinds.get(value_kind, mark))
         self._begin(other.first)
         for name, shape in other.fields.items():
             self._field(name).add(shape)
@@ -95,7 +95,7 @@ class Shape:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "kinds": {seen.value: mark for seen, mark in self.kinds.items()},
+            "kinds": {value_kind.value: mark for value_kind, mark in self.kinds.items()},
             "first": self.first,
             "fields": {name: shape.to_json() for name, shape in self.fields.items()},
             "element": None if self.element is None else self.element.to_json(),
@@ -105,7 +105,7 @@ class Shape:
     def from_json(value: Mapping[str, Any]) -> Shape:
         """The inverse of `to_json`."""
         return Shape(
-            kinds={Kind(seen): mark for seen, mark in value["kinds"].items()},
+            kinds={Kind(value_kind): mark for value_kind, mark in value["kinds"].items()},
             first=None if value["first"] is None else tuple(value["first"]),
             fields={name: Shape.from_json(shape) for name, shape in value["fields"].items()},
             element=None if value["element"] is None else Shape.from_json(value["element"]),
