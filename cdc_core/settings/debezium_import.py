@@ -105,10 +105,10 @@ def imported(connector: object, *, root: str, where: str = "") -> ConnectorImpor
     closed sets, unknown properties with the nearest name, another connector's class. No message contains the value of a
     secret.
     """
-    given, report = _given(connector, where), _ImportReport()
-    if any(name.startswith(_SERVER) for name in given):
-        given = _of_server(given, report)
-    reader = _ConnectorReader(given, report)
+    connector_properties, report = _given(connector, where), _ImportReport()
+    if any(name.startswith(_SERVER) for name in connector_properties):
+        connector_properties = _of_server(connector_properties, report)
+    reader = _ConnectorReader(connector_properties, report)
     reader.read()
     document = reader.document(root)
     warnings: tuple[str, ...] = ()
@@ -133,16 +133,16 @@ def _given(connector: object, where: str) -> Mapping[str, object]:
 
 def _of_server(given: Mapping[str, object], report: _ImportReport) -> Mapping[str, object]:
     """The properties of Debezium Server's source connector and its transformations, under a connector's names."""
-    found = {}
+    connector_properties = {}
     for name, value in given.items():
-        own = name.removeprefix(_SERVER_SOURCE)
+        short_name = name.removeprefix(_SERVER_SOURCE)
         if name.startswith(f"{_SERVER}transforms"):
-            own = name.removeprefix(_SERVER)
-        if own != name:
-            found[own] = value
+            short_name = name.removeprefix(_SERVER)
+        if short_name != name:
+            connector_properties[short_name] = value
         else:
-            report.note(name, next((why for start, why in _SERVER_ONLY.items() if name.startswith(start)), _NOT_OURS))
-    return found
+            report.note(name, next((reason for start, reason in _SERVER_ONLY.items() if name.startswith(start)), _NOT_OURS))
+    return connector_properties
 
 
 @dataclass
@@ -166,12 +166,12 @@ class _ImportReport:
 
     def variables(self, source: Mapping[str, object]) -> tuple[Variable, ...]:
         """The variables that the settings refer to, in the order of the file."""
-        found: dict[str, Variable] = {}
+        variables: dict[str, Variable] = {}
         for name, value in source.items():
             for kind, text in values.Reference(str(value)).parts():
                 if kind == "env":
-                    found.setdefault(text, Variable(text, self.holds.get(text, f"what {name} refers to")))
-        return tuple(found.values())
+                    variables.setdefault(text, Variable(text, self.holds.get(text, f"what {name} refers to")))
+        return tuple(variables.values())
 
     def renamed(self, problem: errors.Problem) -> errors.Problem:
         """A mistake in the settings under the connector's name for it."""
@@ -224,8 +224,8 @@ class _ConnectionReader:
             self.report.refuse("mongodb.hosts", "one replica set is expected", hint)
             # Any valid address, because an empty one would be reported as a second mistake of the same property.
             return "mongodb://one"
-        replica_set, slash, rest = hosts.rpartition("/")
-        members = ",".join(values.NameList().read(rest))
+        replica_set, slash, host_list = hosts.rpartition("/")
+        members = ",".join(values.NameList().read(host_list))
         is_direct = _text(self.given, "mongodb.members.auto.discover").lower() == "false"
         options = [f"replicaSet={replica_set.strip()}"] if slash else []
         if is_direct:
@@ -237,17 +237,19 @@ class _ConnectionReader:
         """The connection string with references in place of its secrets, or one reference for the whole if that is safer."""
         if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
             return self.report.variable("MONGODB_URI", "the connection string")
-        scheme, separator, rest = uri.partition("://")
+        scheme, separator, address = uri.partition("://")
         # An unescaped `/` or `?` must not split a password, because a part of it would remain in the file.
-        authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
+        authority = address.partition("/")[0] if "@" in address.partition("/")[0] else address.partition("?")[0]
         credentials, at, hosts = authority.rpartition("@")
-        path, question, options = rest[len(authority) :].partition("?")
-        between = "&" if "&" in options else ";"
-        kept = between.join(self._option(option) for option in options.split(between))
-        clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
+        path, question, options = address[len(authority) :].partition("?")
+        delimiter = "&" if "&" in options else ";"
+        safe_options = delimiter.join(self._option(option) for option in options.split(delimiter))
+        safe_uri = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{safe_options}"
         # An invalid connection string is kept, so that the settings report it.
-        is_one = scheme in ("mongodb", "mongodb+srv")
-        return clean if not is_one or _is_clean(clean) else self.report.variable("MONGODB_URI", "the connection string")
+        is_uri = scheme in ("mongodb", "mongodb+srv")
+        return (
+            safe_uri if not is_uri or _is_clean(safe_uri) else self.report.variable("MONGODB_URI", "the connection string")
+        )
 
     def _credentials(self, credentials: str) -> str:
         is_reference = credentials.startswith("${")
@@ -265,8 +267,8 @@ class _ConnectionReader:
             return f"{name}={self.report.variable(variable, f'{name} of the connection string')}"
         token = values.SESSION_TOKEN.search(option)
         if token and token[2] and not _ENV.fullmatch(token[2]):
-            held = self.report.variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
-            return option[: token.start(2)] + held + option[token.end(2) :]
+            reference = self.report.variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
+            return option[: token.start(2)] + reference + option[token.end(2) :]
         return option
 
 
@@ -296,43 +298,43 @@ class _ConnectorReader:
         return {"name": self.name, "lakehouse": {"root": root}, "source": self.source, **silver}
 
     def _read_class(self) -> None:
-        found = self.given.get("connector.class")
-        if found is not None and str(found).rpartition(".")[2] not in ("MongoDbConnector", "MongoDb"):
-            self.report.refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(found)}")
+        class_name = self.given.get("connector.class")
+        if class_name is not None and str(class_name).rpartition(".")[2] not in ("MongoDbConnector", "MongoDb"):
+            self.report.refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(class_name)}")
 
     def _read_name(self) -> None:
         """`topic.prefix`, or `mongodb.name` of older versions; characters that a table's name cannot have become `_`."""
-        wanted = [name for name in ("topic.prefix", "mongodb.name") if _text(self.given, name)]
-        if not wanted:
+        origins = [name for name in ("topic.prefix", "mongodb.name") if _text(self.given, name)]
+        if not origins:
             self.report.refuse("topic.prefix", "a name for the pipeline is expected")
             self.name = "unnamed"
             return
-        origin, *other = wanted
-        found = _text(self.given, origin)
-        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", found)[:100]
-        if self.name != found:
+        origin, *other_origins = origins
+        prefix = _text(self.given, origin)
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix)[:100]
+        if self.name != prefix:
             self.report.note(origin, f"the pipeline's name is {self.name}, as it names tables")
-        for name in other:
+        for name in other_origins:
             self.report.note(name, f"{origin} stands beside it, and wins")
 
     def _read_transforms(self) -> None:
         """Reads the options of the transformation that silver applies; reports others."""
-        listed = values.NameList().read(_text(self.given, "transforms"))
-        written = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
-        unwrapping: list[str] = []
-        for alias in dict.fromkeys([*listed, *written]):
+        listed_aliases = values.NameList().read(_text(self.given, "transforms"))
+        written_aliases = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
+        unwrap_aliases: list[str] = []
+        for alias in dict.fromkeys([*listed_aliases, *written_aliases]):
             kind = _text(self.given, f"transforms.{alias}.type")
-            if listed and alias not in listed:
+            if listed_aliases and alias not in listed_aliases:
                 self.report.note(f"transforms.{alias}", "`transforms` does not list it")
             elif not kind:
                 self.report.refuse(f"transforms.{alias}.type", "the class of the transformation is expected")
             elif kind in UNWRAP:
-                unwrapping.append(alias)
+                unwrap_aliases.append(alias)
             else:
                 self.report.note(f"transforms.{alias}", f"only ExtractNewDocumentState is applied here, not {kind}")
-        for alias in unwrapping[1:]:
-            self.report.refuse(f"transforms.{alias}.type", f"{unwrapping[0]} applies ExtractNewDocumentState already")
-        for alias in unwrapping[:1]:
+        for alias in unwrap_aliases[1:]:
+            self.report.refuse(f"transforms.{alias}.type", f"{unwrap_aliases[0]} applies ExtractNewDocumentState already")
+        for alias in unwrap_aliases[:1]:
             self._read_unwrap(f"transforms.{alias}.")
 
     def _read_unwrap(self, start: str) -> None:
@@ -356,20 +358,20 @@ class _ConnectorReader:
                 return self.report.note(origin, f"{name} stands beside it, and wins")
             self.report.note(origin, f"its name is {name} now")
         self.report.origins[f"source.{name}"] = origin
-        each = properties.BY_NAME.get(name)
-        if each is not None:
-            self._take(origin, each)
+        property_ = properties.BY_NAME.get(name)
+        if property_ is not None:
+            self._take(origin, property_)
         elif name.startswith(properties.FILTER_OVERRIDE):
             self.source[name] = self.given[origin]
         elif (family := next((each for each in properties.FAMILIES if name.startswith(each.prefix)), None)) is not None:
             self._take_option(origin, name.removeprefix(family.prefix))
-        elif (why := properties.describe_foreign(name)) is not None:
-            self.report.note(origin, why)
+        elif (reason := properties.describe_foreign(name)) is not None:
+            self.report.note(origin, reason)
         elif name in unwrap_options.NAMES:
             self.report.refuse(origin, "it is an option of ExtractNewDocumentState", f"transforms.unwrap.{name}")
         else:
-            known = [*properties.BY_NAME, *(each for each in properties.FOREIGN if "*" not in each), *RENAMED]
-            self.report.refuse(origin, "there is no such property", values.did_you_mean(name, known))
+            known_names = [*properties.BY_NAME, *(foreign for foreign in properties.FOREIGN if "*" not in foreign), *RENAMED]
+            self.report.refuse(origin, "there is no such property", values.did_you_mean(name, known_names))
 
     def _take(self, origin: str, each: properties.Property) -> None:
         """Puts a property under `source`, unless its value is empty."""
@@ -377,11 +379,11 @@ class _ConnectorReader:
         if value is None or (isinstance(value, str) and not value.strip()):
             return
         try:
-            read = each.type.read(value)
+            parsed_value = each.type.read(value)
         except values.InvalidValue:
             self.source[each.name] = value
             return
-        self.source[each.name] = read if isinstance(read, (bool, int)) else value
+        self.source[each.name] = parsed_value if isinstance(parsed_value, (bool, int)) else value
         if each.name in REMARKS:
             self.report.note(origin, REMARKS[each.name])
 
@@ -389,8 +391,8 @@ class _ConnectorReader:
         """Puts an option of a Kafka client under `source`; options that only the Java client has are reported with the
         alternative.
         """
-        if (why := properties.of_javas_client(option)) is not None:
-            self.report.note(origin, f"it is an option of Kafka's Java client: {why}")
+        if (reason := properties.of_javas_client(option)) is not None:
+            self.report.note(origin, f"it is an option of Kafka's Java client: {reason}")
         elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:
             name = re.sub(r"[^A-Z0-9]+", "_", f"KAFKA_{option}".upper())
             self.source[origin] = self.report.variable(name, origin)
@@ -399,10 +401,10 @@ class _ConnectorReader:
 
     def _read_brokers(self) -> None:
         """Adds a variable for the brokers of Kafka Connect, which take the notifications and do not appear in a connector."""
-        channels = [each.strip() for each in _text(self.given, "notification.enabled.channels").split(",")]
-        known = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
-        if "sink" in channels and not any(name in self.given for name in known):
-            self.source[known[1]] = self.report.variable(
+        channels = [channel.strip() for channel in _text(self.given, "notification.enabled.channels").split(",")]
+        broker_properties = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
+        if "sink" in channels and not any(name in self.given for name in broker_properties):
+            self.source[broker_properties[1]] = self.report.variable(
                 "KAFKA_BOOTSTRAP_SERVERS", "the brokers of Kafka Connect, for the channel sink"
             )
 
@@ -417,21 +419,21 @@ class _ConnectorReader:
         if each.name == "skipped.operations":
             return self._replaced(origin, value, "i", "c", "inserts are c now")
         if each.name in _CHANNELS:
-            for channel, why in _NO_CHANNELS.items():
-                value = self._replaced(origin, value, channel, "", f"{why}: {channel} is left out")
+            for channel, reason in _NO_CHANNELS.items():
+                value = self._replaced(origin, value, channel, "", f"{reason}: {channel} is left out")
         return value
 
     def _replaced(self, origin: str, value: object, entry: str, by: str, why: str) -> object:
-        entries = [each.strip() for each in value.split(",")] if isinstance(value, str) else []
+        entries = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
         if entry not in entries:
             return value
         self.report.note(origin, why)
-        return ",".join(filter(None, (by if each == entry else each for each in entries)))
+        return ",".join(filter(None, (by if item == entry else item for item in entries)))
 
 
 def _text(given: Mapping[str, object], name: str) -> str:
-    found = given.get(name)
-    return "" if found is None else values.written(found).strip()
+    value = given.get(name)
+    return "" if value is None else values.written(value).strip()
 
 
 def _is_clean(uri: str) -> bool:

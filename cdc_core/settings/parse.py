@@ -143,8 +143,8 @@ class Settings:
         `has_waiting` returns whether updates from an earlier capture mode still need folding.
         """
         # Without full updates an event has no document: the table must have one to fold it onto.
-        kept = self.silver.for_collection(namespace).keep_document
-        return not self.source.capture_mode.has_full_updates or has_waiting() if kept is None else kept
+        keep_document = self.silver.for_collection(namespace).keep_document
+        return not self.source.capture_mode.has_full_updates or has_waiting() if keep_document is None else keep_document
 
 
 def parse(document: object, *, where: str = "") -> Settings:
@@ -213,27 +213,27 @@ def _settings(reader: SectionReader, document: Mapping[Any, Any]) -> Settings:
 
 
 def _name(reader: SectionReader, sections: Mapping[str, Any]) -> str:
-    found = sections.get("name")
-    if found is None:
+    value = sections.get("name")
+    if value is None:
         reader.refuse("name", "a name for the pipeline is expected", "a pasted connector has it as topic.prefix")
         return ""
-    name: str = reader.value("name", values.Text(), found, "")
+    name: str = reader.value("name", values.Text(), value, "")
     if name and not _NAME.fullmatch(name):
-        fit = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100]
-        reader.refuse("name", "letters, digits, _ and - are expected, as it names tables", f"for example {fit}")
+        valid_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100]
+        reader.refuse("name", "letters, digits, _ and - are expected, as it names tables", f"for example {valid_name}")
     return name
 
 
 def _lakehouse(reader: SectionReader, sections: Mapping[str, Any]) -> Lakehouse:
-    found = sections.get("lakehouse")
-    if found is None:
+    lakehouse_section = sections.get("lakehouse")
+    if lakehouse_section is None:
         reader.refuse("lakehouse", "root or catalog is expected", "root: ./lakehouse")
         return Lakehouse()
-    before = len(reader.problems)
-    section = dict(reader.section("lakehouse", found))
+    problem_count = len(reader.problems)
+    section = dict(reader.section("lakehouse", lakehouse_section))
     store = _store(reader, section.pop("store", None))
     lakehouse = Lakehouse(**reader.keys("lakehouse", section, _LAKEHOUSE), store=store)
-    if len(reader.problems) == before:
+    if len(reader.problems) == problem_count:
         _check_lakehouse(reader, lakehouse)
     return lakehouse
 
@@ -269,41 +269,44 @@ def _gold(reader: SectionReader, found: object) -> GoldSettings:
 
 
 def _maintenance(reader: SectionReader, found: object) -> MaintenanceSettings:
-    read = reader.keys("maintenance", found, _MAINTENANCE)
-    text = read["quiet.hours"]
+    options = reader.keys("maintenance", found, _MAINTENANCE)
+    text = options["quiet.hours"]
     hours = None if text is None else _QUIET_HOURS.fullmatch(text)
     if text is not None and hours is None:
         reader.refuse("maintenance.quiet.hours", f"a time of day in UTC is expected, found {text}", '"02:00-05:00"')
-    quiet = None
+    quiet_hours = None
     if hours is not None:
         first, second, third, fourth = map(int, hours.groups())
-        quiet = QuietHours(first * 60 + second, third * 60 + fourth)
-        if quiet.begin == quiet.end:  # the range would be empty, so nothing would be maintained
+        quiet_hours = QuietHours(first * 60 + second, third * 60 + fourth)
+        if quiet_hours.begin == quiet_hours.end:  # the range would be empty, so nothing would be maintained
             reader.refuse("maintenance.quiet.hours", f"two times of day are expected, found {text}", '"00:00-23:59"')
     return MaintenanceSettings(
-        read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet
+        options["ops.retention.days"], options["deletes.retention.days"], options["bronze.retention.days"], quiet_hours
     )
 
 
 def _silver(reader: SectionReader, found: object, source: Source) -> SilverSettings:
     section = reader.section("silver", found)
     reader.unknown("silver", section, ("defaults", "collections"))
-    shared = reader.section("silver.defaults", section.get("defaults"))
-    own = reader.section("silver.collections", section.get("collections"))
-    defaults = _collection(reader, "silver.defaults", shared, {})
+    default_section = reader.section("silver.defaults", section.get("defaults"))
+    collection_sections = reader.section("silver.collections", section.get("collections"))
+    defaults = _collection(reader, "silver.defaults", default_section, {})
     collections = {
         namespace: _collection(
             reader,
             f"silver.collections.{namespace}",
-            shared,
+            default_section,
             reader.section(f"silver.collections.{namespace}", options),
         )
-        for namespace, options in own.items()
+        for namespace, options in collection_sections.items()
     }
     _check_namespaces(reader, collections, source)
     folds_nothing = not source.capture_mode.has_full_updates
-    for path, each in [("silver.defaults", defaults), *((f"silver.collections.{name}", collections[name]) for name in own)]:
-        if each.history and each.keep_document is False and folds_nothing:
+    for path, collection in [
+        ("silver.defaults", defaults),
+        *((f"silver.collections.{name}", collections[name]) for name in collection_sections),
+    ]:
+        if collection.history and collection.keep_document is False and folds_nothing:
             mode = source.capture_mode.value
             reader.warnings.append(f"{path}.history: without keep.document updates of capture.mode: {mode} are incomplete")
     return SilverSettings(defaults, collections)
@@ -312,35 +315,38 @@ def _silver(reader: SectionReader, found: object, source: Source) -> SilverSetti
 def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], source: Source) -> None:
     # With a mistake in the filters it is unknown what they capture: one mistake gives one message.
     is_readable = not any(problem.path.startswith("source") for problem in reader.problems)
-    captured = filters.of(source) if is_readable else filters.Filter()
+    filter_ = filters.of(source) if is_readable else filters.Filter()
     for namespace in namespaces:
         db, dot, collection = namespace.partition(".")
         if not (db and dot and collection):
             reader.refuse(f"silver.collections.{namespace}", "a collection, as database.collection, is expected")
-        elif not captured.includes(db, collection):
+        elif not filter_.includes(db, collection):
             reader.warnings.append(f"silver.collections.{namespace}: the filters of source do not capture it")
 
 
 def _collection(reader: SectionReader, path: str, shared: Mapping[str, Any], own: Mapping[str, Any]) -> CollectionSettings:
     """One collection's settings: its own keys, else the defaults; mistakes in the defaults are only reported there."""
     is_default = path == "silver.defaults"
-    mine = shared if is_default else own
+    section = shared if is_default else own
     merged = {**shared, **own}
-    reader.unknown(path, mine, _COLLECTION_NAMES)
+    reader.unknown(path, section, _COLLECTION_NAMES)
     # Mistakes in inherited values are reported with the defaults, so this reader's are dropped.
-    quiet = SectionReader()
-    plain = {name: (reader if name in mine else quiet).key(path, name, key, merged) for name, key in _COLLECTION.items()}
-    schema = {**_pins(quiet, path, shared.get("schema")), **_pins(reader, path, mine.get("schema"))}
+    silent_reader = SectionReader()
+    options = {
+        name: (reader if name in section else silent_reader).key(path, name, key, merged)
+        for name, key in _COLLECTION.items()
+    }
+    schema = {**_pins(silent_reader, path, shared.get("schema")), **_pins(reader, path, section.get("schema"))}
     return CollectionSettings(
-        unwrap=_unwrap(reader, path, mine, merged),
+        unwrap=_unwrap(reader, path, section, merged),
         schema=schema,
-        on_conflict=plain["schema.on.conflict"],
-        history=plain["history"],
-        keep_document=plain["keep.document"],
-        map_fields=plain["map.fields"],
-        max_batch_events=plain["max.batch.events"],
-        on_drop=plain["collection.drop.handling.mode"],
-        on_rename=plain["collection.rename.handling.mode"],
+        on_conflict=options["schema.on.conflict"],
+        history=options["history"],
+        keep_document=options["keep.document"],
+        map_fields=options["map.fields"],
+        max_batch_events=options["max.batch.events"],
+        on_drop=options["collection.drop.handling.mode"],
+        on_rename=options["collection.rename.handling.mode"],
     )
 
 
@@ -348,16 +354,16 @@ def _unwrap(
     reader: SectionReader, path: str, mine: Mapping[str, Any], merged: Mapping[str, Any]
 ) -> unwrap_options.UnwrapOptions:
     options = {name: value for name, value in merged.items() if name in unwrap_options.NAMES and value is not None}
-    written = {name: value for name, value in options.items() if name in mine}
-    for name, older in unwrap_options.OLDER.items():
-        if name not in written and not written.keys().isdisjoint(older):
+    set_options = {name: value for name, value in options.items() if name in mine}
+    for name, older_names in unwrap_options.OLDER.items():
+        if name not in set_options and not set_options.keys().isdisjoint(older_names):
             options.pop(name, None)  # the inherited option yields to the collection's older one
-    reader.warnings.extend(f"{path}.{ignored}" for ignored in unwrap_options.ignored(written))
+    reader.warnings.extend(f"{path}.{ignored}" for ignored in unwrap_options.ignored(set_options))
     try:
         return unwrap_options.parse(options, where=path)
     except errors.SettingsError as error:
-        own = (problem for problem in error.problems if problem.path.removeprefix(f"{path}.") in mine)
-        reader.problems.extend(own)
+        relevant = (problem for problem in error.problems if problem.path.removeprefix(f"{path}.") in mine)
+        reader.problems.extend(relevant)
         return unwrap_options.UnwrapOptions()
 
 

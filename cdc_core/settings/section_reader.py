@@ -32,11 +32,11 @@ class SectionReader:
         """The value as its type reads it; messages never contain secrets."""
         try:
             return type_.read(found)
-        except values.InvalidValue as refused:
+        except values.InvalidValue as error:
             # A mistyped secret must not appear in a message, which ends up in logs.
-            hidden = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
-            seen = "" if hidden else f", found {values.shown(found)}"
-            self.refuse(path, f"{refused.expected} is expected{seen}", refused.hint)
+            is_secret = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
+            found_text = "" if is_secret else f", found {values.shown(found)}"
+            self.refuse(path, f"{error.expected} is expected{found_text}", error.hint)
             return default
 
     def section(self, path: str, found: object) -> Mapping[str, Any]:
@@ -58,8 +58,8 @@ class SectionReader:
         return {name: self.key(path, name, key, section) for name, key in known.items()}
 
     def key(self, path: str, name: str, key: SectionKey, section: Mapping[str, Any]) -> Any:
-        found = section.get(name)
-        return key.default if found is None else self.value(join_path(path, name), key.type, found, key.default)
+        value = section.get(name)
+        return key.default if value is None else self.value(join_path(path, name), key.type, value, key.default)
 
     def unknown(self, path: str, section: Mapping[str, Any], known: tuple[str, ...]) -> None:
         """Refuses every unknown key."""

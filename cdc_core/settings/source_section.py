@@ -54,14 +54,16 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
     _refuse_unknown_properties(reader, section)
     # First the match mode, which decides how the lists are read.
     is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
-    found = {each.attribute: _read_property(reader, each, section, is_literal) for each in properties.PROPERTIES}
-    overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
-    families = {each.attribute: _read_family(reader, each, section) for each in properties.FAMILIES}
-    source = Source(**{**found, **families, "snapshot_collection_filter_overrides": overrides})
+    property_values = {
+        property_.attribute: _read_property(reader, property_, section, is_literal) for property_ in properties.PROPERTIES
+    }
+    overrides = _filter_overrides(reader, section, property_values["snapshot_collection_filter_overrides"])
+    families = {family.attribute: _read_family(reader, family, section) for family in properties.FAMILIES}
+    source = Source(**{**property_values, **families, "snapshot_collection_filter_overrides": overrides})
     if source.max_queue_size_in_bytes == 0:
-        bound = properties.BY_NAME["max.queue.size.in.bytes"].default
-        source = dataclasses.replace(source, max_queue_size_in_bytes=bound)
-        reader.warnings.append(f"source.max.queue.size.in.bytes: 0 is no limit in the connector; the limit here is {bound}")
+        limit = properties.BY_NAME["max.queue.size.in.bytes"].default
+        source = dataclasses.replace(source, max_queue_size_in_bytes=limit)
+        reader.warnings.append(f"source.max.queue.size.in.bytes: 0 is no limit in the connector; the limit here is {limit}")
     for check in _CHECKS:
         check(reader, source, name)
     return source
@@ -70,67 +72,67 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
 def _read_property(reader: SectionReader, each: Property, section: Mapping[str, Any], is_literal: bool) -> Any:
     path = join_path("source", each.name)
     default = _UNKNOWN_SOURCE.mongodb_connection_string if each.is_required else each.default
-    found = section.get(each.name)
-    if found is None:
+    value = section.get(each.name)
+    if value is None:
         if each.is_required:
             reader.refuse(path, f"{each.type.expected} is expected", "${env:MONGODB_URI}, for example")
         return default
     type_ = values.NameList() if is_literal and isinstance(each.type, values.Patterns) else each.type
-    return reader.value(path, type_, found, default)
+    return reader.value(path, type_, value, default)
 
 
 def _read_family(reader: SectionReader, family: Family, section: Mapping[str, Any]) -> dict[str, Reference]:
     """The options of a Kafka client; secrets must be references."""
-    found = {}
+    options = {}
     for name, value in section.items():
         option = name.removeprefix(family.prefix)
         path = join_path("source", name)
         if not name.startswith(family.prefix) or value is None:
             continue
-        if (why := properties.of_javas_client(option)) is not None:
-            reader.refuse(path, "it is an option of Kafka's Java client", why)
-        elif (instead := _OF_THE_CHANNEL.get(name)) is not None:
-            reader.refuse(path, "the channel sets it itself", instead)
+        if (reason := properties.of_javas_client(option)) is not None:
+            reader.refuse(path, "it is an option of Kafka's Java client", reason)
+        elif (alternative := _OF_THE_CHANNEL.get(name)) is not None:
+            reader.refuse(path, "the channel sets it itself", alternative)
         else:
             type_ = values.Secret() if properties.is_secret(option) else values.Referable()
             text = values.written(value) if isinstance(value, (bool, int, float)) else value
-            found[option] = reader.value(path, type_, text, Reference(""))
-    return found
+            options[option] = reader.value(path, type_, text, Reference(""))
+    return options
 
 
 def _refuse_unknown_properties(reader: SectionReader, section: Mapping[str, Any]) -> None:
-    for name, found in section.items():
+    for name, value in section.items():
         if name in properties.BY_NAME or name.startswith(properties.PREFIXES):
             continue
         path = join_path("source", name)
         if name in unwrap_options.NAMES:
             reader.refuse(path, "it is an option of silver", "put it under silver.defaults")
-        elif (why := properties.describe_foreign(name)) is not None:
-            reader.refuse(path, "it has no meaning here", why)
-        elif isinstance(found, Mapping) and any(known.startswith(f"{name}.") for known in properties.BY_NAME):
-            reader.refuse(path, "properties are written in one line", f"{name}.{next(iter(found), '…')}: …")
+        elif (reason := properties.describe_foreign(name)) is not None:
+            reader.refuse(path, "it has no meaning here", reason)
+        elif isinstance(value, Mapping) and any(known_name.startswith(f"{name}.") for known_name in properties.BY_NAME):
+            reader.refuse(path, "properties are written in one line", f"{name}.{next(iter(value), '…')}: …")
         else:
             hint = values.did_you_mean(name, properties.BY_NAME)
             reader.refuse(path, "there is no such property", hint)
 
 
 def _filter_overrides(reader: SectionReader, section: Mapping[str, Any], listed: tuple[str, ...]) -> dict[str, str]:
-    given = {
-        name.removeprefix(properties.FILTER_OVERRIDE): found
-        for name, found in section.items()
+    overrides = {
+        name.removeprefix(properties.FILTER_OVERRIDE): filter_
+        for name, filter_ in section.items()
         if name.startswith(properties.FILTER_OVERRIDE)
     }
-    for namespace in given:
+    for namespace in overrides:
         if namespace not in listed:
             hint = "list it in snapshot.collection.filter.overrides"
             reader.refuse(f"source.{properties.FILTER_OVERRIDE}{namespace}", "the collection is not listed", hint)
     for namespace in listed:
-        if namespace not in given:
+        if namespace not in overrides:
             hint = f"{properties.FILTER_OVERRIDE}{namespace} holds it"
             reader.refuse("source.snapshot.collection.filter.overrides", f"{namespace} has no filter", hint)
     return {
-        namespace: reader.value(f"source.{properties.FILTER_OVERRIDE}{namespace}", values.FindFilter(), found, "{}")
-        for namespace, found in given.items()
+        namespace: reader.value(f"source.{properties.FILTER_OVERRIDE}{namespace}", values.FindFilter(), filter_, "{}")
+        for namespace, filter_ in overrides.items()
     }
 
 
@@ -142,11 +144,11 @@ def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
         if _value(source, include) and _value(source, exclude):
             reader.refuse(f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides")
     for list_name in _PATTERN_LISTS:
-        referring = [entry for entry in _value(source, list_name) if _REFERENCE.search(entry)]
-        for entry in referring:
+        references = [entry for entry in _value(source, list_name) if _REFERENCE.search(entry)]
+        for entry in references:
             # No name contains a $: such a list would match nothing while the position advances.
             reader.refuse(f"source.{list_name}", f"names are expected, found {entry}", "only secrets may be references")
-        if source.filters_match_mode is MatchMode.REGEX and not referring:
+        if source.filters_match_mode is MatchMode.REGEX and not references:
             _check_patterns(reader, list_name, _value(source, list_name))
 
 
@@ -154,8 +156,8 @@ def _check_patterns(reader: SectionReader, list_name: str, entries: tuple[str, .
     for entry in entries:
         try:
             pattern = patterns.regex(entry)
-        except values.InvalidValue as refused:
-            reader.refuse(f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint)
+        except values.InvalidValue as error:
+            reader.refuse(f"source.{list_name}", f"{error.expected} is expected, found {entry}", error.hint)
             continue
         # A snapshot's collections are matched here by name; the server need not support the pattern.
         if pattern.server_text is None and not list_name.startswith("snapshot"):
@@ -171,8 +173,8 @@ def _check_fields(reader: SectionReader, source: Source, name: str) -> None:
             excluded, renamed = ([entry], []) if list_name == "field.exclude.list" else ([], [entry])
             try:
                 field_filters.read(excluded, renamed)
-            except values.InvalidValue as refused:
-                reader.refuse(f"source.{list_name}", refused.expected)
+            except values.InvalidValue as error:
+                reader.refuse(f"source.{list_name}", error.expected)
 
 
 def _check_collections(reader: SectionReader, source: Source, name: str) -> None:
