@@ -44,8 +44,8 @@ class SnapshotType(StrEnum):
 def snapshot_command(*names: str) -> str:
     """The shell command for a new snapshot of these collections and no others."""
     # A name with one dot is also a regular expression that matches no other name.
-    chosen = (each if _UNAMBIGUOUS.fullmatch(each) else shlex.quote(_expression(each)) for each in names)
-    return "medallion signal execute-snapshot" + "".join(f" --data-collections {each}" for each in chosen)
+    arguments = (name if _UNAMBIGUOUS.fullmatch(name) else shlex.quote(_expression(name)) for name in names)
+    return "medallion signal execute-snapshot" + "".join(f" --data-collections {argument}" for argument in arguments)
 
 
 _UNAMBIGUOUS = re.compile(r"[\w-]+\.[\w-]+")
@@ -109,18 +109,20 @@ class SignalRequest:
         """The selected namespaces, in their order."""
         if not self.collections:
             return tuple(namespaces)
-        read = [_pattern(text) for text in self.collections]
-        return tuple(name for name in namespaces if any(pattern.matches(name) for pattern in read))
+        expressions = [_pattern(text) for text in self.collections]
+        return tuple(name for name in namespaces if any(pattern.matches(name) for pattern in expressions))
 
     def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
         """The find filter of each namespace that has one; the first condition that matches it counts."""
-        found = {}
+        filters = {}
         for name in namespaces:
-            fitting = (each.filter for each in self.conditions if _pattern(each.data_collection).matches(name))
-            text = next(fitting, None)
+            matching = (
+                condition.filter for condition in self.conditions if _pattern(condition.data_collection).matches(name)
+            )
+            text = next(matching, None)
             if text is not None:
-                found[name] = text
-        return found
+                filters[name] = text
+        return filters
 
 
 def from_document(document: object) -> Signal:
@@ -172,7 +174,7 @@ def request(signal: Signal) -> SignalRequest:
     try:
         type_ = SignalType(signal.type)
     except ValueError:
-        hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
+        hint = values.did_you_mean(signal.type, [known_type.value for known_type in SignalType])
         raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
     # Its data is only a message for the log.
     if type_ is SignalType.LOG:
@@ -182,16 +184,16 @@ def request(signal: Signal) -> SignalRequest:
 
 
 def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:
-    found = data.get("data-collections") or []
-    if isinstance(found, str):
-        found = [found]
-    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) and each for each in found):
+    expressions = data.get("data-collections") or []
+    if isinstance(expressions, str):
+        expressions = [expressions]
+    if not isinstance(expressions, (list, tuple)) or not all(isinstance(text, str) and text for text in expressions):
         raise SignalRefused("data-collections must be a list of regular expressions over database.collection")
-    if is_required and not found:
+    if is_required and not expressions:
         raise SignalRefused("data-collections is missing: which collections shall be read?")
-    for text in found:
+    for text in expressions:
         _pattern(text)
-    return tuple(found)
+    return tuple(expressions)
 
 
 def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
@@ -205,20 +207,20 @@ def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
 def _conditions(data: Mapping[str, Any]) -> tuple[AdditionalCondition, ...]:
     if data.get("surrogate-key"):
         raise SignalRefused("surrogate-key is not supported: documents are read in the order of _id")
-    found = data.get("additional-conditions") or []
-    if isinstance(found, Mapping):
-        found = [found]
-    if not isinstance(found, (list, tuple)):
+    entries = data.get("additional-conditions") or []
+    if isinstance(entries, Mapping):
+        entries = [entries]
+    if not isinstance(entries, (list, tuple)):
         raise SignalRefused("additional-conditions must be a list of objects")
-    read = []
-    for each in found:
-        if not isinstance(each, Mapping) or "data-collection" not in each or "filter" not in each:
+    conditions = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or "data-collection" not in entry or "filter" not in entry:
             raise SignalRefused('additional-conditions must be objects {"data-collection": …, "filter": …}')
-        text = _filter_text(each["filter"])
+        text = _filter_text(entry["filter"])
         _check_filter(text)
-        _pattern(str(each["data-collection"]))
-        read.append(AdditionalCondition(str(each["data-collection"]), text))
-    return tuple(read)
+        _pattern(str(entry["data-collection"]))
+        conditions.append(AdditionalCondition(str(entry["data-collection"]), text))
+    return tuple(conditions)
 
 
 def _filter_text(given: Any) -> str:
