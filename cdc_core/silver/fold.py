@@ -165,9 +165,9 @@ def _readings(
     edits += [(_remove, path, None) for path in names.dotted_gone]
     named = update.disambiguated_paths
     # A path set inside a removed field has a dotted name: the field `a.b` beside the removed `a`.
-    whole = {*fields, *update.removed_fields} if update.removed_fields else fields
+    others = {*fields, *update.removed_fields} if update.removed_fields else fields
     return [
-        (edit, update_paths.target(document, path, whole if edit is _set else fields, named, is_set=edit is _set), argument)
+        (edit, update_paths.target(document, path, others if edit is _set else fields, named, is_set=edit is _set), argument)
         for edit, path, argument in edits
     ]
 
@@ -199,16 +199,16 @@ def _are_explained(blocked: Mapping[str, int], updates: Sequence[PartialUpdate])
     """Whether a later update explains each blocked path: the base is newer than both, and needs neither."""
     if not blocked:
         return True
-    naming: dict[str, list[int]] = {}
+    numbers_by_path: dict[str, list[int]] = {}
     for number, update in enumerate(updates):
         for path in (*update.updated_fields, *_cut_paths(update)):
-            naming.setdefault(path, []).append(number)
-    for path, last in blocked.items():
+            numbers_by_path.setdefault(path, []).append(number)
+    for path, last_number in blocked.items():
         # Only updates that name the path or a parent of it: there may be a hundred thousand, and as many paths.
-        named = itertools.chain.from_iterable(
-            naming.get(each, ()) for each in itertools.accumulate(path.split("."), _joined)
+        candidates = itertools.chain.from_iterable(
+            numbers_by_path.get(prefix, ()) for prefix in itertools.accumulate(path.split("."), _joined)
         )
-        if not any(number > last and _explains(updates[number], path) for number in named):
+        if not any(number > last_number and _explains(updates[number], path) for number in candidates):
             return False
     return True
 
@@ -294,8 +294,8 @@ def _folded(base: str | None, updates: list[PartialUpdate]) -> tuple[bytes | Non
     document = _read(base)
     # The server may have changed either of two fields with one name, and the parsed document only has the last.
     is_lost = bool(updates) and document is not None and base is not None and _has_repeated(document, base)
-    folded = _fold_in_place(document, updates)
-    return None if folded.document is None else _written(folded.document), folded.incomplete or is_lost
+    result = _fold_in_place(document, updates)
+    return None if result.document is None else _written(result.document), result.incomplete or is_lost
 
 
 def _read(text: str | None) -> Any:
@@ -316,12 +316,12 @@ def _has_repeated(parsed: Document, text: str) -> bool:
             return False
     except orjson.JSONEncodeError:
         pass
-    found: list[bool] = []
+    repeats: list[bool] = []
     try:
-        json.loads(text, object_pairs_hook=lambda pairs: found.append(len(dict(pairs)) < len(pairs)))
+        json.loads(text, object_pairs_hook=lambda pairs: repeats.append(len(dict(pairs)) < len(pairs)))
     except RecursionError:
         return True
-    return any(found)
+    return any(repeats)
 
 
 def _written(document: Document) -> bytes:
@@ -340,17 +340,17 @@ def _update(
 ) -> PartialUpdate:
     """An update from the texts of a bronze row."""
     updated = _paths(updated_fields)
-    named = None if disambiguated_paths is None else _paths(disambiguated_paths)
-    if updated is None or (disambiguated_paths is not None and not _is_division(named)):
+    disambiguated = None if disambiguated_paths is None else _paths(disambiguated_paths)
+    if updated is None or (disambiguated_paths is not None and not _is_division(disambiguated)):
         return PartialUpdate.unreadable(sequence)
     removed = removed_fields or ()
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
     # Two paths with one text (`a.b` in `a`, and a field `a.b`) cannot be told apart.
-    others = [*removed, *(field for field, _ in cuts)]
-    names_twice = others and len({*updated, *others}) < len(updated) + len(others)
+    other_paths = [*removed, *(field for field, _ in cuts)]
+    names_twice = other_paths and len({*updated, *other_paths}) < len(updated) + len(other_paths)
     if names_twice:
         return PartialUpdate.unreadable(sequence)
-    return PartialUpdate(sequence, updated, removed, cuts, named)
+    return PartialUpdate(sequence, updated, removed, cuts, disambiguated)
 
 
 def are_steps(text: str) -> bool:
@@ -371,13 +371,13 @@ def _paths(text: str | None) -> Any:
     """A document whose names are paths, with their real names; None if the text is not a document, or has repeated fields."""
     if text is None:
         return {}
-    parsed = _read(text)
-    if parsed is None or _has_repeated(parsed, text):
+    document = _read(text)
+    if document is None or _has_repeated(document, text):
         return None
     # Only escaped names contain these three characters; other texts need no copy.
-    if parsed and '"$$' in text:
-        return {wrappers.unescape_key(path): value for path, value in parsed.items()}
-    return parsed
+    if document and '"$$' in text:
+        return {wrappers.unescape_key(path): value for path, value in document.items()}
+    return document
 
 
 def _updates(column: pa.Array) -> Iterator[list[PartialUpdate]]:

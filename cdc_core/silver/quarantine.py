@@ -78,13 +78,13 @@ def reason() -> Column:
     problems = (
         (Reason.NO_KEY, F.col("key").isNull()),
         (Reason.NO_SEQUENCE, ~F.coalesce(F.col("sequence").rlike("^[0-9a-f]{24}$"), F.lit(False))),
-        (Reason.UNKNOWN_OPERATION, ~F.coalesce(op.isin([each.value for each in bronze.Op]), F.lit(False))),
+        (Reason.UNKNOWN_OPERATION, ~F.coalesce(op.isin([operation.value for operation in bronze.Op]), F.lit(False))),
         (Reason.NO_DOCUMENT, op.isin(bronze.Op.CREATE.value, bronze.Op.READ.value) & after.isNull()),
         (Reason.UNREADABLE_AFTER, (op != bronze.Op.DELETE.value) & _is_unreadable(after)),
         (Reason.UNREADABLE_UPDATE, reduce.is_partial() & _is_unreadable(update["updatedFields"])),
         (Reason.UNREADABLE_PATHS, reduce.is_partial() & _is_unreadable(update["disambiguatedPaths"])),
     )
-    return F.coalesce(*(F.when(is_so, F.lit(each.value)) for each, is_so in problems))
+    return F.coalesce(*(F.when(is_so, F.lit(problem.value)) for problem, is_so in problems))
 
 
 def is_suspect() -> Column:
@@ -114,16 +114,16 @@ def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
 
 def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
     """The newest fact of each event, as of the ranges up to batch `before`."""
-    known = facts if before is None else facts.where(F.col("to") <= before)
+    facts_before = facts if before is None else facts.where(F.col("to") <= before)
     # A range that is applied again adds its facts again: an ending must win over the fact that it ended in the same
     # range.
     order = Window.partitionBy(*IDENTITY).orderBy(F.col("to").desc(), _is_ending().desc(), F.col("batch").desc())
-    ranked = known.withColumn("_place", F.row_number().over(order))
+    ranked = facts_before.withColumn("_place", F.row_number().over(order))
     return ranked.where("_place = 1").drop("_place")
 
 
 def _is_ending() -> Column:
-    return F.col("reason").isin([each.value for each in ENDINGS])
+    return F.col("reason").isin([ending.value for ending in ENDINGS])
 
 
 # Splitting a range
@@ -141,9 +141,9 @@ def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[st
     placed = _placed(events.where(is_concerned), waiting)
     untouched = events.where(~is_concerned)
     applied = untouched.select(*map(_readable, bronze.SCHEMA.names)).unionByName(_given(placed))
-    bare = untouched.where(_is_unreadable(F.col("before")))
-    without = bare.withColumn("reason", F.lit(Reason.UNREADABLE_BEFORE.value)).select(*_fact_columns(to))
-    return QuarantineSplit(applied, _facts(placed, to).unionByName(without))
+    bad_pre_images = untouched.where(_is_unreadable(F.col("before")))
+    pre_image_facts = bad_pre_images.withColumn("reason", F.lit(Reason.UNREADABLE_BEFORE.value)).select(*_fact_columns(to))
+    return QuarantineSplit(applied, _facts(placed, to).unionByName(pre_image_facts))
 
 
 _APPLIED, _WAITS, _SUPERSEDED = "applied", "waits", "superseded"
@@ -157,23 +157,23 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
     `_is_old` marks waiting events, `_is_again` events that waited and were delivered again. `_first` is the first event
     that its document still waits for, if the range has any event of the document.
     """
-    fresh = events.withColumn("_reason", reason()).withColumn("_is_old", F.lit(False))
-    old = waiting.withColumnRenamed("reason", "_reason").withColumn("_is_old", F.lit(True))
+    new_events = events.withColumn("_reason", reason()).withColumn("_is_old", F.lit(False))
+    old_events = waiting.withColumnRenamed("reason", "_reason").withColumn("_is_old", F.lit(True))
     columns = (*bronze.SCHEMA.names, "_reason", "_is_old")
     event, document = Window.partitionBy(*IDENTITY), Window.partitionBy("key")
     so_far = document.orderBy("sequence", "offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    both = fresh.select(*columns).unionByName(old.select(*columns))
+    all_events = new_events.select(*columns).unionByName(old_events.select(*columns))
     is_readable = F.col("_reason").isNull() & ~F.col("_is_old")
-    of_the_event = {
+    event_columns = {
         "_is_again": F.max("_is_old").over(event),
         "_has_come": ~F.min("_is_old").over(event),
         "_mended": F.max(F.when(is_readable, F.col("offset"))).over(event),
     }
     # A rebuild finds an event and its replay in one range: then the unreadable one holds nothing back.
     is_mended = "coalesce(_reason IS NOT NULL AND offset < _mended, false)"
-    came = both.withColumns(of_the_event).where(f"NOT (_is_old AND _has_come) AND NOT {is_mended}")
+    delivered = all_events.withColumns(event_columns).where(f"NOT (_is_old AND _has_come) AND NOT {is_mended}")
     sequence, is_whole = F.col("sequence"), F.col("_reason").isNull() & ~reduce.is_partial()
-    judged = came.withColumns(
+    with_fates = delivered.withColumns(
         {
             "_hole": F.max(F.when(_is_hole(), sequence)).over(so_far),
             "_whole": F.max(F.when(is_whole, sequence)).over(so_far),
@@ -182,7 +182,7 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
     ).withColumn("_fate", _fate())
     is_awaited = (F.col("_fate") == _WAITS) & ~_has_no_place()
     first = F.when(~F.min("_is_old").over(document), F.min(F.when(is_awaited, sequence)).over(document))
-    return judged.withColumn("_first", F.when(is_awaited, first))
+    return with_fates.withColumn("_first", F.when(is_awaited, first))
 
 
 def _has_no_place() -> Column:
@@ -214,13 +214,13 @@ def _given(placed: DataFrame) -> DataFrame:
 def _facts(placed: DataFrame, to: int) -> DataFrame:
     """New facts: events to hold, and endings."""
     is_new, is_applied = ~F.col("_is_old"), F.col("_fate") == _APPLIED
-    found = (
+    cases = (
         (is_new & ~is_applied, F.coalesce("_reason", F.lit(Reason.FOLLOWS.value))),
         (F.col("_fate") == _SUPERSEDED, F.lit(Reason.SUPERSEDED.value)),
         (is_new & is_applied & F.col("_is_again"), F.lit(Reason.REPLAYED.value)),
         (is_new & is_applied & _is_unreadable(F.col("before")), F.lit(Reason.UNREADABLE_BEFORE.value)),
     )
-    reasons = F.array_compact(F.array(*(F.when(is_so, text) for is_so, text in found)))
+    reasons = F.array_compact(F.array(*(F.when(is_so, text) for is_so, text in cases)))
     return placed.withColumn("reason", F.explode(reasons)).select(*_fact_columns(to))
 
 
@@ -235,18 +235,18 @@ def readable(events: DataFrame, *, with_holes: bool = False) -> DataFrame:
     """
     if not with_holes:
         return events.where(reason().isNull()).select(*(_readable(name) for name in bronze.SCHEMA.names))
-    judged = events.withColumn("_reason", reason()).where(~_has_no_place())
-    return judged.select(*_or_nothing_known(F.col("_reason").isNotNull()))
+    with_reasons = events.withColumn("_reason", reason()).where(~_has_no_place())
+    return with_reasons.select(*_or_nothing_known(F.col("_reason").isNotNull()))
 
 
 def _or_nothing_known(is_hole: Column, **others: Column) -> list[Column]:
     """Bronze's columns, replaced with those of an update of which nothing is known where `is_hole`; `others` override its
     values.
     """
-    nothing = dict.fromkeys(("before", "after", "updateDescription"), F.lit(None))
-    blank = {"op": F.lit(bronze.Op.UPDATE.value), **nothing, **others}
+    nulls = dict.fromkeys(("before", "after", "updateDescription"), F.lit(None))
+    replacements = {"op": F.lit(bronze.Op.UPDATE.value), **nulls, **others}
     return [
-        F.when(is_hole, blank[name]).otherwise(_readable(name)).alias(name) if name in blank else F.col(name)
+        F.when(is_hole, replacements[name]).otherwise(_readable(name)).alias(name) if name in replacements else F.col(name)
         for name in bronze.SCHEMA.names
     ]
 

@@ -68,27 +68,27 @@ def latest(
     order = F.struct("sequence", "offset")
     # The offset decides between rows with one sequence: a replayed event, or a chunk that was read again.
     payload = F.struct("sequence", "offset", "after", *columns)
-    kept = [_last_document(order)] if keeps_last else []
+    last_document = [_last_document(order)] if keeps_last else []
     names = ["last"] if keeps_last else []
     if not has_partial:
-        reduced = events.groupBy("key").agg(F.max_by(payload, order).alias("event"), *kept)
+        reduced = events.groupBy("key").agg(F.max_by(payload, order).alias("event"), *last_document)
         return reduced.select("key", "event.*", F.lit(None).cast("string").alias("partial_sequence"), *names)
     partial = is_partial()
     reduced = events.groupBy("key").agg(
         F.max_by(F.when(~partial, payload), F.when(~partial, order)).alias("event"),
         F.max(F.when(partial, F.col("sequence"))).alias("partial"),
         F.max_by(F.struct(*columns), order).alias("envelope"),
-        *kept,
+        *last_document,
     )
     is_decided = F.col("event").isNotNull()
-    later = F.col("partial") > F.coalesce(F.col("event.sequence"), F.lit(""))
+    is_later = F.col("partial") > F.coalesce(F.col("event.sequence"), F.lit(""))
     return reduced.select(
         "key",
         "event.sequence",
         "event.offset",
         "event.after",
         *(F.when(is_decided, F.col(f"event.{name}")).otherwise(F.col(f"envelope.{name}")).alias(name) for name in columns),
-        F.when(later, F.col("partial")).alias("partial_sequence"),
+        F.when(is_later, F.col("partial")).alias("partial_sequence"),
         *names,
     )
 
@@ -103,8 +103,8 @@ def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",), bare:
     narrow = events if bare is None else bare
     winners = narrow.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
     # An offset identifies one bronze row, so the join needs neither key nor order.
-    won = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
-    return won.select("key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence"))
+    rows = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
+    return rows.select("key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence"))
 
 
 def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last: bool = False) -> DataFrame:
@@ -117,16 +117,16 @@ def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last
     order = F.struct("sequence", "offset")
     decisive, decisive_order = F.when(~partial, F.struct("sequence", "offset", "after", *columns)), F.when(~partial, order)
     update, update_order = F.when(partial, F.struct("sequence", *columns)), F.when(partial, order)
-    grouped = events.groupBy("key").agg(
+    by_key = events.groupBy("key").agg(
         F.max_by(decisive, decisive_order).alias("event"),
         F.max_by(update, update_order).alias("update"),
         F.collect_list(F.when(partial, F.struct("sequence", "updateDescription"))).alias("all_updates"),
         *([_last_document(order)] if keeps_last else []),
     )
-    known = F.coalesce("event.sequence", F.lit(""))
-    both = grouped.withColumn("updates", F.filter("all_updates", lambda each: each["sequence"] > known))
+    decisive_sequence = F.coalesce("event.sequence", F.lit(""))
+    with_updates = by_key.withColumn("updates", F.filter("all_updates", lambda each: each["sequence"] > decisive_sequence))
     is_updated = F.size("updates") > 0
-    return both.select(
+    return with_updates.select(
         "key",
         "event.sequence",
         "event.offset",
@@ -154,15 +154,15 @@ def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     Both are null for rows without updates, whose `base` must be null.
     """
     for batch in batches:
-        others = [name for name in batch.schema.names if name not in ("base", "updates")]
+        other_columns = [name for name in batch.schema.names if name not in ("base", "updates")]
         start = 0
-        for folded in fold.fold_batches(iter([batch.select(["__key", "base", "updates"])])):
-            part = batch.slice(start, folded.num_rows)
-            start += folded.num_rows
-            is_incomplete = pc.if_else(part.column("updates").is_valid(), folded.column("incomplete"), None)
+        for result in fold.fold_batches(iter([batch.select(["__key", "base", "updates"])])):
+            part = batch.slice(start, result.num_rows)
+            start += result.num_rows
+            is_incomplete = pc.if_else(part.column("updates").is_valid(), result.column("incomplete"), None)
             yield pa.RecordBatch.from_arrays(
-                [*part.select(others).columns, folded.column("document"), is_incomplete],
-                names=[*others, "document", "incomplete"],
+                [*part.select(other_columns).columns, result.column("document"), is_incomplete],
+                names=[*other_columns, "document", "incomplete"],
             )
 
 
@@ -180,8 +180,8 @@ def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, column
         action = F.when(is_decisive, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         is_bare = is_delete & F.col("before").isNull()
         lacks_update = lacks_update | is_bare
-        nothing = F.lit(None).cast("STRUCT<sequence: STRING, after: STRING>")
-        last = F.col("last") if "last" in latest_events.columns else nothing
+        no_document = F.lit(None).cast("STRUCT<sequence: STRING, after: STRING>")
+        last = F.col("last") if "last" in latest_events.columns else no_document
         document = F.when(is_bare, F.coalesce(last["after"], deleted_document())).when(is_delete, F.col("before"))
         document, guard = (
             document.otherwise(F.col("after")),
@@ -259,11 +259,11 @@ def added(
         by_name.setdefault(column_names.without_case(field.name), _added(field))
     if not by_name:
         return ()
-    taken = column_names.UsedNames((*column_names.ENGINE, *column_names.RESERVED, *documents))
-    names = (taken.unique(column_names.fit(each.name)) for each in by_name.values())
-    spelled = {column_names.without_case(name): name for name in earlier}
-    held = (spelled.get(column_names.without_case(name), name) for name in names)
-    return tuple(replace(each, name=name) for each, name in zip(by_name.values(), held))
+    used_names = column_names.UsedNames((*column_names.ENGINE, *column_names.RESERVED, *documents))
+    names = (used_names.unique(column_names.fit(column.name)) for column in by_name.values())
+    earlier_spellings = {column_names.without_case(name): name for name in earlier}
+    final_names = (earlier_spellings.get(column_names.without_case(name), name) for name in names)
+    return tuple(replace(column, name=name) for column, name in zip(by_name.values(), final_names))
 
 
 _STRUCTS = {name: bronze.SCHEMA.field(name).type for name in ("source", "transaction", "updateDescription")}

@@ -127,43 +127,43 @@ def target(
         return UndecidedPath(path, None)
     else:
         parts = _split(path)
-    way, is_dotted = containers(document, parts)
-    length, end = len(parts.components), way[-1]
-    step = _step(end, parts, length - 1) if len(way) == length else None
+    chain, is_dotted = containers(document, parts)
+    length, end = len(parts.components), chain[-1]
+    step = _step(end, parts, length - 1) if len(chain) == length else None
     if named is None:
         # A dotted name could be part of it: an existing one, or a new one beside others with dots.
         is_new = is_set and not (step is not None and _has(end, step))
-        if is_dotted or not parts.above.isdisjoint(others) or (is_new and _have_dots(way[: length - 1])):
+        if is_dotted or not parts.above.isdisjoint(others) or (is_new and _have_dots(chain[: length - 1])):
             return UndecidedPath(path, None)
     if step is not None:
         return Target(end, step)
-    return UndecidedPath(path, ".".join(parts.components[: len(way)])) if is_set and named is None else None
+    return UndecidedPath(path, ".".join(parts.components[: len(chain)])) if is_set and named is None else None
 
 
 def containers(document: Container, parts: PathParts) -> tuple[list[Container], bool]:
     """The containers that the components lead through, fewer if the path ends early; and whether one of them has a dotted
     name that the path can mean.
     """
-    here, is_dotted = document, False
-    way = [here]
+    container, is_dotted = document, False
+    chain = [container]
     for depth, names in enumerate(parts.dotted):  # no calls in this loop: folding spends most of its time here
         child: Any
-        if isinstance(here, dict):
-            is_dotted = is_dotted or not here.keys().isdisjoint(names)
-            child = here.get(parts.stored[depth])
+        if isinstance(container, dict):
+            is_dotted = is_dotted or not container.keys().isdisjoint(names)
+            child = container.get(parts.stored[depth])
         else:
             index = parts.indexes[depth]
-            child = here[index] if index is not None and index < len(here) else None
+            child = container[index] if index is not None and index < len(container) else None
         if not is_container(child):
             break
-        here = child
-        way.append(here)
-    return way, is_dotted
+        container = child
+        chain.append(container)
+    return chain, is_dotted
 
 
 def _have_dots(documents: Sequence[Container]) -> bool:
     """Whether one of the documents has a name with dots."""
-    return any("." in name for here in documents if isinstance(here, dict) for name in here)
+    return any("." in name for document in documents if isinstance(document, dict) for name in document)
 
 
 def is_container(value: object) -> TypeGuard[Container]:
