@@ -34,7 +34,7 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
     except (ValueError, AttributeError, RecursionError):
         return None
     # A user's own comment may begin like this. Taken for keys it would stop the capture at every start.
-    return tuple(keys) if isinstance(keys, list) and all(isinstance(each, str) for each in keys) else None
+    return tuple(keys) if isinstance(keys, list) and all(isinstance(key, str) for key in keys) else None
 
 
 PORTION_BYTES = 2 * 1024 * 1024
@@ -62,8 +62,8 @@ def condition(keys: Iterable[str]) -> dict[str, Any]:
     """
     # Any value with the key finds the document, because the unique index treats 5, 5.0 and NumberLong(5) as equal. The filter is
     # built from bytes: Python would change some values (a repeated field, an undefined, a DBPointer), which then find nothing.
-    found = filter(None, map(_value, keys))
-    array = b"".join(bytes((kind,)) + str(at).encode() + b"\0" + raw for at, (kind, raw) in enumerate(found))
+    ids = filter(None, map(_value, keys))
+    array = b"".join(bytes((kind,)) + str(index).encode() + b"\0" + raw for index, (kind, raw) in enumerate(ids))
     return {"_id": RawBSONDocument(_document(b"\x04$in\0" + _document(array)))}
 
 

@@ -52,13 +52,13 @@ def decided(
         case SnapshotMode.NO_DATA:
             return SnapshotDecision(False, False, True)
         case SnapshotMode.CONFIGURATION_BASED:
-            wanted = source.snapshot_mode_configuration_based_snapshot_data
+            reads_data = source.snapshot_mode_configuration_based_snapshot_data
             streams = source.snapshot_mode_configuration_based_start_stream
-            return SnapshotDecision(wanted and not has_position, wanted and is_unfinished, streams)
+            return SnapshotDecision(reads_data and not has_position, reads_data and is_unfinished, streams)
         case SnapshotMode.CUSTOM:
             assert custom is not None
-            wanted = custom.should_snapshot_data(has_position, is_unfinished)
-            return SnapshotDecision(wanted and not is_unfinished, wanted and is_unfinished, custom.should_stream())
+            reads_data = custom.should_snapshot_data(has_position, is_unfinished)
+            return SnapshotDecision(reads_data and not is_unfinished, reads_data and is_unfinished, custom.should_stream())
 
 
 def replaces_lost_position(source: Source, *, custom: Snapshotter | None = None) -> bool:

@@ -55,7 +55,7 @@ class CollectionState:
 
     def as_json(self) -> dict[str, Any]:
         """The state as in a heartbeat's payload."""
-        rare = {"filter": self.filter, "failed": self.failed, "gone": self.is_gone or None}
+        optional = {"filter": self.filter, "failed": self.failed, "gone": self.is_gone or None}
         return {
             "chunks": self.chunks,
             "documents": self.documents,
@@ -63,7 +63,7 @@ class CollectionState:
             "first": self.first,
             "completed": self.completed,
             "sweep": self.sweep,
-            **{name: value for name, value in rare.items() if value is not None},
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
     @staticmethod
@@ -89,8 +89,8 @@ def _written_end(hi: bytes | None) -> dict[str, str | None]:
     if hi is None:
         return {"hi": None}
     encoded = bson_to_json.encode(hi)
-    kept = {"hi_bson": base64.b64encode(hi).decode()} if encoded.lossy else {}
-    return {"hi": encoded.text.decode(), **kept}
+    exact_bytes = {"hi_bson": base64.b64encode(hi).decode()} if encoded.lossy else {}
+    return {"hi": encoded.text.decode(), **exact_bytes}
 
 
 def _end(fields: Mapping[str, Any]) -> bytes | None:
@@ -131,19 +131,19 @@ class SnapshotState:
 
     def misses(self, namespace: str) -> bool:
         """Whether a planned collection is still to be read: neither complete, failed nor stopped."""
-        found = self.of(namespace)
-        return not (found.completed or found.failed or namespace in self.stopped)
+        state = self.of(namespace)
+        return not (state.completed or state.failed or namespace in self.stopped)
 
     @property
     def failed(self) -> dict[str, str]:
         """The collections that could not be read, each with the reason."""
-        found = ((name, self.of(name).failed) for name in self.planned if name not in self.stopped)
-        return {name: reason for name, reason in found if reason is not None}
+        reasons = ((name, self.of(name).failed) for name in self.planned if name not in self.stopped)
+        return {name: reason for name, reason in reasons if reason is not None}
 
     @property
     def documents(self) -> int:
         """The number of documents in bronze."""
-        return sum(each.documents for each in self.collections.values())
+        return sum(state.documents for state in self.collections.values())
 
     def of(self, namespace: str) -> CollectionState:
         """The progress of one collection."""
@@ -155,13 +155,13 @@ class SnapshotState:
 
     def retried(self) -> SnapshotState:
         """The snapshot in which failed collections are read again."""
-        mended = {name: replace(self.of(name), failed=None) for name in self.failed}
-        return replace(self, collections={**self.collections, **mended})
+        retries = {name: replace(self.of(name), failed=None) for name in self.failed}
+        return replace(self, collections={**self.collections, **retries})
 
     def without(self, namespaces: Iterable[str]) -> SnapshotState:
         """The snapshot after some of its collections are stopped."""
-        added = frozenset(namespaces) - self.stopped
-        return replace(self, stopped=self.stopped | (added & frozenset(self.planned))) if added else self
+        newly_stopped = frozenset(namespaces) - self.stopped
+        return replace(self, stopped=self.stopped | (newly_stopped & frozenset(self.planned))) if newly_stopped else self
 
     # --- as payloads of heartbeats
 
@@ -238,25 +238,25 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]], *, of: str = "collections"
             first = gaps.get(namespace) or _OpenGap(gap["since"], number, (cause,))
             gaps[namespace] = _OpenGap(first.since, number, tuple(dict.fromkeys((*first.causes, cause))))
         for namespace in gaps.keys() & set(gap.get("withdrawn", ())):
-            gaps[namespace].causes = tuple(each for each in gaps[namespace].causes if each != cause)
+            gaps[namespace].causes = tuple(other_cause for other_cause in gaps[namespace].causes if other_cause != cause)
             if not gaps[namespace].causes:
                 del gaps[namespace]
         gaps.pop(payload.get("ended", ""), None)
-        found = payload.get("snapshot")
-        if found is None:
+        snapshot = payload.get("snapshot")
+        if snapshot is None:
             continue
-        if "planned" in found:
-            plans[found["id"]] = (number, found)
-            for namespace in found["planned"]:
+        if "planned" in snapshot:
+            plans[snapshot["id"]] = (number, snapshot)
+            for namespace in snapshot["planned"]:
                 if namespace in gaps:
                     gaps[namespace].why = "the snapshot that reads it again is not at its end"
-        planned_at, plan = plans.get(found["id"], (-1, found))
-        for namespace, fields in found["collections"].items():
+        planned_at, plan = plans.get(snapshot["id"], (-1, snapshot))
+        for namespace, fields in snapshot["collections"].items():
             if namespace in gaps and gaps[namespace].number < planned_at:
                 _update_gap(
                     gaps, namespace, CollectionState.from_json(fields), is_part=namespace in plan.get("conditions", {})
                 )
-        for namespace in found.get("stopped", ()):
+        for namespace in snapshot.get("stopped", ()):
             if namespace in gaps and gaps[namespace].number < planned_at:
                 gaps[namespace].why = "the snapshot that read it again was stopped"
     return {namespace: Gap(gap.since, f"{gap.causes[0]}, and {gap.why}", gap.causes) for namespace, gap in gaps.items()}
@@ -281,7 +281,7 @@ def newest_unfinished(heartbeats: Iterable[tuple[int, Mapping[str, Any]]]) -> tu
     for offset, payload in heartbeats:
         fields = payload["snapshot"]
         if "planned" not in fields:
-            last |= {(fields["id"], name): (offset, each["completed"]) for name, each in fields["collections"].items()}
+            last |= {(fields["id"], name): (offset, state["completed"]) for name, state in fields["collections"].items()}
     return tuple(sorted(offset for offset, is_end in last.values() if not is_end))
 
 
@@ -290,21 +290,21 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
 
     Of the snapshots of `snapshot.mode` only the newest counts: it reads what the earlier ones did not.
     """
-    found: dict[str, SnapshotState] = {}
-    newest: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_id: dict[str, SnapshotState] = {}
+    newest_fields: dict[str, dict[str, Mapping[str, Any]]] = {}
     for payload in payloads:
         fields = payload["snapshot"]
         # The first payload of a snapshot is its plan; later ones update it.
-        state = found.get(fields["id"]) or SnapshotState._planned(fields)
+        state = by_id.get(fields["id"]) or SnapshotState._planned(fields)
         if "stopped" in fields:
             state = replace(state, is_paused=fields["paused"], stopped=frozenset(fields["stopped"]))
-        found[state.id] = state
-        newest.setdefault(state.id, {}).update(fields["collections"])
-    for id_, collections in newest.items():
-        read = {name: CollectionState.from_json(each) for name, each in collections.items()}
-        found[id_] = replace(found[id_], collections=read)
-    initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
-    return tuple(state for state in found.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial[-1])
+        by_id[state.id] = state
+        newest_fields.setdefault(state.id, {}).update(fields["collections"])
+    for id_, collections in newest_fields.items():
+        collection_states = {name: CollectionState.from_json(state_fields) for name, state_fields in collections.items()}
+        by_id[id_] = replace(by_id[id_], collections=collection_states)
+    initial_ids = [state.id for state in by_id.values() if state.kind is SnapshotKind.INITIAL]
+    return tuple(state for state in by_id.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial_ids[-1])
 
 
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -315,25 +315,25 @@ def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     dropped or renamed (`ended`) after the snapshot's plan is not incomplete.
     """
     all_payloads = list(payloads)
-    planned: dict[str, int] = {}
-    ended: dict[str, int] = {}
-    for number, each in enumerate(all_payloads):
-        if "ended" in each:
-            ended[each["ended"]] = number
-        elif "snapshot" in each:
-            planned.setdefault(each["snapshot"]["id"], number)
-    whole: set[str] = set()
+    plan_numbers: dict[str, int] = {}
+    end_numbers: dict[str, int] = {}
+    for number, payload in enumerate(all_payloads):
+        if "ended" in payload:
+            end_numbers[payload["ended"]] = number
+        elif "snapshot" in payload:
+            plan_numbers.setdefault(payload["snapshot"]["id"], number)
+    complete: set[str] = set()
     partial: set[str] = set()
-    for state in states(each for each in all_payloads if "snapshot" in each):
+    for state in states(payload for payload in all_payloads if "snapshot" in payload):
         missing = frozenset(state.missing)
         for name in state.planned:
-            if ended.get(name, -1) > planned[state.id]:
+            if end_numbers.get(name, -1) > plan_numbers[state.id]:
                 partial.discard(name)
             elif state.of(name).completed and name not in state.conditions:
-                whole.add(name)
+                complete.add(name)
                 partial.discard(name)
             elif state.of(name).completed:
                 continue
-            elif name in missing or name not in whole or state.kind is SnapshotKind.REPLACED:
+            elif name in missing or name not in complete or state.kind is SnapshotKind.REPLACED:
                 partial.add(name)
     return tuple(sorted(partial | unrepaired(all_payloads).keys()))
