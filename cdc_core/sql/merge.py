@@ -77,16 +77,16 @@ class Merge:
 
         Fields of structs are matched by name, as in the statement.
         """
-        aligned = held.limit(0).unionByName(source, allowMissingColumns=True)
+        source_rows = held.limit(0).unionByName(source, allowMissingColumns=True)
         joined = (
             held.withColumn(_HELD, F.lit(True))
             .alias("t")
-            .join(aligned.withColumn(_GIVEN, F.lit(True)).alias("s"), F.expr(self.on), "full")
+            .join(source_rows.withColumn(_GIVEN, F.lit(True)).alias("s"), F.expr(self.on), "full")
         )
-        chosen = joined.withColumn(_CHOICE, self._choice())
-        gone = [number for number, clause in enumerate(self.clauses) if clause.values is None]
-        left = chosen.where(~F.col(_CHOICE).isin([_NOTHING, *gone]))
-        return left.select(*(self._value(name).alias(name) for name in held.columns))
+        with_choice = joined.withColumn(_CHOICE, self._choice())
+        delete_clauses = [number for number, clause in enumerate(self.clauses) if clause.values is None]
+        remaining = with_choice.where(~F.col(_CHOICE).isin([_NOTHING, *delete_clauses]))
+        return remaining.select(*(self._value(name).alias(name) for name in held.columns))
 
     def _choice(self) -> Column:
         """The number of the clause that applies."""
@@ -99,10 +99,10 @@ class Merge:
         return F.expr(f"CASE {' '.join(cases)} WHEN {is_held} THEN {_STAYS} ELSE {_NOTHING} END")
 
     def _value(self, name: str) -> Column:
-        own = f"t.{identifier(name)}"
+        current_value = f"t.{identifier(name)}"
         cases = [
-            f"WHEN {number} THEN {clause.values.get(name, own)}"
+            f"WHEN {number} THEN {clause.values.get(name, current_value)}"
             for number, clause in enumerate(self.clauses)
             if clause.values is not None
         ]
-        return F.expr(f"CASE {_CHOICE} {' '.join(cases)} ELSE {own} END")
+        return F.expr(f"CASE {_CHOICE} {' '.join(cases)} ELSE {current_value} END")

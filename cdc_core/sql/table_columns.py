@@ -29,9 +29,9 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
     """Whether rows of both types can be in files of one table: the same names and types, in any order."""
     match held, wanted:
         case T.StructType(), T.StructType():
-            fields = {each.name: each.dataType for each in wanted}
-            return fields.keys() == {each.name for each in held} and all(
-                is_same(each.dataType, fields[each.name]) for each in held
+            fields = {field.name: field.dataType for field in wanted}
+            return fields.keys() == {field.name for field in held} and all(
+                is_same(field.dataType, fields[field.name]) for field in held
             )
         case T.ArrayType(), T.ArrayType():
             return is_same(held.elementType, wanted.elementType)
@@ -45,14 +45,14 @@ def are_alike(held: T.StructType, wanted: T.StructType) -> bool:
     """Whether both have the same columns of the same types, with nested fields in the same order, because Spark unions
     those by position.
     """
-    return {each.name: ddl(each.dataType) for each in held} == {each.name: ddl(each.dataType) for each in wanted}
+    return {field.name: ddl(field.dataType) for field in held} == {field.name: ddl(field.dataType) for field in wanted}
 
 
 def fields_by_name(struct: T.StructType) -> dict[str, T.StructField]:
     """The fields of a struct by name; `StructType` searches all fields for each name, which takes seconds for ten thousand
     columns.
     """
-    return {each.name: each for each in struct.fields}
+    return {field.name: field for field in struct.fields}
 
 
 def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
@@ -65,29 +65,29 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
     widened: list[str] = []
     impossible: list[str] = []
     previous: str | None = None
-    held = fields_by_name(current)
+    current_fields = fields_by_name(current)
     for field in wanted.fields:
-        if field.name in held:
-            _compare(held[field.name].dataType, field.dataType, identifier(field.name), added, widened, impossible)
+        if field.name in current_fields:
+            _compare(current_fields[field.name].dataType, field.dataType, identifier(field.name), added, widened, impossible)
         else:
-            place = "FIRST" if previous is None else f"AFTER {identifier(previous)}"
-            added.append(f"{identifier(field.name)} {ddl(field.dataType)} {place}")
+            position = "FIRST" if previous is None else f"AFTER {identifier(previous)}"
+            added.append(f"{identifier(field.name)} {ddl(field.dataType)} {position}")
         previous = field.name
-    adding = (f"ADD COLUMNS ({', '.join(added)})",) if added else ()
-    return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
+    add_columns = (f"ADD COLUMNS ({', '.join(added)})",) if added else ()
+    return Alteration(add_columns, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
 
 
 def lacking(current: T.DataType, wanted: T.DataType, path: str = "") -> Iterator[str]:
     """The columns of `wanted`, and their nested fields, that `current` lacks, as dotted paths."""
     match current, wanted:
         case T.StructType(), T.StructType():
-            held = fields_by_name(current)
+            current_fields = fields_by_name(current)
             for field in wanted.fields:
-                below = f"{path}.{field.name}" if path else field.name
-                if field.name in held:
-                    yield from lacking(held[field.name].dataType, field.dataType, below)
+                field_path = f"{path}.{field.name}" if path else field.name
+                if field.name in current_fields:
+                    yield from lacking(current_fields[field.name].dataType, field.dataType, field_path)
                 else:
-                    yield below
+                    yield field_path
         case T.ArrayType(), T.ArrayType():
             yield from lacking(current.elementType, wanted.elementType, path)
         case T.MapType(), T.MapType():
@@ -105,35 +105,40 @@ def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
 def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
     """The columns of `current` plus what `alterations` would add, in the same places."""
     fields = fields_by_name(current)
-    new: dict[str | None, list[T.StructField]] = {}
+    new_fields: dict[str | None, list[T.StructField]] = {}
     previous: str | None = None
     for field in wanted.fields:
         if field.name in fields:
-            held = fields[field.name]
+            current_field = fields[field.name]
             fields[field.name] = T.StructField(
-                held.name, _grown(held.dataType, field.dataType), held.nullable, held.metadata
+                current_field.name,
+                _grown(current_field.dataType, field.dataType),
+                current_field.nullable,
+                current_field.metadata,
             )
             previous = field.name
         else:
-            new.setdefault(previous, []).append(T.StructField(field.name, _unmarked(field.dataType)))
-    placed = ([field, *new.get(field.name, ())] for field in fields.values())
-    return T.StructType([*new.get(None, ()), *itertools.chain.from_iterable(placed)])
+            new_fields.setdefault(previous, []).append(T.StructField(field.name, _unmarked(field.dataType)))
+    groups = ([field, *new_fields.get(field.name, ())] for field in fields.values())
+    return T.StructType([*new_fields.get(None, ()), *itertools.chain.from_iterable(groups)])
 
 
 def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
     """A column's type plus the struct fields that it lacks."""
     match current, wanted:
         case T.StructType(), T.StructType():
-            types = {each.name: each.dataType for each in wanted}
-            held = [
+            types = {field.name: field.dataType for field in wanted}
+            grown_fields = [
                 T.StructField(
-                    each.name, _grown(each.dataType, types.get(each.name, each.dataType)), each.nullable, each.metadata
+                    field.name, _grown(field.dataType, types.get(field.name, field.dataType)), field.nullable, field.metadata
                 )
-                for each in current
+                for field in current
             ]
             names = {*current.names}
-            new = [T.StructField(each.name, _unmarked(each.dataType)) for each in wanted if each.name not in names]
-            return T.StructType([*held, *new])
+            new_fields = [
+                T.StructField(field.name, _unmarked(field.dataType)) for field in wanted if field.name not in names
+            ]
+            return T.StructType([*grown_fields, *new_fields])
         case T.ArrayType(), T.ArrayType():
             return T.ArrayType(_grown(current.elementType, wanted.elementType), current.containsNull)
         case T.MapType(), T.MapType():
@@ -144,8 +149,8 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
 
 def widened(held: T.StructType, wanted: T.StructType) -> T.StructType:
     """The held columns in their order, each with a type that takes its values and those of the wanted column."""
-    types = {each.name: each.dataType for each in wanted}
-    return T.StructType([T.StructField(each.name, _wider(each.dataType, types.get(each.name))) for each in held])
+    types = {field.name: field.dataType for field in wanted}
+    return T.StructType([T.StructField(field.name, _wider(field.dataType, types.get(field.name))) for field in held])
 
 
 def _wider(held: T.DataType, wanted: T.DataType | None) -> T.DataType:
@@ -166,7 +171,7 @@ def _unmarked(type_: T.DataType) -> T.DataType:
     """
     match type_:
         case T.StructType():
-            return T.StructType([T.StructField(each.name, _unmarked(each.dataType)) for each in type_])
+            return T.StructType([T.StructField(field.name, _unmarked(field.dataType)) for field in type_])
         case T.ArrayType():
             return T.ArrayType(_unmarked(type_.elementType))
         case T.MapType():
@@ -179,13 +184,13 @@ def _compare(
     current: T.DataType, wanted: T.DataType, path: str, added: list[str], widened: list[str], impossible: list[str]
 ) -> None:
     if isinstance(current, T.StructType) and isinstance(wanted, T.StructType):
-        held = fields_by_name(current)
+        current_fields = fields_by_name(current)
         for field in wanted.fields:
-            below = f"{path}.{identifier(field.name)}"
-            if field.name in held:
-                _compare(held[field.name].dataType, field.dataType, below, added, widened, impossible)
+            field_path = f"{path}.{identifier(field.name)}"
+            if field.name in current_fields:
+                _compare(current_fields[field.name].dataType, field.dataType, field_path, added, widened, impossible)
             else:
-                added.append(f"{below} {ddl(field.dataType)}")
+                added.append(f"{field_path} {ddl(field.dataType)}")
     elif isinstance(current, T.ArrayType) and isinstance(wanted, T.ArrayType):
         _compare(current.elementType, wanted.elementType, f"{path}.element", added, widened, impossible)
     elif isinstance(current, T.MapType) and isinstance(wanted, T.MapType):
@@ -206,8 +211,8 @@ def _widens(current: T.DataType, wanted: T.DataType) -> bool:
     digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
     if isinstance(wanted, T.DecimalType):
         if isinstance(current, T.DecimalType):
-            grown: int = wanted.scale - current.scale
-            return grown >= 0 and wanted.precision - current.precision >= grown
+            scale_growth: int = wanted.scale - current.scale
+            return scale_growth >= 0 and wanted.precision - current.precision >= scale_growth
         return digits is not None and bool(wanted.precision - wanted.scale >= digits)
     return isinstance(current, T.IntegerType) and isinstance(wanted, (T.LongType, T.DoubleType))
 
