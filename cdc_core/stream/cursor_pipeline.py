@@ -51,16 +51,16 @@ _TYPES = "types"
 
 def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """The stages with guards; `$match` stages alone need no additional stage."""
-    found: list[dict[str, Any]] = []
+    guarded_stages: list[dict[str, Any]] = []
     is_copied = False
     for stage in stages:
-        name, given = next(iter(stage.items()))
+        name, argument = next(iter(stage.items()))
         # Only before the first stage that changes events: a `$match` alone needs no copy.
         if name in _TRANSFORMING and not is_copied:
-            found.append(_copied())
+            guarded_stages.append(_copied())
             is_copied = True
-        found.append(_guarded(name, given, is_copied=is_copied))
-    return [*found, _restored()] if is_copied else found
+        guarded_stages.append(_guarded(name, argument, is_copied=is_copied))
+    return [*guarded_stages, _restored()] if is_copied else guarded_stages
 
 
 def changed(event: Mapping[str, Any]) -> list[str]:
@@ -83,35 +83,35 @@ def retyped(event: Mapping[str, Any]) -> list[str]:
     """The fields of a document's event to which a stage gave a type that no server writes there; empty without a copy."""
     if GUARD not in event:
         return []
-    wrong = [name for name, types in _OF_EVENTS.items() if not isinstance(event.get(name), types)]
+    retyped_fields = [name for name, types in _OF_EVENTS.items() if not isinstance(event.get(name), types)]
     description = event.get("updateDescription")
     if isinstance(description, Mapping) and not _is_description(description):
-        wrong.append("updateDescription")
-    return wrong
+        retyped_fields.append("updateDescription")
+    return retyped_fields
 
 
 def _is_description(given: Mapping[str, Any]) -> bool:
-    removed, truncated = given.get("removedFields") or [], given.get("truncatedArrays") or []
+    removed_fields, truncated_arrays = given.get("removedFields") or [], given.get("truncatedArrays") or []
     return (
         all(isinstance(given.get(name), Mapping | None) for name in ("updatedFields", "disambiguatedPaths"))
-        and isinstance(removed, list)
-        and all(isinstance(path, str) for path in removed)
-        and isinstance(truncated, list)
+        and isinstance(removed_fields, list)
+        and all(isinstance(path, str) for path in removed_fields)
+        and isinstance(truncated_arrays, list)
         and all(
-            isinstance(each, Mapping) and isinstance(each.get("field"), str) and isinstance(each.get("newSize"), int)
-            for each in truncated
+            isinstance(entry, Mapping) and isinstance(entry.get("field"), str) and isinstance(entry.get("newSize"), int)
+            for entry in truncated_arrays
         )
     )
 
 
 def leaves_out_fields(stage: Stage) -> bool:
     """Whether a stage visibly removes fields of documents, which a snapshot would then read again."""
-    name, given = next(iter(stage.items()))
+    name, argument = next(iter(stage.items()))
     if name in ("$addFields", "$set"):
-        return isinstance(given, Mapping) and any(
-            _covers(path, field) and value == "$$REMOVE" for path, value in _leaves(given) for field in GIVEN
+        return isinstance(argument, Mapping) and any(
+            _covers(path, field) and value == "$$REMOVE" for path, value in _leaves(argument) for field in GIVEN
         )
-    return any(_takes(name, given, field) for field in GIVEN)
+    return any(_takes(name, argument, field) for field in GIVEN)
 
 
 def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> list[str]:
@@ -121,16 +121,16 @@ def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> lis
 
 
 def _problems(stage: Stage, protected: Sequence[str]) -> Iterator[str]:
-    name, given = next(iter(stage.items()))
+    name, argument = next(iter(stage.items()))
     if name == _SPLIT:
         yield f"{_SPLIT} is set with cursor.oversize.handling.mode: split"
     elif name != "$match" and name not in _TRANSFORMING:
         yield f"{name} is no stage that a change stream takes"
-    if (wanted := _wanted(name, given)) is not None:
-        yield f"{name} expects {wanted}"
+    if (expected := _wanted(name, argument)) is not None:
+        yield f"{name} expects {expected}"
         return
     for field in protected:
-        if _takes(name, given, field):
+        if _takes(name, argument, field):
             yield f"{name} takes {field} away from the events or changes it; without it an event has no place in a table"
 
 
@@ -176,10 +176,12 @@ def _is_replaced(given: Any, field: str) -> bool:
         return True
     if not _is_expression(given):
         return field != "_id" and given.get(field) != f"${field}" and not isinstance(given.get(field), Mapping)
-    merged = given.get("$mergeObjects")
-    if isinstance(merged, Sequence) and not isinstance(merged, str):
-        named = [each for each in merged if isinstance(each, Mapping) and not _is_expression(each) and field in each]
-        return any(each[field] != f"${field}" for each in named)
+    objects = given.get("$mergeObjects")
+    if isinstance(objects, Sequence) and not isinstance(objects, str):
+        overrides = [
+            fields for fields in objects if isinstance(fields, Mapping) and not _is_expression(fields) and field in fields
+        ]
+        return any(fields[field] != f"${field}" for fields in overrides)
     return False
 
 
@@ -210,8 +212,8 @@ def _is_set(value: Any) -> bool:
 
 def _is_inclusion(given: Mapping[str, Any]) -> bool:
     """Whether a projection names the fields to keep, and not those to remove."""
-    others = [value for path, value in _leaves(given) if path != "_id"]
-    return any(not _is_flag(value) or _is_set(value) for value in others or given.values())
+    flags = [value for path, value in _leaves(given) if path != "_id"]
+    return any(not _is_flag(value) or _is_set(value) for value in flags or given.values())
 
 
 # --- the guards ---
@@ -228,8 +230,8 @@ _IS_DOCUMENTS = {"$in": [f"$$ROOT.{GUARD}.operationType", list(DOCUMENTS)]}
 
 def _restored() -> dict[str, Any]:
     # The token is restored, because the server ends a stream whose pipeline changes an event's `_id`.
-    own = {"$mergeObjects": ["$$ROOT", {"_id": f"${GUARD}._id"}]}
-    return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, own, f"${GUARD}"]}}
+    with_token = {"$mergeObjects": ["$$ROOT", {"_id": f"${GUARD}._id"}]}
+    return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, with_token, f"${GUARD}"]}}
 
 
 def _guarded(name: str, given: Any, *, is_copied: bool) -> dict[str, Any]:
@@ -253,23 +255,23 @@ def _guarded(name: str, given: Any, *, is_copied: bool) -> dict[str, Any]:
 
 
 def _replaced(given: Any) -> dict[str, Any]:
-    own = {"$mergeObjects": [given, {GUARD: f"${GUARD}"}]}
-    return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, own, "$$ROOT"]}}
+    with_copy = {"$mergeObjects": [given, {GUARD: f"${GUARD}"}]}
+    return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, with_copy, "$$ROOT"]}}
 
 
 def _condition(given: Any, field: str) -> Any:
     """A condition whose expressions are only evaluated over events of documents."""
     if not isinstance(given, Mapping):
         return given
-    found: dict[str, Any] = {}
+    condition: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("$and", "$or", "$nor") and isinstance(value, list):
-            found[name] = [_condition(each, field) for each in value]
+            condition[name] = [_condition(part, field) for part in value]
         elif name == "$expr":
-            found[name] = {"$cond": [{"$in": [f"${field}", list(DOCUMENTS)]}, value, True]}
+            condition[name] = {"$cond": [{"$in": [f"${field}", list(DOCUMENTS)]}, value, True]}
         else:
-            found[name] = value
-    return found
+            condition[name] = value
+    return condition
 
 
 def _computed(given: Any) -> Any:

@@ -75,12 +75,12 @@ class FieldFilter:
 
     def of(self, db: str, collection: str) -> FieldRules | None:
         """The rules of one collection; None if there are none."""
-        mine = [entry for entry in self.entries if entry.namespace.fullmatch(f"{db}.{collection}")]
-        if not mine:
+        matches = [entry for entry in self.entries if entry.namespace.fullmatch(f"{db}.{collection}")]
+        if not matches:
             return None
         return FieldRules(
-            tuple(entry.path for entry in mine if entry.name is None),
-            tuple(Rename(entry.path, entry.name) for entry in mine if entry.name is not None),
+            tuple(entry.path for entry in matches if entry.name is None),
+            tuple(Rename(entry.path, entry.name) for entry in matches if entry.name is not None),
         )
 
 
@@ -91,11 +91,11 @@ def read(exclude: Sequence[str], renames: Sequence[str]) -> FieldFilter:
 
 def document(before: Document, *, fields: FieldRules) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The document with fields excluded and renamed, and the new names that were already taken."""
-    kept = _excluded(before, fields.excluded)
-    taken: list[str] = []
+    result = _excluded(before, fields.excluded)
+    conflicts: list[str] = []
     for rename in fields.renamed:
-        kept = _renamed(kept, rename.path, rename.name, taken)
-    return kept, tuple(taken)
+        result = _renamed(result, rename.path, rename.name, conflicts)
+    return result, tuple(conflicts)
 
 
 def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDescription, tuple[str, ...]]:
@@ -103,12 +103,12 @@ def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDesc
 
     An update in which nothing remains is still an update.
     """
-    after = _excluded_update(before, fields.excluded)
-    taken: list[str] = []
+    result = _excluded_update(before, fields.excluded)
+    conflicts: list[str] = []
     for rename in fields.renamed:
-        if _may_mean(rename.path[0], after):
-            after = _renamed_update(after, rename, taken)
-    return after, tuple(taken)
+        if _may_mean(rename.path[0], result):
+            result = _renamed_update(result, rename, conflicts)
+    return result, tuple(conflicts)
 
 
 def _exclusion(entry: str) -> _FieldRule:
@@ -147,18 +147,18 @@ def _excluded(node: Any, paths: Sequence[Path]) -> Any:
         return [_excluded(element, paths) for element in node]
     if not _is_document(node):
         return node
-    kept = {}
-    meant: dict[str, list[Path]] = {}
+    remaining = {}
+    paths_by_name: dict[str, list[Path]] = {}
     for path in paths:
-        meant.setdefault(path[0], []).append(path[1:])
+        paths_by_name.setdefault(path[0], []).append(path[1:])
     for name, value in node.items():
         # `str`, because a repeated name is of a class with a hash of its own.
-        rests = [*meant.get(ANY, ()), *meant.get(str(wrappers.unescape_key(name)), ())]
+        rests = [*paths_by_name.get(ANY, ()), *paths_by_name.get(str(wrappers.unescape_key(name)), ())]
         if not rests:
-            kept[name] = value
+            remaining[name] = value
         elif () not in rests:
-            kept[name] = _excluded(value, rests)
-    return kept
+            remaining[name] = _excluded(value, rests)
+    return remaining
 
 
 def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
@@ -171,52 +171,51 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
         return node
     if len(path) > 1:
         return {
-            each: _renamed(value, path[1:], name, taken) if _is_meant(path[0], each) else value
-            for each, value in node.items()
+            key: _renamed(value, path[1:], name, taken) if _is_meant(path[0], key) else value for key, value in node.items()
         }
     # `*` may match several fields, which cannot share the new name.
-    new = wrappers.escape_key(name)
-    old = [each for each in node if _is_meant(path[0], each) and each != new]
-    if not old:
+    new_name = wrappers.escape_key(name)
+    old_names = [key for key in node if _is_meant(path[0], key) and key != new_name]
+    if not old_names:
         return dict(node)
     # Overwriting would lose one of two values.
-    if new in node or len(old) > 1:
+    if new_name in node or len(old_names) > 1:
         taken.append(name)
         return dict(node)
-    return {**{each: value for each, value in node.items() if each != old[0]}, new: node[old[0]]}
+    return {**{key: value for key, value in node.items() if key != old_names[0]}, new_name: node[old_names[0]]}
 
 
 def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> UpdateDescription:
     rests = {key: _rests(_steps(key, before), paths) for key in _keys(before)}
-    kept = {key for key in rests if () not in rests[key]}
+    remaining = {key for key in rests if () not in rests[key]}
     return UpdateDescription(
-        updated={key: _excluded(value, rests[key]) for key, value in before.updated.items() if key in kept},
-        removed=tuple(key for key in before.removed if key in kept),
-        truncated=tuple((key, size) for key, size in before.truncated if key in kept),
-        disambiguated=_disambiguated(before, {key: (key, None) for key in kept}),
+        updated={key: _excluded(value, rests[key]) for key, value in before.updated.items() if key in remaining},
+        removed=tuple(key for key in before.removed if key in remaining),
+        truncated=tuple((key, size) for key, size in before.truncated if key in remaining),
+        disambiguated=_disambiguated(before, {key: (key, None) for key in remaining}),
     )
 
 
 def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str]) -> UpdateDescription:
-    new = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
-    named = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new.items()}
-    shared = Counter(named.values())
-    for key, name in named.items():
-        if name != key and (name in named or shared[name] > 1):
+    new_steps = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
+    new_keys = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new_steps.items()}
+    counts = Counter(new_keys.values())
+    for key, name in new_keys.items():
+        if name != key and (name in new_keys or counts[name] > 1):
             taken.append(name)
-            named[key] = key
-    same = {
+            new_keys[key] = key
+    in_place = {
         key: _renamed_below(value, _steps(key, before), rename, taken)
         for key, value in before.updated.items()
-        if named[key] == key
+        if new_keys[key] == key
     }
-    moved = {named[key]: value for key, value in before.updated.items() if named[key] != key}
+    moved = {new_keys[key]: value for key, value in before.updated.items() if new_keys[key] != key}
     return UpdateDescription(
-        updated={**same, **moved},
-        removed=tuple(named[key] for key in before.removed),
-        truncated=tuple((named[key], size) for key, size in before.truncated),
+        updated={**in_place, **moved},
+        removed=tuple(new_keys[key] for key in before.removed),
+        truncated=tuple((new_keys[key], size) for key, size in before.truncated),
         disambiguated=_disambiguated(
-            before, {key: (name, None if name == key else new[key]) for key, name in named.items()}
+            before, {key: (name, None if name == key else new_steps[key]) for key, name in new_keys.items()}
         ),
     )
 
@@ -233,8 +232,8 @@ def _disambiguated(
     """The steps of the remaining keys, under their new names."""
     if before.disambiguated is None:
         return None
-    left = ((keys[key], steps) for key, steps in before.disambiguated.items() if key in keys)
-    return {name: new or steps for (name, new), steps in left}
+    remaining = ((keys[key], steps) for key, steps in before.disambiguated.items() if key in keys)
+    return {name: new_steps or steps for (name, new_steps), steps in remaining}
 
 
 def _renamed_below(value: Any, steps: Sequence[str | int], rename: Rename, taken: list[str]) -> Any:
@@ -271,8 +270,8 @@ def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
 def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
     """The rest of each path below a dotted key; ``()`` if the path matches the key or a beginning of it."""
     # A fast filter: a key begins with a name, and most paths begin with another one.
-    meant = [path for path in paths if type(steps[0]) is not str or path[0] in (ANY, steps[0])]
-    return [rest for path in meant for rest, _ in _walks(path, steps)]
+    candidates = [path for path in paths if type(steps[0]) is not str or path[0] in (ANY, steps[0])]
+    return [rest for path in candidates for rest, _ in _walks(path, steps)]
 
 
 def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]:
@@ -281,28 +280,28 @@ def _walks(path: Path, steps: Sequence[str | int]) -> Iterator[tuple[Path, int]]
     An index may be skipped.
     """
     # (steps of the path, steps of the key) matched so far. `seen` keeps this polynomial: a name may have thousands of parts.
-    waiting, seen = [(0, 0)], set[tuple[int, int]]()
-    while waiting:
-        taken, at = place = waiting.pop()
-        if place in seen:
+    pending, seen = [(0, 0)], set[tuple[int, int]]()
+    while pending:
+        path_index, key_index = state = pending.pop()
+        if state in seen:
             continue
-        seen.add(place)
-        if taken == len(path) or at == len(steps):
-            yield path[taken:], at - 1
+        seen.add(state)
+        if path_index == len(path) or key_index == len(steps):
+            yield path[path_index:], key_index - 1
             continue
-        step = steps[at]
+        step = steps[key_index]
         # A path does not name indexes: it continues in every element.
         if isinstance(step, int | _NameOrIndex):
-            waiting.append((taken, at + 1))
-        if isinstance(step, str) and path[taken] in (ANY, step):
-            waiting.append((taken + 1, at + 1))
+            pending.append((path_index, key_index + 1))
+        if isinstance(step, str) and path[path_index] in (ANY, step):
+            pending.append((path_index + 1, key_index + 1))
 
 
 def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int] | None:
     """The steps of the key with the renamed step; None if the path does not end in the key."""
-    for rest, met in _walks(rename.path, steps):
+    for rest, index in _walks(rename.path, steps):
         if not rest:
-            return [*steps[:met], rename.name, *steps[met + 1 :]]
+            return [*steps[:index], rename.name, *steps[index + 1 :]]
     return None
 
 

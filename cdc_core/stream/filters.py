@@ -73,7 +73,7 @@ class Filter:
     def is_one_entry(self) -> bool:
         """Whether the lists have one entry and the stream is of the deployment: then the server's search in the oplog is twice as fast."""
         lists = (self.databases, self.collections)
-        return not self.target and sum(len(each.include) + len(each.exclude) for each in lists) == 1
+        return not self.target and sum(len(names.include) + len(names.exclude) for names in lists) == 1
 
     def includes(self, db: str, collection: str) -> bool:
         """Whether events of this collection are captured."""
@@ -91,13 +91,13 @@ class Filter:
     def _named_databases(self) -> frozenset[str] | None:
         """The databases that the include list of collections names; None if it does not determine them."""
         pairs = [pattern.by_database() for pattern in self.collections.include]
-        named = frozenset(patterns.folded(name) for pair in pairs for name, _ in pair or ())
-        return None if not pairs or None in pairs else named
+        databases = frozenset(patterns.folded(name) for pair in pairs for name, _ in pair or ())
+        return None if not pairs or None in pairs else databases
 
     def _is_in_scope(self, *names: str) -> bool:
         """Whether the stream has events of a database, or of a collection in it."""
-        at = min(len(names), len(self.target))
-        return names[:at] == self.target[:at]
+        depth = min(len(names), len(self.target))
+        return names[:depth] == self.target[:depth]
 
     def is_snapshotted(self, db: str, collection: str) -> bool:
         """Whether a snapshot reads this collection: captured, and included by `snapshot.include.collection.list`."""
@@ -120,7 +120,7 @@ class Filter:
             self.collections.include,
             self.collections.exclude,
         )
-        return tuple(each.text for each in itertools.chain(*lists) if each.server_text is None)
+        return tuple(pattern.text for pattern in itertools.chain(*lists) if pattern.server_text is None)
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class Scope:
 
 def of(source: Source) -> Filter:
     """The filter of validated settings."""
-    read = patterns.regex if source.filters_match_mode is MatchMode.REGEX else patterns.literal
+    pattern_of = patterns.regex if source.filters_match_mode is MatchMode.REGEX else patterns.literal
 
     def names(include: Iterable[str], exclude: Iterable[str] = ()) -> NameFilter:
-        return NameFilter(tuple(map(read, include)), tuple(map(read, exclude)))
+        return NameFilter(tuple(map(pattern_of, include)), tuple(map(pattern_of, exclude)))
 
     return Filter(
         databases=names(source.database_include_list, source.database_exclude_list),
@@ -186,16 +186,16 @@ def server_stages(
     conditions: list[dict[str, Any]] = []
     skipped = sorted(OPERATIONS - set(operations))
     if skipped:
-        taken: dict[str, Any] = {"operationType": {"$nin": skipped}}
+        operation: dict[str, Any] = {"operationType": {"$nin": skipped}}
         # A signal is an insert, and must pass whatever is skipped.
-        conditions.append(taken if filter_.signals is None else {"$or": [taken, _namespace(filter_.signals, "ns")]})
+        conditions.append(operation if filter_.signals is None else {"$or": [operation, _namespace(filter_.signals, "ns")]})
     captured = _captured(filter_, "ns")
     if captured is not None:
         # A rename onto a captured collection replaces all of its documents, but its event is in the other namespace.
-        renamed = _captured(filter_, "to") or {}
+        rename_target = _captured(filter_, "to") or {}
         # Without these events the cursor would die silently, with neither an event nor an error.
         always = {"operationType": {"$in": ["invalidate", "dropDatabase"]}}
-        conditions.append({"$or": [always, captured, {"operationType": "rename", **renamed}, *besides]})
+        conditions.append({"$or": [always, captured, {"operationType": "rename", **rename_target}, *besides]})
     return [{"$match": _all(conditions)}] if conditions else []
 
 
@@ -225,8 +225,8 @@ def user_stages(source: Source) -> list[dict[str, Any]]:
     """The stages of `cursor.pipeline`."""
     if source.cursor_pipeline is None:
         return []
-    found: list[dict[str, Any]] = query.loads(source.cursor_pipeline)
-    return found
+    stages: list[dict[str, Any]] = query.loads(source.cursor_pipeline)
+    return stages
 
 
 def full_document(source: Source) -> str | None:
@@ -294,13 +294,13 @@ CHANGING = frozenset({"$addFields", "$project", "$replaceRoot", "$replaceWith", 
 def _leaving_out(stages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Each stage that may leave events out, after those that change what it matches, and each that removes fields of documents."""
     changing: list[dict[str, Any]] = []
-    for each in stages:
-        if CHANGING.issuperset(each):
-            changing.append(each)
-            if cursor_pipeline.leaves_out_fields(each):
-                yield [each]
+    for stage in stages:
+        if CHANGING.issuperset(stage):
+            changing.append(stage)
+            if cursor_pipeline.leaves_out_fields(stage):
+                yield [stage]
         else:
-            yield [*changing, each]
+            yield [*changing, stage]
 
 
 def _named(stages: list[dict[str, Any]]) -> str:
@@ -319,12 +319,12 @@ def left_out(fingerprint: str) -> frozenset[str]:
 
 def no_longer_left_out(before: str, source: Source) -> frozenset[str]:
     """What a stream of the fingerprint `before` leaves out and that of the settings does not."""
-    gone = left_out(before) - left_out(fingerprint(source))
+    differences = left_out(before) - left_out(fingerprint(source))
     stages = user_stages(source)
     # Fingerprints of earlier versions name each stage by itself, also those that leave nothing out.
-    if any(CHANGING.issuperset(each) and _named([each]) in left_out(before) for each in stages):
-        gone -= {_named([each]) for each in stages}
-    return gone
+    if any(CHANGING.issuperset(stage) and _named([stage]) in left_out(before) for stage in stages):
+        differences -= {_named([stage]) for stage in stages}
+    return differences
 
 
 def digest(value: Any) -> str:
@@ -363,32 +363,32 @@ def _namespace(name: str, field: str) -> dict[str, Any]:
 
 
 def _database_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:
-    included = _server_texts(names.include)
-    if included is not None:
-        return [_matching(f"{field}.db", included)] if included else _excluded_databases(names, field)
+    texts = _server_texts(names.include)
+    if texts is not None:
+        return [_matching(f"{field}.db", texts)] if texts else _excluded_databases(names, field)
     return []
 
 
 def _excluded_databases(names: NameFilter, field: str) -> list[dict[str, Any]]:
-    known = [text for pattern in names.exclude if (text := pattern.server_text) is not None]
-    return [{"$nor": [_matching(f"{field}.db", known)]}] if known else []
+    texts = [text for pattern in names.exclude if (text := pattern.server_text) is not None]
+    return [{"$nor": [_matching(f"{field}.db", texts)]}] if texts else []
 
 
 def _collection_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:
     if names.include:
         return [_any(_namespace_clauses(names.include, field))] if _server_texts(names.include) is not None else []
-    known = tuple(pattern for pattern in names.exclude if pattern.server_text is not None)
-    return [{"$nor": _namespace_clauses(known, field)}] if known else []
+    portable = tuple(pattern for pattern in names.exclude if pattern.server_text is not None)
+    return [{"$nor": _namespace_clauses(portable, field)}] if portable else []
 
 
 def _namespace_clauses(entries: Sequence[Pattern], field: str) -> list[dict[str, Any]]:
     """One clause for each plain database name, which is compared first, and one for all other entries."""
     by_database: dict[str, list[str]] = {}
-    others: list[str] = []
+    other_texts: list[str] = []
     for entry in entries:
         pairs = entry.by_database()
         if pairs is None:
-            others.append(entry.server_text or "")
+            other_texts.append(entry.server_text or "")
         for db, collection in pairs or ():
             by_database.setdefault(patterns.folded(db), []).append(collection.text)
     clauses = [
@@ -396,8 +396,10 @@ def _namespace_clauses(entries: Sequence[Pattern], field: str) -> list[dict[str,
         for db, collections in sorted(by_database.items())
     ]
     name = {"$concat": [f"${field}.db", ".", f"${field}.coll"]}
-    whole = [{"$expr": {"$regexMatch": {"input": name, "regex": regex, "options": "i"}}} for regex in _anchored(others)]
-    return [*clauses, *whole]
+    name_clauses = [
+        {"$expr": {"$regexMatch": {"input": name, "regex": regex, "options": "i"}}} for regex in _anchored(other_texts)
+    ]
+    return [*clauses, *name_clauses]
 
 
 def _matching(field: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -424,7 +426,7 @@ def _anchored(texts: Iterable[str]) -> list[str]:
 def _as_sent(stages: Any) -> Any:
     """The stages as they are sent to the server."""
     if isinstance(stages, list):
-        return [_as_sent(each) for each in stages]
+        return [_as_sent(stage) for stage in stages]
     if not isinstance(stages, dict):
         return stages
     return {
@@ -447,14 +449,14 @@ def _any(conditions: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
-    written = _pinned_databases(filter_)
+    names = _pinned_databases(filter_)
     if filter_.signals is not None:
-        written = [*written, filter_.signals.partition(".")[0]] if written else []
+        names = [*names, filter_.signals.partition(".")[0]] if names else []
     # A stream can be on one database or on all of them.
-    if len({patterns.folded(name) for name in written}) != 1:
+    if len({patterns.folded(name) for name in names}) != 1:
         return Scope(CaptureScope.DEPLOYMENT)
-    known = [name for name in databases if patterns.folded(name) == patterns.folded(written[0])]
-    return Scope(CaptureScope.DATABASE, known[0] if len(known) == 1 else written[0])
+    matches = [name for name in databases if patterns.folded(name) == patterns.folded(names[0])]
+    return Scope(CaptureScope.DATABASE, matches[0] if len(matches) == 1 else names[0])
 
 
 def _pinned_databases(filter_: Filter) -> list[str]:
@@ -470,11 +472,17 @@ def _pinned_databases(filter_: Filter) -> list[str]:
 
 def _lists_of_the_client(source: Source) -> dict[str, Any]:
     """The lists that are applied here and not by the server, whose stages then do not show them."""
-    chosen = of(source)
-    if source.cursor_pipeline_order is not PipelineOrder.USER_ONLY and not chosen.left_to_client():
+    filter_ = of(source)
+    if source.cursor_pipeline_order is not PipelineOrder.USER_ONLY and not filter_.left_to_client():
         return {}
-    names = (chosen.databases, chosen.collections)
-    return {"lists": [sorted({each.text for each in side}) for one in names for side in (one.include, one.exclude)]}
+    names = (filter_.databases, filter_.collections)
+    return {
+        "lists": [
+            sorted({pattern.text for pattern in entries})
+            for name_filter in names
+            for entries in (name_filter.include, name_filter.exclude)
+        ]
+    }
 
 
 def _skip_threshold(source: Source) -> int | None:

@@ -51,8 +51,8 @@ class Pattern:
         if self.server_text is None:
             return None
         pairs = [_pinned(alternative) for alternative in values.split_top_level(self.text, "|")]
-        known = tuple(pair for pair in pairs if pair is not None)
-        return known if len(known) == len(pairs) else None
+        pinned = tuple(pair for pair in pairs if pair is not None)
+        return pinned if len(pinned) == len(pairs) else None
 
     @functools.cached_property
     def _is_name(self) -> bool:
@@ -87,13 +87,13 @@ def literal(entry: str) -> Pattern:
 
 def any_of(entries: Sequence[Pattern]) -> Callable[[str], bool]:
     """A predicate: whether one of the entries matches a name. Names, of which there may be thousands, are one expression."""
-    texts = [each.text for each in entries if each._is_name]
-    others = [each for each in entries if not each._is_name]
+    texts = [entry.text for entry in entries if entry._is_name]
+    other_entries = [entry for entry in entries if not entry._is_name]
     names = re.compile("|".join(texts).translate(_ALONE), re.IGNORECASE) if texts else None
 
     def is_meant(name: str) -> bool:
         is_named = names is not None and names.fullmatch(name.translate(_ALONE)) is not None
-        return is_named or any(each.matches(name) for each in others)
+        return is_named or any(entry.matches(name) for entry in other_entries)
 
     return is_meant
 
@@ -146,14 +146,14 @@ def _pinned(alternative: str) -> tuple[str, Pattern] | None:
     match = _DATABASE.fullmatch(alternative)
     if not match:
         return None
-    db, dot, rest = match.groups()
+    db, dot, collection = match.groups()
     # A bare dot matches any character: `shop.orders` is a database and a collection only if the rest is plain.
-    if dot == "." and not _PLAIN_WITHOUT_DOTS.fullmatch(rest):
+    if dot == "." and not _PLAIN_WITHOUT_DOTS.fullmatch(collection):
         return None
     # These see the name of the database, which the rest does not have when it is matched by itself.
-    if _LOOKS_BACK.match(rest):
+    if _LOOKS_BACK.match(collection):
         return None
-    return _ESCAPED.sub(r"\1", db), Pattern(rest)
+    return _ESCAPED.sub(r"\1", db), Pattern(collection)
 
 
 _ALONE = str.maketrans("İı", "\ue000\ue001")

@@ -42,10 +42,10 @@ class TokenPosition(NamedTuple):
 
 def position(data: str) -> TokenPosition:
     """The position of a token's `_data`; raises `ValueError` if it is not a token of MongoDB."""
-    found = _token(data)
-    if found is None:
+    match = _token(data)
+    if match is None:
         raise _unreadable(data, "it does not begin with a cluster time")
-    seconds, increment, rest = found.groups()
+    seconds, increment, rest = match.groups()
     index, _at = _index(data) if rest[:12] not in _FIRST_OF_ITS_TIME else (0, 30)
     return TokenPosition(int(seconds, 16), int(increment, 16), index)
 
@@ -82,14 +82,14 @@ def resumes_alone(data: str) -> bool:
     which has no document.
     """
     try:
-        version, at = _number(data, 18)
+        version, offset = _number(data, 18)
         if version == 0:
             return False
-        kind, _at = _number(data, at)
-        _number_, at = _index(data)
+        kind, _at = _number(data, offset)
+        _number_, offset = _index(data)
     except ValueError:
         return True
-    return kind == 0 or data[at : at + 2] == _TRUE
+    return kind == 0 or data[offset : offset + 2] == _TRUE
 
 
 def behind(data: str) -> str:
@@ -99,24 +99,24 @@ def behind(data: str) -> str:
     transaction become visible at once. A high-water mark may precede events of its own time.
     """
     try:
-        is_event, at = _has_identifier(data), position(data)
+        is_event, token_position = _has_identifier(data), position(data)
     except ValueError:
         return data
     if not is_event:
         return data
     # The beginning of a token sorts before every token of that time. It is never sent to a server.
     # No carry is needed: a second never has 2**32 operations.
-    return f"82{at.seconds:08X}{at.increment + 1:08X}"
+    return f"82{token_position.seconds:08X}{token_position.increment + 1:08X}"
 
 
 def is_invalidate(data: str) -> bool:
     """Whether this is the token of an invalidate event."""
     try:
-        version, at = _number(data, 18)
-        _number_, at = _index(data)
+        version, offset = _number(data, 18)
+        _number_, offset = _index(data)
     except ValueError:
         return False
-    return version > 0 and data[at : at + 2] == _TRUE
+    return version > 0 and data[offset : offset + 2] == _TRUE
 
 
 def without_fragment(data: str) -> str:
@@ -142,13 +142,13 @@ def compare(this: str, other: str) -> int:
     Tokens of one format sort as text. A server writes another format after an upgrade, and MongoDB 6.0 also if large
     events are split. Tokens of different formats are compared by cluster time and by the operation inside it.
     """
-    one, two = without_fragment(this), without_fragment(other)
+    first, second = without_fragment(this), without_fragment(other)
     # Text order is right within one format, and between two formats at different cluster times, with which both begin.
-    if one[: _VERSION.start] == two[: _VERSION.start] and one[_VERSION] != two[_VERSION]:
+    if first[: _VERSION.start] == second[: _VERSION.start] and first[_VERSION] != second[_VERSION]:
         with contextlib.suppress(ValueError):
-            place, place_of_other = _place(one), _place(two)
-            return (place > place_of_other) - (place < place_of_other)
-    return (one > two) - (one < two)
+            first_place, second_place = _place(first), _place(second)
+            return (first_place > second_place) - (first_place < second_place)
+    return (first > second) - (first < second)
 
 
 def later(this: str, other: str) -> str:
@@ -163,25 +163,25 @@ def _place(data: str) -> tuple[bool, int]:
 
 
 def _has_identifier(data: str) -> bool:
-    _number_, at = _index(data)
-    if data[at : at + 2] in _BOOLEANS:
-        at += 2
-    if data[at : at + 6] == _UUID:
-        at += 6 + 32
-    elif data[at : at + 2] == _NULL:
-        at += 2
-    return data[at : at + 2] == _DOCUMENT
+    _number_, offset = _index(data)
+    if data[offset : offset + 2] in _BOOLEANS:
+        offset += 2
+    if data[offset : offset + 6] == _UUID:
+        offset += 6 + 32
+    elif data[offset : offset + 2] == _NULL:
+        offset += 2
+    return data[offset : offset + 2] == _DOCUMENT
 
 
 def _index(data: str) -> tuple[int, int]:
     """The index of the operation inside its cluster time, and where the next value begins."""
-    version, at = _number(data, 18)
+    version, offset = _number(data, 18)
     if version > 0:
-        _type, at = _number(data, at)
-    index, at = _number(data, at)
+        _type, offset = _number(data, offset)
+    index, offset = _number(data, offset)
     if index > _LARGEST_INDEX:
         raise _unreadable(data, "an index of more than 32 bits")
-    return index, at
+    return index, offset
 
 
 def _number(data: str, at: int) -> tuple[int, int]:

@@ -66,8 +66,8 @@ def _split(raw: bytes) -> tuple[int, int] | None:
         return None
     for element in raw_bson.elements(raw):
         if element.name == _NAME and element.kind == 0x03:
-            found = decode(raw[element.start : element.end])
-            return found["fragment"], found["of"]
+            split = decode(raw[element.start : element.end])
+            return split["fragment"], split["of"]
     return None
 
 
@@ -79,15 +79,15 @@ def _event(raw: bytes) -> str:
 
 def _joined(parts: list[bytes]) -> bytes:
     """One document with all fields of the fragments and the last one's token; the first fragment with a field wins."""
-    found: dict[bytes, bytes] = {}
+    elements: dict[bytes, bytes] = {}
     for raw in parts:
         for element in raw_bson.elements(raw):
             if element.name in (_NAME, b"_id"):
                 continue
             # Bytes are copied, so the joined event is as exact as its fragments.
-            found.setdefault(element.name, _element(raw, element))
+            elements.setdefault(element.name, _element(raw, element))
     token = raw_bson.find(parts[-1], b"_id")
-    body = _element(parts[-1], token) + b"".join(found.values())
+    body = _element(parts[-1], token) + b"".join(elements.values())
     return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
 
 

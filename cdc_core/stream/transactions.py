@@ -61,20 +61,20 @@ class TransactionTracker:
 
     def see(self, id_: str | None, namespace: str) -> TransactionStep:
         """Count one captured event of the transaction `id_`, or of none."""
-        before = self.current
+        previous = self.current
         if id_ is None:
             # As in Debezium, the first event outside of it ends a transaction.
             self.current = None
-            return NOTHING if before is None else TransactionStep(ended=before)
-        is_new = before is None or before.id != id_
-        current = (OpenTransaction(id_) if before is None or is_new else before).with_event(namespace)
+            return NOTHING if previous is None else TransactionStep(ended=previous)
+        is_new = previous is None or previous.id != id_
+        current = (OpenTransaction(id_) if previous is None or is_new else previous).with_event(namespace)
         self.current = current
-        return TransactionStep(before if is_new else None, id_ if is_new else None, current.block(namespace))
+        return TransactionStep(previous if is_new else None, id_ if is_new else None, current.block(namespace))
 
     def end(self) -> OpenTransaction | None:
         """Close the open transaction, because the stream is past it, and return it."""
-        ended, self.current = self.current, None
-        return ended
+        transaction, self.current = self.current, None
+        return transaction
 
 
 def identifier(lsid: str | None, txn_number: int | None) -> str | None:
@@ -151,11 +151,11 @@ class ShardMoves:
     def sequence(self, write: ShardWrite) -> str:
         """The sequence of an event: its own, unless the transaction also wrote the document on another shard."""
         places = self._places(write)
-        elsewhere = [each.inserted for each in places if each.inserted and each.document_key != write.document_key]
-        newest = max((each.newest for each in places), default="")
+        inserts = [place.inserted for place in places if place.inserted and place.document_key != write.document_key]
+        newest = max((place.newest for place in places), default="")
         sequence = write.sequence
-        if write.op == "d" and elsewhere:
-            sequence = resume_token.neighbour(min(elsewhere), -1)
+        if write.op == "d" and inserts:
+            sequence = resume_token.neighbour(min(inserts), -1)
         # An update whose key has no insert may belong to the document before its move.
         elif sequence <= newest and (write.op != "u" or _is_inserted(places, write.document_key)):
             sequence = resume_token.neighbour(newest, 1)
@@ -167,10 +167,10 @@ class ShardMoves:
         places = self._places(write)
         if write.op == "u" and not _is_inserted(places, write.document_key):
             return
-        before = next((each for each in places if each.document_key == write.document_key), None)
-        inserted = before.inserted if write.op == "u" and before else write.sequence if write.op == "c" else None
-        newest = max(write.sequence, before.newest if before else "")
-        others = (each for each in places if each is not before)
+        place = next((other for other in places if other.document_key == write.document_key), None)
+        inserted = place.inserted if write.op == "u" and place else write.sequence if write.op == "c" else None
+        newest = max(write.sequence, place.newest if place else "")
+        others = (other for other in places if other is not place)
         if not places:
             self._make_room(write)
         self._transactions[write.transaction][write.document] = (*others, _Place(write.document_key, inserted, newest))
@@ -196,4 +196,4 @@ class ShardMoves:
 
 
 def _is_inserted(places: tuple[_Place, ...], document_key: bytes) -> bool:
-    return any(each.inserted and each.document_key == document_key for each in places)
+    return any(place.inserted and place.document_key == document_key for place in places)
