@@ -48,8 +48,11 @@ def is_on(properties: Mapping[str, str], name: str) -> bool:
 
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
     """A table's definition for CREATE TABLE: its name, columns, clustering and properties."""
-    wanted = {**REQUIRED, **properties, **checkpoints(table, properties)}
-    all_properties = {FORMAT_PROPERTY: FORMAT, **(wanted if table.path is not None else _of_ours(wanted))}
+    delta_properties = {**REQUIRED, **properties, **checkpoints(table, properties)}
+    all_properties = {
+        FORMAT_PROPERTY: FORMAT,
+        **(delta_properties if table.path is not None else _of_ours(delta_properties)),
+    }
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
@@ -64,8 +67,8 @@ def checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[s
     """
     if CHECKPOINTS not in properties:
         return {}
-    least = int(properties[CHECKPOINTS])
-    interval = least + zlib.crc32(str(table).encode("utf-8", "surrogatepass")) % least
+    base_interval = int(properties[CHECKPOINTS])
+    interval = base_interval + zlib.crc32(str(table).encode("utf-8", "surrogatepass")) % base_interval
     is_folder = table.path is not None and table.path.startswith(("/", "file:")) and not table.path.startswith("/Volumes/")
     return {CHECKPOINTS: str(interval * CHECKPOINTS_TO_ONE_OF_DELTA if is_folder else interval)}
 

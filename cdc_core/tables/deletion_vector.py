@@ -54,24 +54,24 @@ class RowSet:
         if magic != MAGIC:
             raise ValueError(f"a deletion vector of format {magic}")
         containers: dict[int, frozenset[int] | int] = {}
-        at = 12
+        offset = 12
         for _ in range(count):
-            (key,) = struct.unpack_from("<I", vector, at)
-            at = _read_bitmap(vector, at + 4, key << 16, containers)
+            (key,) = struct.unpack_from("<I", vector, offset)
+            offset = _read_bitmap(vector, offset + 4, key << 16, containers)
         return RowSet(containers)
 
     def __or__(self, other: RowSet) -> RowSet:
-        both = dict(self.containers)
+        union = dict(self.containers)
         for high, low in other.containers.items():
-            both[high] = _union(both[high], low) if high in both else low
-        return RowSet(both)
+            union[high] = _union(union[high], low) if high in union else low
+        return RowSet(union)
 
     def __len__(self) -> int:
         return sum(map(_count, self.containers.values()))
 
     def __iter__(self) -> Iterator[int]:
         for high, low in sorted(self.containers.items()):
-            yield from (high << 16 | each for each in _numbers(low))
+            yield from (high << 16 | number for number in _numbers(low))
 
     def serialized(self) -> bytes:
         """The vector in the portable format."""
@@ -93,9 +93,9 @@ class RowSet:
     def bits(self, count: int) -> bytes:
         """One bit for each of the rows 0 to `count` - 1, least significant first: whether the set has the row."""
         size = (count + 7) // 8
-        none = bytes(_BITMAP_BYTES)
+        empty = bytes(_BITMAP_BYTES)
         parts = (
-            _bits(self.containers[high]).to_bytes(_BITMAP_BYTES, "little") if high in self.containers else none
+            _bits(self.containers[high]).to_bytes(_BITMAP_BYTES, "little") if high in self.containers else empty
             for high in range((size + _BITMAP_BYTES - 1) // _BITMAP_BYTES)
         )
         return b"".join(parts)[:size]
@@ -117,8 +117,8 @@ def _bits(low: Iterable[int] | int) -> int:
 
 def _union(one: frozenset[int] | int, other: frozenset[int] | int) -> frozenset[int] | int:
     if isinstance(one, frozenset) and isinstance(other, frozenset):
-        both = one | other
-        return both if len(both) <= _MAX_ARRAY else _bits(both)
+        union = one | other
+        return union if len(union) <= _MAX_ARRAY else _bits(union)
     return _bits(one) | _bits(other)
 
 
@@ -131,7 +131,7 @@ def _numbers(low: frozenset[int] | int) -> list[int]:
     if isinstance(low, frozenset):
         return sorted(low)
     bits = low.to_bytes(_BITMAP_BYTES, "little")
-    return [byte << 3 | bit for byte, each in enumerate(bits) if each for bit in range(8) if each >> bit & 1]
+    return [index << 3 | bit for index, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]
 
 
 def _body(low: frozenset[int] | int) -> bytes:
@@ -170,7 +170,7 @@ def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozense
         if runs >> number & 1:
             (count,) = struct.unpack_from("<H", vector, at)
             pairs = struct.unpack_from(f"<{2 * count}H", vector, at + 2)
-            low = [each for first, more in zip(pairs[::2], pairs[1::2]) for each in range(first, first + more + 1)]
+            low = [member for first, extra in zip(pairs[::2], pairs[1::2]) for member in range(first, first + extra + 1)]
             at += 2 + 4 * count
         elif less_one < _MAX_ARRAY:
             low = struct.unpack_from(f"<{less_one + 1}H", vector, at)

@@ -138,8 +138,8 @@ class Layout:
         if self.root is None or not is_relative(self.root):
             return self
         relative = self.root[2:] if self.root.startswith("./") else self.root
-        joined = directory.rstrip("/") if relative in ("", ".") else f"{directory.rstrip('/')}/{relative}"
-        return replace(self, root=joined)
+        absolute_root = directory.rstrip("/") if relative in ("", ".") else f"{directory.rstrip('/')}/{relative}"
+        return replace(self, root=absolute_root)
 
     def bronze(self, name: str) -> TableRef:
         """The log of all events of the pipeline `name`."""
@@ -188,12 +188,12 @@ class Layout:
         if self.root is not None:  # folders tell all names apart (`path_name`)
             return []
         owners: dict[str, tuple[str, str]] = {}
-        met = []
+        conflicts = []
         for namespace in namespaces:
             table = self.silver(*namespace)
             if (owner := owners.setdefault(table.key, namespace)) != namespace:
-                met.append((".".join(owner), ".".join(namespace), table.label))
-        return met
+                conflicts.append((".".join(owner), ".".join(namespace), table.label))
+        return conflicts
 
     def schema(self, layer: str) -> str:
         """The catalog schema of a layer's tables, as a SQL identifier."""
