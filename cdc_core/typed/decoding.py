@@ -80,9 +80,9 @@ def joined(schema: DocumentSchema, parts: Sequence[tuple[int, TypedTexts]]) -> T
         return parts[0][1]
     if not parts:
         return TypedTexts(pa.nulls(0, exact.result_type(schema)), pa.nulls(0, pa.bool_()), pa.nulls(0, pa.bool_()))
-    ordered = [part for _, part in sorted(parts, key=itemgetter(0))]
-    rows, new, refused = zip(*((part.rows, part.new, part.refused) for part in ordered))
-    count = sum(part.exact for part in ordered)
+    sorted_parts = [part for _, part in sorted(parts, key=itemgetter(0))]
+    rows, new, refused = zip(*((part.rows, part.new, part.refused) for part in sorted_parts))
+    count = sum(part.exact for part in sorted_parts)
     return TypedTexts(pa.concat_arrays(rows), pa.concat_arrays(new), pa.concat_arrays(refused), count)
 
 
@@ -144,61 +144,61 @@ class Decoder:
         if self.schema.fields and (values.are_kept or not _holds_array(self.schema.struct)):
             builder = ReaderBuilder(self.pins, self._lessons, values, self.sparse)
             self._root = builder.document(self.schema.struct, (), ())
-            self._dense = {place: each for place, each in builder.documents.items() if place not in self.sparse}
+            self._dense = {place: reader for place, reader in builder.documents.items() if place not in self.sparse}
             self._decode = msgspec.json.Decoder(self._root.decoded).decode
 
     def part(self, texts: pa.Array) -> TypedTexts:
         """`typed` for at most `portion` texts."""
         self._typed += len(texts)
-        given = texts.to_pylist()
-        refused, unsure = _odd(texts, given) if self._root is not None else ({*range(len(given))}, set())
-        taken, structs = self._decoded(given, refused)
+        strings = texts.to_pylist()
+        refused, unsure = _odd(texts, strings) if self._root is not None else ({*range(len(strings))}, set())
+        accepted, structs = self._decoded(strings, refused)
         findings = Findings()
         try:
-            fast = self._columns(structs, findings) if structs else None
+            columns = self._columns(structs, findings) if structs else None
             # One comparison for the whole slice; only if it fails, also when strings are counted precisely, is each
             # document checked.
             if (
                 structs
-                and _fields(texts, given, taken, unsure) != findings.keys
-                and sum(_count_fields(given[number]) for number in taken) != findings.keys
+                and _fields(texts, strings, accepted, unsure) != findings.keys
+                and sum(_count_fields(strings[number]) for number in accepted) != findings.keys
             ):
-                findings.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
+                findings.hard.update(index for index, number in enumerate(accepted) if not _has_fields_once(strings[number]))
         except RecursionError:  # deeper than any BSON document
-            taken, findings, fast = [], Findings(), None
+            accepted, findings, columns = [], Findings(), None
         findings.hard |= findings.laid_out & findings.rescued.keys()
-        hard = {number for number, text in enumerate(given) if text is not None}.difference(taken)
-        exactly = sorted(hard.union(taken[at] for at in findings.hard))
-        rows = self._assembled(given, None if fast is None else _rows(fast, findings), taken, exactly)
-        new = {taken[at] for at in findings.new}
-        if exactly and self._change([given[number] for number in exactly]):
-            new.update(exactly)
-        if sparse := {place for place, each in self._dense.items() if each.is_sparse}:
-            self.sparse |= sparse
+        hard_numbers = {number for number, text in enumerate(strings) if text is not None}.difference(accepted)
+        exact_numbers = sorted(hard_numbers.union(accepted[index] for index in findings.hard))
+        rows = self._assembled(strings, None if columns is None else _rows(columns, findings), accepted, exact_numbers)
+        new_numbers = {accepted[index] for index in findings.new}
+        if exact_numbers and self._change([strings[number] for number in exact_numbers]):
+            new_numbers.update(exact_numbers)
+        if sparse_places := {place for place, reader in self._dense.items() if reader.is_sparse}:
+            self.sparse |= sparse_places
             self._make()
-        odd = {number for number in exactly if not _is_json(given[number])}
-        return TypedTexts(rows, _flags(new, len(given)), _flags(odd, len(given)), len(exactly))
+        odd_numbers = {number for number in exact_numbers if not _is_json(strings[number])}
+        return TypedTexts(rows, _flags(new_numbers, len(strings)), _flags(odd_numbers, len(strings)), len(exact_numbers))
 
     def _decoded(self, given: Sequence[str | None], refused: set[int]) -> tuple[list[int], list[Any]]:
         """The numbers of the texts that the decoder accepts, and their decoded values."""
         decode = self._decode
-        taken, structs = [], []
+        numbers, structs = [], []
         for number, text in enumerate(given):
             if text is not None and number not in refused:
                 try:
                     structs.append(decode(text))
                 except (msgspec.DecodeError, RecursionError):
                     continue
-                taken.append(number)
-        return taken, structs
+                numbers.append(number)
+        return numbers, structs
 
     def _columns(self, structs: list[Any], findings: Findings) -> pa.StructArray:
         """The table's columns from decoded documents."""
         assert self._root is not None
         arrays: dict[tuple[str, ...], pa.Array] = {}
         if self.schema.naming.flatten:
-            _, emptied = _flattened(self._root, structs, _root, (), arrays, findings)
-            for row, path in emptied:
+            _, empty_documents = _flattened(self._root, structs, _root, (), arrays, findings)
+            for row, path in empty_documents:
                 findings.rescue(row, path, "{}")
         else:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
@@ -217,8 +217,8 @@ class Decoder:
             parts.append(exact.rows(pa.array([given[number] for number in exactly], pa.string()), self.schema))
         if not parts:
             return pa.nulls(len(given), exact.result_type(self.schema))
-        place = {number: at for at, number in enumerate((*taken, *exactly))}  # the exact row wins if a document has both
-        order = pa.array([place.get(number) for number in range(len(given))], pa.int64())
+        places = {number: at for at, number in enumerate((*taken, *exactly))}  # the exact row wins if a document has both
+        order = pa.array([places.get(number) for number in range(len(given))], pa.int64())
         return pa.concat_arrays(parts).take(order)
 
     def _change(self, texts: list[str]) -> bool:
@@ -240,7 +240,7 @@ class Decoder:
 def _holds_array(type_: ColumnType) -> bool:
     match type_:
         case Struct(fields):
-            return any(_holds_array(each.type) for each in fields)
+            return any(_holds_array(field.type) for field in fields)
         case Map(value):
             return _holds_array(value)
         case _:
@@ -266,28 +266,28 @@ def _flattened(
     """Puts the columns below a document into `arrays`. Returns where all of them are null, and the documents below that
     are empty.
     """
-    blank = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
-    emptied: list[tuple[int, str | None]] = []
+    all_null = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
+    empty_documents: list[tuple[int, str | None]] = []
     for item, reader, values, classes, place in document.members(structs, where, findings):
-        here = (*path, item.name)
+        column = (*path, item.name)
         if isinstance(reader, DocumentReader):
-            inner, absent = reader.structs(values, classes, place, findings)
-            is_null, below = _flattened(reader, inner, place, here, arrays, findings)
+            inner_structs, absent = reader.structs(values, classes, place, findings)
+            is_null, inner_empty = _flattened(reader, inner_structs, place, column, arrays, findings)
             holds_nothing = is_null if absent is None else pc.and_not(is_null, pa.array(absent, pa.bool_()))
             if holds_nothing.true_count:
-                emptied += [place(row) for row, isnt in enumerate(holds_nothing.to_pylist()) if isnt]
-            emptied += below
+                empty_documents += [place(row) for row, is_empty in enumerate(holds_nothing.to_pylist()) if is_empty]
+            empty_documents += inner_empty
         elif reader is not None:
             array = reader.read(values, classes, place, findings)
             is_null = array.is_null()
             parts = PARTS.get(item.type, ())
             arrays.update(
-                {(*here, part): pc.struct_field(array, number) for number, part in enumerate(parts)} or {here: array}
+                {(*column, part): pc.struct_field(array, number) for number, part in enumerate(parts)} or {column: array}
             )
         else:
             continue
-        blank = pc.and_(blank, is_null)
-    return blank, emptied
+        all_null = pc.and_(all_null, is_null)
+    return all_null, empty_documents
 
 
 def _of_arrays(
@@ -295,8 +295,8 @@ def _of_arrays(
 ) -> pa.StructArray:
     """The table's columns as a struct; a column without an array is null."""
     columns = [
-        arrays[column.path] if column.path in arrays else pa.nulls(count, at.type)
-        for column, at in zip(schema.columns, fields)
+        arrays[column.path] if column.path in arrays else pa.nulls(count, field.type)
+        for column, field in zip(schema.columns, fields)
     ]
     return pa.StructArray.from_arrays(columns, fields=fields)
 
@@ -341,8 +341,8 @@ def _found(is_so: Callable[[str], object], given: list[str | None]) -> set[int]:
 
 
 def _may_hold_surrogates(text: str) -> bool:
-    bare = text.replace("\\\\", "")  # an escaped backslash escapes nothing
-    return "\\ud" in bare or "\\uD" in bare
+    unescaped = text.replace("\\\\", "")  # an escaped backslash escapes nothing
+    return "\\ud" in unescaped or "\\uD" in unescaped
 
 
 def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: set[int]) -> int:
@@ -355,16 +355,16 @@ def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: 
         blob = _bytes(texts)
     else:
         blob = "\n".join([text for number in taken if number not in unsure and (text := given[number]) is not None]).encode()
-    quick = blob.count(b'":') - (blob.count(b'\\":') if b"\\" in blob else 0)
-    return quick + sum(_count_fields(given[number]) for number in unsure.intersection(taken))
+    count = blob.count(b'":') - (blob.count(b'\\":') if b"\\" in blob else 0)
+    return count + sum(_count_fields(given[number]) for number in unsure.intersection(taken))
 
 
 def _count_fields(text: str | None) -> int:
     """The number of fields in a JSON text: outside strings, each colon follows a key."""
     assert text is not None
     # Without escapes, quotes delimit strings.
-    bare = text.replace("\\\\", "").replace('\\"', "")
-    return "".join(bare.split('"')[::2]).count(":")
+    unescaped = text.replace("\\\\", "").replace('\\"', "")
+    return "".join(unescaped.split('"')[::2]).count(":")
 
 
 def _has_fields_once(text: str | None) -> bool:

@@ -74,7 +74,7 @@ class DocumentReader(ColumnReader):
         self.is_due = is_due
         self._strangers = strangers
         self._readers = readers
-        self.decoded = self._decoded([each for each in readers if each is not None])
+        self.decoded = self._decoded([reader for reader in readers if reader is not None])
         self._blank = self.struct()
         self.hint = any_of(self.decoded, list, *SCALARS)
         self._fields = [pa.field(item.column, exact.arrow(item.type)) for item in type_.fields]
@@ -100,8 +100,8 @@ class DocumentReader(ColumnReader):
         structs, absent = self.structs(values, classes, where, findings)
         members = [*self.members(structs, where, findings)]
         arrays = [
-            pa.nulls(len(structs), at.type) if reader is None else reader.read(held, kinds, place, findings)
-            for at, (_, reader, held, kinds, place) in zip(self._fields, members)
+            pa.nulls(len(structs), field.type) if reader is None else reader.read(member_values, kinds, place, findings)
+            for field, (_, reader, member_values, kinds, place) in zip(self._fields, members)
         ]
         mask = None if absent is None else pa.array(absent, pa.bool_())
         return pa.StructArray.from_arrays(arrays, fields=self._fields, mask=mask)
@@ -125,7 +125,7 @@ class DocumentReader(ColumnReader):
                 self._cast_alone(value, number, where, findings)
         # Arrow masks a null struct but needs values for its members: those of the blank one.
         absent = [type(value) is not self.struct for value in values]
-        return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
+        return [self._blank if is_absent else value for is_absent, value in zip(absent, values)], absent
 
     def _of_array(self, value: list[Any], row: int, findings: Findings) -> Any:
         """An array laid out as a document, in decoded form; None if it needs the exact path."""
@@ -150,15 +150,15 @@ class DocumentReader(ColumnReader):
         """Each field with its reader and the values for it; values of learned keys are rescued."""
         numbers = itertools.count()
         self._documents += len(structs)
-        for item, each in zip(self.type.fields, self._readers):
+        for item, keyed_reader in zip(self.type.fields, self._readers):
             place = of_field(where, item.name)
-            if each is None:
+            if keyed_reader is None:
                 yield item, None, [], set(), place
             else:
-                before = findings.keys
+                keys_before = findings.keys
                 values, classes = _present(_getter(next(numbers))(structs), findings)
-                self._present += findings.keys - before
-                yield item, each[1], values, classes, place
+                self._present += findings.keys - keys_before
+                yield item, keyed_reader[1], values, classes, place
         for number, key in zip(numbers, self._strangers):
             self._rescue_all(key, *_present(_getter(number)(structs), findings), where, findings)
 
@@ -215,22 +215,22 @@ class SparseReader(DocumentReader):
     def members(
         self, structs: list[Any], where: Where, findings: Findings
     ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
-        held: dict[str, tuple[list[int], list[msgspec.Raw]]] = {}
+        raws_by_key: dict[str, tuple[list[int], list[msgspec.Raw]]] = {}
         for number, document in enumerate(structs):
             for key, raw in document.items():
-                if key not in held:
-                    held[key] = ([], [])
-                numbers, raws = held[key]
+                if key not in raws_by_key:
+                    raws_by_key[key] = ([], [])
+                numbers, raws = raws_by_key[key]
                 numbers.append(number)
                 raws.append(raw)
-        columns = {key: self._column(key, len(structs), *given, where, findings) for key, given in held.items()}
-        for item, each in zip(self.type.fields, self._readers):
+        columns = {key: self._column(key, len(structs), *entry, where, findings) for key, entry in raws_by_key.items()}
+        for item, keyed_reader in zip(self.type.fields, self._readers):
             place = of_field(where, item.name)
-            if each is None:
+            if keyed_reader is None:
                 yield item, None, [], set(), place
             else:
-                values, classes = columns.get(each[0]) or ([None] * len(structs), {NoneType})
-                yield item, each[1], values, classes, place
+                values, classes = columns.get(keyed_reader[0]) or ([None] * len(structs), {NoneType})
+                yield item, keyed_reader[1], values, classes, place
         for key in self._strangers:
             if key in columns:
                 self._rescue_all(key, *columns[key], where, findings)
@@ -303,16 +303,16 @@ class ReaderBuilder:
 
     def document(self, type_: Struct, place: Steps, path: tuple[str, ...], is_due: bool = False) -> DocumentReader:
         lesson = self._lessons.at.get(place, Lesson())
-        seen = {unescape_key(key): key for key in lesson.keys}
+        keys = {unescape_key(key): key for key in lesson.keys}
         readers = []
         for item in type_.fields:
-            key = seen.get(item.name, escape_key(item.name))
+            key = keys.get(item.name, escape_key(item.name))
             reader = self.reader(item.type, (*place, item.name), (*path, item.name))
             readers.append((key, reader) if NAMEABLE.fullmatch(key) else None)
-        strangers = {key: self._may_be_pinned((*path, name)) for name, key in seen.items() if name not in type_.by_name}
-        reader_of = SparseReader if place in self._sparse else DocumentReader
-        self.documents[place] = reader_of(type_, readers, strangers, is_due)
+        strangers = {key: self._may_be_pinned((*path, name)) for name, key in keys.items() if name not in type_.by_name}
+        reader_class = SparseReader if place in self._sparse else DocumentReader
+        self.documents[place] = reader_class(type_, readers, strangers, is_due)
         return self.documents[place]
 
     def _may_be_pinned(self, path: tuple[str, ...]) -> bool:
-        return any(pinned[: len(path)] == path for pinned in self._pins)
+        return any(pin_path[: len(path)] == path for pin_path in self._pins)

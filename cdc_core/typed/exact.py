@@ -100,11 +100,11 @@ def conflict_batches(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], I
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = DocumentSchema.from_json(schema_json)
-        found: set[retype.Conflict] = set()
+        conflicts: set[retype.Conflict] = set()
         for batch in batches:
             for path, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
-                found.update(retype.conflicts(schema, path, text))
-        yield pa.RecordBatch.from_pydict({"conflict": pa.array([each.to_json() for each in found], pa.string())})
+                conflicts.update(retype.conflicts(schema, path, text))
+        yield pa.RecordBatch.from_pydict({"conflict": pa.array([conflict.to_json() for conflict in conflicts], pa.string())})
 
     return look
 

@@ -54,10 +54,10 @@ class Lessons:
     def _learn_fields(self, value: dict[str, Any], type_: Struct, place: Steps) -> None:
         for key, item in value.items():
             name = unescape_key(key)
-            known = type_.by_name.get(name)
-            if known is not None:
-                self.learn(item, known.type, (*place, name))
-            is_expected = known is not None and escape_key(name) == key
+            known_field = type_.by_name.get(name)
+            if known_field is not None:
+                self.learn(item, known_field.type, (*place, name))
+            is_expected = known_field is not None and escape_key(name) == key
             if not is_expected and key not in WRAPPERS and NAMEABLE.fullmatch(key):
                 lesson = self._lesson(place)
                 # Each key becomes a member of the struct for every later document: unbounded keys (ids) must not slow

@@ -113,7 +113,7 @@ class Inference:
         shape.add(other.shape)
         return Inference(
             shape=shape,
-            low=min((each.low for each in (self, other) if each.low is not None), default=None),
+            low=min((part.low for part in (self, other) if part.low is not None), default=None),
             refused=self.refused + other.refused,
             also=tuple(map(sum, itertools.zip_longest(self.also, other.also, fillvalue=0))),
             is_cut=self.is_cut or other.is_cut,
@@ -135,16 +135,16 @@ def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArra
     """Which documents the plan's schema may not hold (false positives are possible), and which texts are not strictly
     valid JSON.
     """
-    typed = decoder_of(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
-    return typed.new, typed.refused
+    typed_texts = decoder_of(plan.schema.to_json(), tuple(plan.pins.items())).typed(texts)
+    return typed_texts.new, typed_texts.refused
 
 
 def shape(texts: pa.Array, marks: pa.Array, values: FieldValues) -> Shape:
     """The shape of these documents, each with its mark, in the layout of the options."""
-    found = Shape()
+    result = Shape()
     for text, mark in zip(texts.to_pylist(), marks.to_pylist()):
-        exact.observed(found, text, mark, values=values)
-    return found
+        exact.observed(result, text, mark, values=values)
+    return result
 
 
 def inference(
@@ -159,21 +159,21 @@ def inference(
     values = plan.schema.naming.values
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sight, count = Inference(), 0
+        result, count = Inference(), 0
         for batch in batches:
             texts, marks, orders, *conditions = batch.columns
             if everything:
                 new, refused = texts.is_valid(), decoding.refused(texts)
             else:
-                typed = decoder_of(schema_json, pins).typed(texts)
-                new, refused = typed.new, typed.refused
+                typed_texts = decoder_of(schema_json, pins).typed(texts)
+                new, refused = typed_texts.new, typed_texts.refused
             count += new.true_count
             is_cut = most is not None and count > most
-            seen = Shape() if is_cut else shape(texts.filter(new), marks.filter(new), values)
+            new_shape = Shape() if is_cut else shape(texts.filter(new), marks.filter(new), values)
             low = min((order for order in orders.to_pylist() if order is not None), default=None)
             also = tuple(condition.true_count for condition in conditions)
-            sight = sight.with_other(Inference(seen, low, refused.true_count, also, is_cut))
-        yield sight.to_batch()
+            result = result.with_other(Inference(new_shape, low, refused.true_count, also, is_cut))
+        yield result.to_batch()
 
     return look
 

@@ -162,7 +162,7 @@ class ColumnReader:
             if type(value) is list and not self.values.are_kept:
                 findings.hard.add(where(number)[0])
                 return None
-        held, rescued = cast.cast(value, self.type)
+        cell, rescued = cast.cast(value, self.type)
         if rescued or self.type is Scalar.INT:
             row, path = where(number)
             for text in rescued.values():
@@ -170,7 +170,7 @@ class ColumnReader:
             # Only INT is widened by values of other kinds: such a document would change the schema.
             if self.type is Scalar.INT and kinds.kind(value) in _CHANGES_INT:
                 findings.new.add(row)
-        return held
+        return cell
 
     def _note_due(self, values: list[Any], where: Where, findings: Findings) -> None:
         findings.new.update(where(number)[0] for number, value in enumerate(values) if value is not None)
@@ -191,8 +191,8 @@ def _long_of(value: dict[str, Any]) -> int | None:
 
 def _date_of(value: dict[str, Any]) -> int | None:
     """Microseconds since 1970."""
-    inner = value.get("$date")
-    milliseconds = _long_of(inner) if len(value) == 1 and type(inner) is dict else None
+    content = value.get("$date")
+    milliseconds = _long_of(content) if len(value) == 1 and type(content) is dict else None
     if milliseconds is None or not cast.MIN_DATE_MS <= milliseconds <= cast.MAX_DATE_MS:
         return None
     return milliseconds * 1000
@@ -218,13 +218,13 @@ class ScalarReader(ColumnReader):
         self.is_due = is_due
         self._arrow = exact.arrow(type_)
         self._plain = _PLAIN.get(type_)
-        known = _OF_DECIMAL if isinstance(type_, Decimal) else _OF_TYPE.get(type_, {})
+        wrapper_classes = _OF_DECIMAL if isinstance(type_, Decimal) else _OF_TYPE.get(type_, {})
         wrappers = set(lesson.wrappers) if lesson else set()
         # These types have one wrapper with a fast path: the decoder expects it from the start.
         has_one = isinstance(type_, Decimal) or type_ in (Scalar.BIGINT, Scalar.TIMESTAMP, Scalar.BINARY, Scalar.DOUBLE)
         if not wrappers and has_one:
-            wrappers = {next(iter(known))}
-        self._wrapper = known.get(next(iter(wrappers))) if len(wrappers) == 1 else None
+            wrappers = {next(iter(wrapper_classes))}
+        self._wrapper = wrapper_classes.get(next(iter(wrappers))) if len(wrappers) == 1 else None
         # msgspec allows one dict-like type in a union: with a wrapper, the decoder refuses any other document here; if
         # several wrappers were seen, values stay dicts. Lists are accepted, so that one of them is rescued alone.
         if self._wrapper is not None:
@@ -254,22 +254,22 @@ class ScalarReader(ColumnReader):
 
     def _fast(self, values: list[Any], classes: set[type]) -> pa.Array | None:
         """The array, if all values have the expected class or its wrapper."""
-        others = classes - {NoneType}
-        if not others:
+        value_classes = classes - {NoneType}
+        if not value_classes:
             return pa.nulls(len(values), self._arrow)
         # By class, not isinstance: in Python, True is an int.
-        if others == {self._plain}:
+        if value_classes == {self._plain}:
             return pa.array(values, self._arrow)
-        if others == {self._wrapper}:
-            held = [value.v for value in values] if len(classes) == 1 else [value and value.v for value in values]
-            return self._unwrapped(held, has_null=len(classes) > 1)
-        if others == {self._plain, self._wrapper}:
+        if value_classes == {self._wrapper}:
+            contents = [value.v for value in values] if len(classes) == 1 else [value and value.v for value in values]
+            return self._unwrapped(contents, has_null=len(classes) > 1)
+        if value_classes == {self._plain, self._wrapper}:
             convert: Any = self._plain
             return pa.array([convert(value.v) if type(value) is self._wrapper else value for value in values], self._arrow)
-        if self.type is Scalar.DOUBLE and others <= {float, int}:
-            whole = [value for value in values if type(value) is int]
+        if self.type is Scalar.DOUBLE and value_classes <= {float, int}:
+            integers = [value for value in values if type(value) is int]
             # Beyond 2**53 not every integer is a double: the exact cast decides.
-            if -_EXACT_IN_DOUBLE <= min(whole) and max(whole) <= _EXACT_IN_DOUBLE:
+            if -_EXACT_IN_DOUBLE <= min(integers) and max(integers) <= _EXACT_IN_DOUBLE:
                 return pa.array([None if value is None else float(value) for value in values], self._arrow)
         return None
 
@@ -290,33 +290,33 @@ class ScalarReader(ColumnReader):
         times: Sequence[int | None]
         if self._wrapper is _TIMESTAMP:
             times = [None if value is None else value.t * 1000 for value in held]
-            there = [value for value in times if value is not None]
+            present = [value for value in times if value is not None]
         elif has_null:
             times = [None if value is None else int(value.v) for value in held]
-            there = [value for value in times if value is not None]
+            present = [value for value in times if value is not None]
         else:
-            there = [int(value.v) for value in held]
-            times = there
+            present = [int(value.v) for value in held]
+            times = present
         # Arrow accepts any instant, but PySpark cannot collect those outside Python's datetime.
-        if min(there) < cast.MIN_DATE_MS or max(there) > cast.MAX_DATE_MS:
+        if min(present) < cast.MIN_DATE_MS or max(present) > cast.MAX_DATE_MS:
             raise OverflowError
         return pa.array(times, _MILLISECONDS).cast(self._arrow)
 
     def _decimals(self, values: list[Any], type_: Decimal, where: Where, findings: Findings) -> pa.Array:
         """The array, with the exact cast for each value that is not written in digits that fit the column."""
         texts = pa.array(map(self._digits, values), pa.string())
-        whole = type_.precision - type_.scale
-        before = rf"[0-9]{{1,{whole}}}" if whole else "0"
-        behind = rf"(\.[0-9]{{1,{type_.scale}}})?" if type_.scale else ""
-        is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^-?{before}{behind}$"), False)
+        integer_digits = type_.precision - type_.scale
+        integer_pattern = rf"[0-9]{{1,{integer_digits}}}" if integer_digits else "0"
+        fraction_pattern = rf"(\.[0-9]{{1,{type_.scale}}})?" if type_.scale else ""
+        is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^-?{integer_pattern}{fraction_pattern}$"), False)
         array = pc.if_else(is_plain, texts, None).cast(self._arrow)
         if is_plain.true_count == len(values):
             return array
-        alone = [
-            None if isnt or value is None else self._cast_alone(value, number, where, findings)
-            for number, (value, isnt) in enumerate(zip(values, is_plain.to_pylist()))
+        cast_values = [
+            None if fits or value is None else self._cast_alone(value, number, where, findings)
+            for number, (value, fits) in enumerate(zip(values, is_plain.to_pylist()))
         ]
-        return pc.coalesce(array, pa.array(alone, self._arrow))
+        return pc.coalesce(array, pa.array(cast_values, self._arrow))
 
     def _digits(self, value: Any) -> str | None:
         """A number as it is written; None for other values."""
@@ -330,19 +330,19 @@ class ScalarReader(ColumnReader):
         """The array, with the exact cast for each value that the column does not simply hold."""
         is_held, (unwrapped, keys) = self._is_held, _UNWRAPPED.get(self.type, (None, 0))
         texts = _AS_TEXT if self.type is Scalar.TEXT else {}
-        held = []
+        cells = []
         for number, value in enumerate(values):
             if type(value) in texts:
                 value = texts[type(value)](value)
             elif value is not None and not is_held(value):
-                own = unwrapped(value) if unwrapped is not None and type(value) is dict else None
-                if own is None:
+                content = unwrapped(value) if unwrapped is not None and type(value) is dict else None
+                if content is None:
                     value = self._cast_alone(value, number, where, findings)
                 else:
                     findings.keys += keys
-                    value = own
-            held.append(value)
-        return pa.array(held, self._arrow)
+                    value = content
+            cells.append(value)
+        return pa.array(cells, self._arrow)
 
     def _is_held(self, value: Any) -> bool:
         # A number of more than 32 bits is an int as well, but not an INT.
@@ -372,9 +372,9 @@ class ArrayReader(ColumnReader):
         has_null = classes != {list}
         lists = [value or () for value in values] if has_null else values
         starts = [*itertools.accumulate(map(len, lists), initial=0)]
-        flat = [*itertools.chain.from_iterable(lists)]
-        inner = self._inner.read(flat, {*map(type, flat)}, _inside(where, starts, None), findings)
-        return pa.ListArray.from_arrays(_offsets(values, starts, has_null), inner)
+        elements = [*itertools.chain.from_iterable(lists)]
+        element_array = self._inner.read(elements, {*map(type, elements)}, _inside(where, starts, None), findings)
+        return pa.ListArray.from_arrays(_offsets(values, starts, has_null), element_array)
 
 
 class MapReader(ColumnReader):
@@ -402,14 +402,14 @@ class MapReader(ColumnReader):
         findings.hard.update(  # escaped names, and possible wrappers
             where(bisect.bisect_right(starts, number) - 1)[0] for number, name in enumerate(names) if name.startswith("$")
         )
-        flat = [*itertools.chain.from_iterable(each.values() for each in maps)]
-        inner = self._inner.read(flat, {*map(type, flat)}, _inside(where, starts, names), findings)
-        return pa.MapArray.from_arrays(_offsets(values, starts, has_null), pa.array(names, pa.string()), inner)
+        map_values = [*itertools.chain.from_iterable(entries.values() for entries in maps)]
+        value_array = self._inner.read(map_values, {*map(type, map_values)}, _inside(where, starts, names), findings)
+        return pa.MapArray.from_arrays(_offsets(values, starts, has_null), pa.array(names, pa.string()), value_array)
 
 
 def _offsets(values: Sequence[Any], starts: list[int], has_null: bool) -> pa.Array:
     if has_null:
         # In Arrow, a null offset marks a null list.
-        places = [None if value is None else start for value, start in zip(values, starts)]
-        return pa.array([*places, *starts[-1:]], pa.int32())
+        offsets = [None if value is None else start for value, start in zip(values, starts)]
+        return pa.array([*offsets, *starts[-1:]], pa.int32())
     return pa.array(starts, pa.int32())
