@@ -34,18 +34,18 @@ _INT64_FIELDS = frozenset("ts_ms ts_us ts_ns txnNumber wallTime total_order data
 
 def added_headers(change: ChangeEvent, options: UnwrapOptions) -> tuple[tuple[str, Json], ...]:
     """The configured headers that the event has; a field that is null in the event is included."""
-    found = ((added.name, _looked_up(change, added)) for added in options.add_headers)
-    return tuple((name, value) for name, value in found if value is not _MISSING)
+    headers = ((header.name, _looked_up(change, header)) for header in options.add_headers)
+    return tuple((name, value) for name, value in headers if value is not _MISSING)
 
 
 def added_field(
     change: ChangeEvent, added: AddedField, options: UnwrapOptions, displaced: dict[str, str]
 ) -> Iterator[record_fields.RecordField]:
-    found = _looked_up(change, added)
-    value = None if found is _MISSING else _typed_metadata(found, added.field)
+    metadata = _looked_up(change, added)
+    value = None if metadata is _MISSING else _typed_metadata(metadata, added.field)
     if options.flatten_struct and debezium_json.is_document(value):
-        below = added.name + options.flatten_struct_delimiter
-        yield from record_fields.document_fields(value, options, displaced, flat=True, prefix=below, path=(added.name,))
+        prefix = added.name + options.flatten_struct_delimiter
+        yield from record_fields.document_fields(value, options, displaced, flat=True, prefix=prefix, path=(added.name,))
     else:
         yield record_fields.RecordField(wrappers.escape_key(added.name), value, added.name)
 
@@ -58,8 +58,8 @@ def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:
         return _without_default(added, part[added.field])
     if added.field in envelope:
         return _without_default(added, envelope[added.field])
-    known = added.field in _KNOWN_FIELDS.get(added.struct, frozenset()) or added.field in _KNOWN_FIELDS[""]
-    return None if known else _MISSING
+    is_known = added.field in _KNOWN_FIELDS.get(added.struct, frozenset()) or added.field in _KNOWN_FIELDS[""]
+    return None if is_known else _MISSING
 
 
 def _without_default(added: AddedField, value: Json) -> Json:

@@ -56,9 +56,9 @@ def unwrapped(df: DataFrame, *, options: UnwrapOptions, schema: DocumentSchema |
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         arrow = _arrow_schema(table)
         for batch in batches:
-            found = [_row(result, value, table) for result, value in _results(batch, options)]
-            kept = [row for row in found if row is not None]
-            yield pa.RecordBatch.from_pylist(kept, schema=arrow)
+            all_rows = [_row(result, value, table) for result, value in _results(batch, options)]
+            remaining_rows = [row for row in all_rows if row is not None]
+            yield pa.RecordBatch.from_pylist(remaining_rows, schema=arrow)
 
     return _texts(df).mapInArrow(rows, _ddl(table))
 
@@ -77,17 +77,17 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
             shape.see(document, f"{partition:06d}.{number:012d}")
         yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
 
-    whole = Shape()
+    merged_shape = Shape()
     for row in _texts(df).mapInArrow(shapes, "shape STRING").collect():
-        whole.add(Shape.from_json(json.loads(row["shape"])))
-    joined, _ = evolution.join(document_schema.EMPTY, whole, naming=_NAMING)
-    return joined
+        merged_shape.add(Shape.from_json(json.loads(row["shape"])))
+    schema, _ = evolution.join(document_schema.EMPTY, merged_shape, naming=_NAMING)
+    return schema
 
 
 def _texts(df: DataFrame) -> DataFrame:
     """Keys and values as bytes: a topic may hold invalid UTF-8, which Arrow refuses in a STRING."""
     key = "key" if "key" in df.columns else "NULL"
-    return df.selectExpr(*(f"CAST(CAST({each} AS STRING) AS BINARY)" for each in (key, "value")))
+    return df.selectExpr(*(f"CAST(CAST({column} AS STRING) AS BINARY)" for column in (key, "value")))
 
 
 def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Iterator[dict[str, Any]]:
@@ -110,13 +110,13 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
 
 def _decoded(column: pa.Array) -> Iterator[str | None]:
     """Texts, with U+FFFD for invalid UTF-8."""
-    return (None if each is None else each.decode("utf-8", "replace") for each in column.to_pylist())
+    return (None if value is None else value.decode("utf-8", "replace") for value in column.to_pylist())
 
 
 def _event(key: str | None, value: str | None) -> Json:
-    decoded = None if value is None else orjson.loads(value)
+    record = None if value is None else orjson.loads(value)
     # A value alone may be a record that contains its key; a key alone is a tombstone.
-    return {"key": key, "value": decoded} if key is not None or value is None else decoded
+    return {"key": key, "value": record} if key is not None or value is None else record
 
 
 def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
@@ -143,11 +143,11 @@ def _typed(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
 
 def _value(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     values, rescued = cast.row(result.document, schema)
-    kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
-    everything = {**result.displaced}
+    columns = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
+    rescued_values = {**result.displaced}
     for path, text in rescued.items():
-        cast.rescue(everything, path, text)
-    return {**kept, printed_records.RESCUED: list(everything.items()) if everything else None}
+        cast.rescue(rescued_values, path, text)
+    return {**columns, printed_records.RESCUED: list(rescued_values.items()) if rescued_values else None}
 
 
 def _header(value: object) -> str | None:

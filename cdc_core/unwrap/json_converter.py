@@ -24,8 +24,8 @@ def document(value: Mapping[str, EjsonValue], type_: Struct, rescued: dict[str, 
     printed: dict[str, Json] = {}
     for stored_name, item in value.items():
         name = wrappers.unescape_key(stored_name)
-        below = f"{path}.{name}" if path else name
-        result = _printed(item, types.get(name), below, rescued)
+        field_path = f"{path}.{name}" if path else name
+        result = _printed(item, types.get(name), field_path, rescued)
         if result is not None:
             printed[name] = result
     return printed
@@ -61,18 +61,18 @@ def _printed(value: EjsonValue, type_: ColumnType | None, path: str, rescued: di
         case Scalar.TIMESTAMP if (milliseconds := _milliseconds(value)) is not None:
             return milliseconds
         case _:
-            held, misfits = cast.cast(value, type_, path=path)
-            for place, text in misfits.items():
-                cast.rescue(rescued, place, text)
-            return _plain(held)
+            cell, misfits = cast.cast(value, type_, path=path)
+            for misfit_path, text in misfits.items():
+                cast.rescue(rescued, misfit_path, text)
+            return _plain(cell)
 
 
 def _ordered(printed: Json, type_: ColumnType) -> Json:
     """A document of an array, with its fields in the order of the array's element type."""
     if not isinstance(printed, dict) or not isinstance(type_, Struct):
         return printed
-    known = [field.name for field in type_.fields if field.name in printed]
-    return {**{name: printed[name] for name in known}, **printed}
+    ordered_names = [field.name for field in type_.fields if field.name in printed]
+    return {**{name: printed[name] for name in ordered_names}, **printed}
 
 
 def _without_type(value: EjsonValue, path: str, rescued: dict[str, str]) -> Json:

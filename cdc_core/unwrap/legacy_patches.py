@@ -30,9 +30,9 @@ def patched(patch: record_fields.Document, identity: EjsonValue | NoId) -> recor
     """The document of a legacy event: the fields of `$set`, those of `$unset` as nulls, or a replacement as it is."""
     operators = {name: value for name, value in patch.items() if name in _PATCH_OPERATORS}
     fields = {name: value for name, value in patch.items() if name not in _PATCH_OPERATORS and name != "$v"}
-    unknown = [name for name in fields if name.startswith("$") and not name.startswith("$$")]
-    if unknown:
-        raise ValueError(f"a patch with {unknown[0]} says nothing about the fields")
+    unknown_operators = [name for name in fields if name.startswith("$") and not name.startswith("$$")]
+    if unknown_operators:
+        raise ValueError(f"a patch with {unknown_operators[0]} says nothing about the fields")
     for name, value in operators.items():
         fields.update(_diff_fields(value, "") if name == "diff" else _patch_fields(name, value))
     return identified(fields, identity)

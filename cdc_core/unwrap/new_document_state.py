@@ -91,7 +91,7 @@ def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | Uncha
 def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord | DroppedRecord:
     if not options.delete_tombstone_handling_mode.keeps_tombstone:
         return DROPPED
-    headers = tuple((added.name, "d") for added in options.add_headers if added.field == "op")
+    headers = tuple((header.name, "d") for header in options.add_headers if header.field == "op")
     return ExtractedRecord("", _key(change, _identity(change), options), None, headers, is_delete=True)
 
 
@@ -100,9 +100,9 @@ def _identity(change: ChangeEvent) -> EjsonValue | legacy_patches.NoId:
     criteria = (change.envelope or {}).get("filter")
     # Debezium 1.x puts an update's `_id` into `filter`; a `patch` of operators does not hold it.
     if criteria is not None:
-        selected = _parsed_document(criteria)
-        if "_id" in selected:
-            return selected["_id"]
+        filter_document = _parsed_document(criteria)
+        if "_id" in filter_document:
+            return filter_document["_id"]
     return _key_id(change.key)
 
 
@@ -118,11 +118,11 @@ def _key_id(key: Json) -> EjsonValue | legacy_patches.NoId:
 
 def _key(change: ChangeEvent, identity: EjsonValue | legacy_patches.NoId, options: UnwrapOptions) -> EjsonValue:
     """The key with its `id` typed; one of another shape as it is; None if the value came without a key."""
-    own = _key_id(change.key)
-    if own is legacy_patches.NO_ID and change.key is not None:
+    key_id = _key_id(change.key)
+    if key_id is legacy_patches.NO_ID and change.key is not None:
         return _parsed(json.dumps(change.key))
-    found = identity if own is legacy_patches.NO_ID else own
-    return None if found is legacy_patches.NO_ID else {"id": record_fields.record_value(found, ("id",), options, {})}
+    id_ = identity if key_id is legacy_patches.NO_ID else key_id
+    return None if id_ is legacy_patches.NO_ID else {"id": record_fields.record_value(id_, ("id",), options, {})}
 
 
 def _parsed(value: Json) -> EjsonValue:
@@ -145,16 +145,16 @@ def _state(change: ChangeEvent, identity: EjsonValue | legacy_patches.NoId) -> r
         # without a field would not clear its column at the reader.
         return _with_nulls(_parsed_document(envelope["after"]), _removed(change))
     if envelope.get("updateDescription") is not None:
-        updated = change.part("updateDescription").get("updatedFields")
-        return _partial({} if updated is None else _parsed_document(updated), _removed(change), identity)
+        updated_fields = change.part("updateDescription").get("updatedFields")
+        return _partial({} if updated_fields is None else _parsed_document(updated_fields), _removed(change), identity)
     if envelope.get("patch") is not None:
         return legacy_patches.patched(_parsed_document(envelope["patch"]), identity)
     return None
 
 
 def _removed(change: ChangeEvent) -> list[str]:
-    removed = change.part("updateDescription").get("removedFields")
-    return [path for path in removed if isinstance(path, str)] if isinstance(removed, list) else []
+    paths = change.part("updateDescription").get("removedFields")
+    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 
 def _partial(
@@ -175,8 +175,8 @@ def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_
     if len(path) == 1:
         return {**document, name: document.get(name)}
     # A path through something other than a document is ignored: the looked-up document is newer than the update.
-    inner = document.get(name)
-    return {**document, name: _with_null(inner, path[1:])} if debezium_json.is_document(inner) else document
+    value = document.get(name)
+    return {**document, name: _with_null(value, path[1:])} if debezium_json.is_document(value) else document
 
 
 def _fields(
@@ -198,10 +198,10 @@ def _fields(
         # A delete without a pre-image lacks its `_id`: the connector's event only has the key.
         if options.rewrite_with_id and "_id" not in document and identity is not legacy_patches.NO_ID:
             yield from record_fields.document_fields({"_id": identity}, options, displaced, flat=options.flatten_struct)
-    for added in options.add_fields:
-        yield from added_fields.added_field(change, added, options, displaced)
+    for added_field in options.add_fields:
+        yield from added_fields.added_field(change, added_field, options, displaced)
 
 
 def _before(change: ChangeEvent) -> record_fields.Document:
-    before = (change.envelope or {}).get("before")
-    return {} if before is None else _parsed_document(before)
+    pre_image = (change.envelope or {}).get("before")
+    return {} if pre_image is None else _parsed_document(pre_image)

@@ -30,15 +30,15 @@ def engine_field(name: str, value: EjsonValue, options: UnwrapOptions) -> Record
 
 def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document:
     """One document of the fields. The last of several fields with one name keeps it; other values go to `displaced`."""
-    taken: dict[str, RecordField] = {}
-    for each in fields:
-        other = taken.get(each.name)
-        if other is not None and each.value is None:
+    fields_by_name: dict[str, RecordField] = {}
+    for field in fields:
+        previous = fields_by_name.get(field.name)
+        if previous is not None and field.value is None:
             continue
-        if other is not None and other.value is not None:
-            displaced[_free(other.path, displaced)] = _text(other.value)
-        taken[each.name] = each
-    return {name: each.value for name, each in taken.items()}
+        if previous is not None and previous.value is not None:
+            displaced[_free(previous.path, displaced)] = _text(previous.value)
+        fields_by_name[field.name] = field
+    return {name: field.value for name, field in fields_by_name.items()}
 
 
 def _free(path: str, displaced: Mapping[str, str]) -> str:
@@ -63,16 +63,16 @@ def document_fields(
     for stored_name, value in document.items():
         if _is_undefined(value):
             continue
-        own = wrappers.unescape_key(stored_name)
-        name = prefix + _name(own, options, flat=flat)
-        here = (*path, own)
+        field_name = wrappers.unescape_key(stored_name)
+        name = prefix + _name(field_name, options, flat=flat)
+        field_path = (*path, field_name)
         struct = _struct(value, options) if flat else None
         if struct is None:
-            rest = None if _is_left_out(value, options) else record_value(value, here, options, displaced)
-            yield RecordField(wrappers.escape_key(name), rest, ".".join(here))
+            converted = None if _is_left_out(value, options) else record_value(value, field_path, options, displaced)
+            yield RecordField(wrappers.escape_key(name), converted, ".".join(field_path))
         else:
-            below = name + options.flatten_struct_delimiter
-            yield from document_fields(struct, options, displaced, flat=True, prefix=below, path=here)
+            inner_prefix = name + options.flatten_struct_delimiter
+            yield from document_fields(struct, options, displaced, flat=True, prefix=inner_prefix, path=field_path)
 
 
 def _name(own: str, options: UnwrapOptions, *, flat: bool) -> str:
@@ -99,17 +99,17 @@ def _struct(value: EjsonValue, options: UnwrapOptions) -> Document | None:
         case {"$dbPointer": {"$ref": namespace, "$id": pointer}}:
             return {"$$ref": namespace, "$id": pointer}
         case _:
-            own = options.field_values.of(value)
-            return own if debezium_json.is_document(own) else None
+            converted = options.field_values.of(value)
+            return converted if debezium_json.is_document(converted) else None
 
 
 def record_value(value: EjsonValue, path: tuple[str, ...], options: UnwrapOptions, displaced: dict[str, str]) -> EjsonValue:
     """A value as parsed type-exact JSON, with the names and values inside it adjusted."""
     if _is_undefined(value):
         return None
-    own: EjsonValue = options.field_values.of(value)
-    if debezium_json.is_document(own):
-        return joined(document_fields(own, options, displaced, flat=False, path=path), displaced)
-    if isinstance(own, list):
-        return [record_value(item, (*path, str(index)), options, displaced) for index, item in enumerate(own)]
-    return own
+    converted: EjsonValue = options.field_values.of(value)
+    if debezium_json.is_document(converted):
+        return joined(document_fields(converted, options, displaced, flat=False, path=path), displaced)
+    if isinstance(converted, list):
+        return [record_value(item, (*path, str(index)), options, displaced) for index, item in enumerate(converted)]
+    return converted
