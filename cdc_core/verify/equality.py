@@ -91,8 +91,8 @@ def _text(text: str) -> Any:
 
 def _without_nulls(parsed: Any) -> Any:
     if isinstance(parsed, dict):
-        found = {name: _without_nulls(item) for name, item in parsed.items() if item is not None}
-        return {_MARK: "undefined"} if found == {"$undefined": True} else found
+        fields = {name: _without_nulls(item) for name, item in parsed.items() if item is not None}
+        return {_MARK: "undefined"} if fields == {"$undefined": True} else fields
     return [_without_nulls(item) for item in parsed] if isinstance(parsed, list) else parsed
 
 
@@ -106,42 +106,44 @@ def digest(row: TableRow) -> int:
 def exact_digest(text: str) -> int:
     """64 bits, equal for texts of one document in any field order; absent and null differ."""
     try:
-        exactly = json.dumps(exact.parsed(text), sort_keys=True)
+        canonical_text = json.dumps(exact.parsed(text), sort_keys=True)
     except (ValueError, RecursionError):
-        exactly = text
-    return int.from_bytes(hashlib.blake2b(exactly.encode(), digest_size=8).digest(), "big", signed=True)
+        canonical_text = text
+    return int.from_bytes(hashlib.blake2b(canonical_text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def exact_differences(source: str, held: str) -> tuple[Difference, ...]:
     """The differences between two documents as Extended JSON, ignoring the order of fields."""
-    (wanted, repeated), (found, also_repeated) = exact.parsed(source), exact.parsed(held)
-    names = dict.fromkeys((*repeated, *also_repeated))
-    twice = (Difference(name, "it is there twice") for name in names if repeated.get(name) != also_repeated.get(name))
-    return (*_exactly_between(wanted, found, ""), *twice)
+    (source_document, source_repeated), (table_document, table_repeated) = exact.parsed(source), exact.parsed(held)
+    names = dict.fromkeys((*source_repeated, *table_repeated))
+    repeated_differences = (
+        Difference(name, "it is there twice") for name in names if source_repeated.get(name) != table_repeated.get(name)
+    )
+    return (*_exactly_between(source_document, table_document, ""), *repeated_differences)
 
 
 def _exactly_between(wanted: Any, held: Any, path: str) -> Iterator[Difference]:
     if _as_text(wanted) == _as_text(held):
         return
-    both = kinds.kind(wanted), kinds.kind(held)
-    if _DOCUMENTS.issuperset(both):
+    value_kinds = kinds.kind(wanted), kinds.kind(held)
+    if _DOCUMENTS.issuperset(value_kinds):
         for name in dict.fromkeys((*wanted, *held)):
-            own = wrappers.unescape_key(name)
-            inner = f"{path}.{own}" if path else own
+            field_name = wrappers.unescape_key(name)
+            field_path = f"{path}.{field_name}" if path else field_name
             if name not in held:
-                yield Difference(inner, "in the source, not in the table")
+                yield Difference(field_path, "in the source, not in the table")
             elif name not in wanted:
-                yield Difference(inner, "in the table, not in the source")
+                yield Difference(field_path, "in the table, not in the source")
             else:
-                yield from _exactly_between(wanted[name], held[name], inner)
+                yield from _exactly_between(wanted[name], held[name], field_path)
     elif isinstance(wanted, list) and isinstance(held, list) and len(wanted) == len(held):
         for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
             yield from _exactly_between(left, right, f"{path}.{number}")
     elif isinstance(wanted, list) and isinstance(held, list):
         yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
     else:
-        both_kinds = f"{both[0].value} in the source, {both[1].value} in the table"
-        yield Difference(path, "another value" if both[0] is both[1] else both_kinds)
+        description = f"{value_kinds[0].value} in the source, {value_kinds[1].value} in the table"
+        yield Difference(path, "another value" if value_kinds[0] is value_kinds[1] else description)
 
 
 _DOCUMENTS = frozenset({kinds.Kind.DOCUMENT, kinds.Kind.EMPTY_DOCUMENT})
@@ -173,31 +175,31 @@ class ExactDocument:
 
 def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
     """The differences in no particular order; empty for a row that matches the document."""
-    whole = document.expected(schema)
-    rest, unexplained = document, []
+    full_row = document.expected(schema)
+    remaining, unexplained_paths = document, []
     for path, text in row.rescued.items():
-        if path in whole.rescued and _is_same(_text(whole.rescued[path]), _text(text)):
+        if path in full_row.rescued and _is_same(_text(full_row.rescued[path]), _text(text)):
             continue
-        pruned = _pruned(rest.parsed, path.split("."), _text(text))
+        pruned = _pruned(remaining.parsed, path.split("."), _text(text))
         if pruned is None and _NUMBERED.search(path):
-            pruned = _pruned(rest.parsed, _NUMBERED.sub("", path).split("."), _text(text))
+            pruned = _pruned(remaining.parsed, _NUMBERED.sub("", path).split("."), _text(text))
         if pruned is None:
-            unexplained.append(path)
+            unexplained_paths.append(path)
         else:
-            rest = ExactDocument(pruned, rest.repeated)
-    expected = whole if rest is document else rest.expected(schema)
-    found = [
+            remaining = ExactDocument(pruned, remaining.repeated)
+    expected = full_row if remaining is document else remaining.expected(schema)
+    result = [
         Difference(path, "what is rescued is not what the source holds")
-        for path in unexplained
+        for path in unexplained_paths
         # With flattening, a document is rescued as `{}` if no column has a value of it.
         if row.rescued[path] != expected.rescued.get(path)
     ]
-    found += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
+    result += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
     types = dict(schema.table())
-    for name, wanted in expected.columns.items():
-        found += _between(types[name], canonical(wanted), canonical(row.columns.get(name)), name)
-    found += (Difference(name, "no field of the source") for name in _present(row.others))
-    return tuple(found)
+    for name, expected_value in expected.columns.items():
+        result += _between(types[name], canonical(expected_value), canonical(row.columns.get(name)), name)
+    result += (Difference(name, "no field of the source") for name in _present(row.others))
+    return tuple(result)
 
 
 def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
@@ -207,12 +209,12 @@ def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
     """
     for end, key in _readings(value, steps):
         if end < len(steps):
-            inner = _pruned(value[key], steps[end:], wanted)
+            pruned = _pruned(value[key], steps[end:], wanted)
         else:
-            inner = _GONE if _is_same(_without_nulls(value[key]), wanted) else None
-        if inner is not None:
+            pruned = _GONE if _is_same(_without_nulls(value[key]), wanted) else None
+        if pruned is not None:
             copied = list(value) if isinstance(value, list) else dict(value)
-            copied[key] = None if inner is _GONE else inner
+            copied[key] = None if pruned is _GONE else pruned
             return copied
     return None
 
@@ -224,12 +226,12 @@ def _readings(value: Any, steps: list[str]) -> list[tuple[int, Any]]:
     """The keys or the index that a path can begin with, each with the number of steps that it takes, fewest first."""
     if isinstance(value, list):
         return [(1, int(steps[0]))] if _INDEX.fullmatch(steps[0]) and int(steps[0]) < len(value) else []
-    found = []
+    readings = []
     for key in value if isinstance(value, dict) else ():
         parts = wrappers.unescape_key(key).split(".")
         if steps[: len(parts)] == parts:
-            found.append((len(parts), key))
-    return sorted(found, key=itemgetter(0))
+            readings.append((len(parts), key))
+    return sorted(readings, key=itemgetter(0))
 
 
 def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[Difference]:
@@ -238,10 +240,10 @@ def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[D
         return
     match type_:
         case Struct(fields) if isinstance(wanted, dict) and isinstance(held, dict):
-            known = {item.column: item for item in fields}
+            fields_by_column = {item.column: item for item in fields}
             for column in {**wanted, **held}:
-                inner = known[column].type if column in known else Scalar.STRING
-                yield from _between(inner, wanted.get(column), held.get(column), f"{path}.{column}")
+                column_type = fields_by_column[column].type if column in fields_by_column else Scalar.STRING
+                yield from _between(column_type, wanted.get(column), held.get(column), f"{path}.{column}")
         case Map(value) if isinstance(wanted, dict) and isinstance(held, dict):
             for name in {**wanted, **held}:
                 yield from _between(value, wanted.get(name), held.get(name), f"{path}.{name}")
@@ -268,8 +270,8 @@ def _is_same_container(wanted: str, held: str) -> bool:
     """Whether two texts are the same document or array. For other values the text itself counts: 1.10 and 1.1 are two
     decimals.
     """
-    found = _text(wanted)
-    return isinstance(found, dict | list) and _is_same(found, _text(held))
+    value = _text(wanted)
+    return isinstance(value, dict | list) and _is_same(value, _text(held))
 
 
 def _words(wanted: Any, held: Any) -> str:
@@ -277,8 +279,8 @@ def _words(wanted: Any, held: Any) -> str:
         return "in the source, not in the table"
     if wanted is None:
         return "in the table, not in the source"
-    both = _kind(wanted), _kind(held)
-    return "another value" if both[0] == both[1] else f"{both[0]} in the source, {both[1]} in the table"
+    names = _kind(wanted), _kind(held)
+    return "another value" if names[0] == names[1] else f"{names[0]} in the source, {names[1]} in the table"
 
 
 def _kind(value: Any) -> str:
