@@ -68,11 +68,11 @@ def left(table: tables.TableRef, location: str | None) -> errors.DecisionNeeded:
 
 def _clear_local(folder: Path) -> None:
     log = folder / LOG
-    for hidden in log.glob(".*"):
-        hidden.unlink(missing_ok=True)
-    for empty in (*log.glob("*"), log, folder):
+    for file in log.glob(".*"):
+        file.unlink(missing_ok=True)
+    for path in (*log.glob("*"), log, folder):
         with contextlib.suppress(OSError):
-            empty.rmdir()
+            path.rmdir()
 
 
 class _Folder:
@@ -87,10 +87,10 @@ class _Folder:
     def clear(self, *, is_in_catalog: bool) -> bool:
         if not self._files.exists(self._log):
             return not self._list(self._folder)
-        begun = self._list(self._log)
-        files = {each.getPath().getName(): each for each in begun if each.isFile() and not _is_hidden(each)}
+        statuses = self._list(self._log)
+        files = {status.getPath().getName(): status for status in statuses if status.isFile() and not _is_hidden(status)}
         if not files:
-            self._remove_empty(begun)
+            self._remove_empty(statuses)
             return True
         if not is_in_catalog:
             return True  # created meanwhile
@@ -106,10 +106,10 @@ class _Folder:
 
     def _remove_empty(self, begun: list[Any]) -> None:
         """Remove hidden files, and folders if they are empty: a commit that another process makes meanwhile stays."""
-        for each in begun:
-            if each.isFile():
-                self._files.delete(each.getPath(), False)
-        for path in (*(each.getPath() for each in begun if each.isDirectory()), self._log, self._folder):
+        for status in begun:
+            if status.isFile():
+                self._files.delete(status.getPath(), False)
+        for path in (*(status.getPath() for status in begun if status.isDirectory()), self._log, self._folder):
             with contextlib.suppress(*table_errors.SPARK_ERRORS):
                 self._files.delete(path, False)
 

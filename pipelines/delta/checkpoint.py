@@ -24,14 +24,14 @@ def newest(folder: Path, version: int | None = None) -> Path | None:
     """The path of the newest checkpoint, or of the newest up to a version; None where there is none."""
     log = folder / LOG
     # By `_last_checkpoint`: listing a long log takes seconds.
-    at = noted(log)
-    if at is not None and (version is None or at <= version) and (path := log / name(at)).exists():
+    last = noted(log)
+    if last is not None and (version is None or last <= version) and (path := log / name(last)).exists():
         return path
     with contextlib.suppress(FileNotFoundError):
         names = (entry.name for entry in os.scandir(log) if _NAME.fullmatch(entry.name))
         # All names have the same length, with leading zeros: the greatest name has the greatest version.
-        found = max((name for name in names if version is None or int(name[:20]) <= version), default=None)
-        return None if found is None else log / found
+        file_name = max((name for name in names if version is None or int(name[:20]) <= version), default=None)
+        return None if file_name is None else log / file_name
     return None
 
 
@@ -59,16 +59,16 @@ def noted(log: Path) -> int | None:
 
 def actions(path: Path) -> Iterator[dict[str, Any]]:
     """The actions of a checkpoint, in the form of a commit; without `txn`, `remove` and `domainMetadata`."""
-    with pq.ParquetFile(path) as held:
+    with pq.ParquetFile(path) as parquet:
         # Those three do not affect the live files, and are most of a long log's checkpoint. `domainMetadata` also has a `configuration`
         # that is a string instead of a map.
-        actions = [each for each in held.schema_arrow if each.name not in ("txn", "remove", "domainMetadata")]
+        columns = [column for column in parquet.schema_arrow if column.name not in ("txn", "remove", "domainMetadata")]
         # Parsed fields are copies of text fields, and may have dates that Python cannot represent.
-        names = [f"{each.name}.{field.name}" for each in actions for field in each.type if _is_said(field.name)]
-        for part in held.iter_batches(_PART_ROWS, columns=names):
-            for name in part.schema.names:
-                for action in part[name].drop_null().to_pylist():
-                    yield {name: {key: _plain(key, value) for key, value in action.items() if value is not None}}
+        names = [f"{column.name}.{field.name}" for column in columns for field in column.type if _is_said(field.name)]
+        for part in parquet.iter_batches(_PART_ROWS, columns=names):
+            for kind in part.schema.names:
+                for action in part[kind].drop_null().to_pylist():
+                    yield {kind: {key: _plain(key, value) for key, value in action.items() if value is not None}}
 
 
 def _is_said(key: str) -> bool:

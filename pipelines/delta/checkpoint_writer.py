@@ -124,20 +124,20 @@ def write(folder: Path, version: int) -> bool:
     """
     logs = folder / LOG
     try:
-        begun = checkpoint.newest(folder, version)
-        if begun is not None and begun.name == checkpoint.name(version):
+        previous = checkpoint.newest(folder, version)
+        if previous is not None and previous.name == checkpoint.name(version):
             return False
-        later = _later(folder, begun, version)
-        _check(begun, later)
+        actions = _later(folder, previous, version)
+        _check(previous, actions)
         path, size, adds = logs / checkpoint.name(version), 0, 0
-        with _replaced(path) as draft, pq.ParquetWriter(draft, SCHEMA) as written:
-            for part in filter(len, _parts(begun, later)):  # older readers refuse a row group of no rows
-                written.write_table(part)
+        with _replaced(path) as draft, pq.ParquetWriter(draft, SCHEMA) as parquet:
+            for part in filter(len, _parts(previous, actions)):  # older readers refuse a row group of no rows
+                parquet.write_table(part)
                 size, adds = size + len(part), adds + len(part) - part["add"].null_count
-        noted = {"version": version, "size": size, "sizeInBytes": path.stat().st_size, "numOfAddFiles": adds}
+        last_checkpoint = {"version": version, "size": size, "sizeInBytes": path.stat().st_size, "numOfAddFiles": adds}
         if (checkpoint.noted(logs) or 0) < version:
             with _replaced(logs / checkpoint.NOTED) as draft:
-                draft.write_text(json.dumps(noted), "utf-8")
+                draft.write_text(json.dumps(last_checkpoint), "utf-8")
     except (_NotKnown, OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         log.info("leaving the checkpoint of %s at version %d to Delta: %s: %s", folder, version, type(error).__name__, error)
         return False
@@ -160,14 +160,14 @@ def _replaced(path: Path) -> Iterator[Path]:
 
 def _later(folder: Path, begun: Path | None, version: int) -> _Later:
     """The actions that count of the commits after the checkpoint `begun`, up to a version."""
-    found: _Later = {}
+    actions: _Later = {}
     for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
         with (folder / table_files.commit_name(number)).open(encoding="utf-8") as lines:
             for line in lines:
                 ((kind, action),) = json.loads(line).items()
                 if kind not in _COMMIT_ONLY:
-                    found[_identity(kind, action)] = kind, action
-    return found
+                    actions[_identity(kind, action)] = kind, action
+    return actions
 
 
 def _parts(begun: Path | None, later: _Later) -> Iterator[pa.Table]:
@@ -184,11 +184,11 @@ def _identity(kind: str, action: Mapping[str, Any]) -> _Identity:
 
 def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
     """An action of a commit in the form of a checkpoint. Raises `_NotKnown`."""
-    known = SCHEMA.field(kind).type if kind in _ACTIONS else ()
+    known_fields = SCHEMA.field(kind).type if kind in _ACTIONS else ()
     fields = {name: value for name, value in action.items() if name not in _OMITTED.get(kind, ()) and value is not None}
-    if not fields.keys() <= {each.name for each in known}:
-        raise _NotKnown(f"{kind} {', '.join(fields.keys() - {each.name for each in known})}")
-    for field in known:
+    if not fields.keys() <= {each.name for each in known_fields}:
+        raise _NotKnown(f"{kind} {', '.join(fields.keys() - {each.name for each in known_fields})}")
+    for field in known_fields:
         value = fields.get(field.name)
         if (
             isinstance(value, dict)
@@ -205,40 +205,40 @@ def _row(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> Iterator[pa.Table]:
     """The rows of a checkpoint, in parts. Raises `_NotKnown`."""
-    with pq.ParquetFile(path) as held:
+    with pq.ParquetFile(path) as parquet:
         names = []
-        for column in held.schema_arrow:
+        for column in parquet.schema_arrow:
             # Other writers have columns for every kind, which may be empty, and fields that Delta omits.
-            if column.name not in _ACTIONS and not len(held.read([column.name])[column.name].drop_null()):
+            if column.name not in _ACTIONS and not len(parquet.read([column.name])[column.name].drop_null()):
                 continue
-            left_out = _PARSED | _OMITTED.get(column.name, set())
-            fields = [each.name for each in column.type if each.name not in left_out]
+            omitted = _PARSED | _OMITTED.get(column.name, set())
+            fields = [each.name for each in column.type if each.name not in omitted]
             if column.name not in _ACTIONS or not set(fields) <= _ACTIONS[column.name].keys():
                 raise _NotKnown(f"column {column.name}: {', '.join(fields)}")
             if "stats" not in fields and "stats_parsed" in [each.name for each in column.type]:
                 raise _NotKnown("statistics that are only columns")
             names += [f"{column.name}.{each}" for each in fields]
-        for part in held.iter_batches(columns=names):
+        for part in parquet.iter_batches(columns=names):
             yield pa.Table.from_batches([part]).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _kept(rows: pa.Table, later: _Later) -> Iterator[pa.Table]:
     """The rows that no later action replaces."""
-    names = pa.array({identity[1] for identity in later if identity[0] == "file"}, pa.string())
-    of_files = pc.coalesce(*(pc.struct_field(rows[kind], "path") for kind in _FILES))
+    later_paths = pa.array({identity[1] for identity in later if identity[0] == "file"}, pa.string())
+    paths = pc.coalesce(*(pc.struct_field(rows[kind], "path") for kind in _FILES))
     # First by the path alone, in Arrow: a table with a commit each second has hundreds of thousands of tombstones.
-    is_other = pc.and_(pc.is_valid(of_files), pc.invert(pc.is_in(of_files, value_set=names)))
-    met = rows.filter(pc.invert(is_other))
+    is_other = pc.and_(pc.is_valid(paths), pc.invert(pc.is_in(paths, value_set=later_paths)))
+    candidates = rows.filter(pc.invert(is_other))
     yield rows.filter(is_other)
-    yield met.filter(pa.array([each not in later for each in _identities(met)], pa.bool_()))
+    yield candidates.filter(pa.array([identity not in later for identity in _identities(candidates)], pa.bool_()))
 
 
 def _identities(rows: pa.Table) -> Iterator[_Identity]:
     """The key of each row, as `_identity` of its action."""
 
     def values(*path: str) -> list[Any]:
-        found: list[Any] = pc.struct_field(rows[path[0]], list(path[1:])).to_pylist()
-        return found
+        column: list[Any] = pc.struct_field(rows[path[0]], list(path[1:])).to_pylist()
+        return column
 
     kinds = {kind: rows[kind].is_valid().to_pylist() for kind in _ACTIONS}
     names = {kind: values(kind, name) for kind, name in _KEY_FIELDS.items()}
@@ -260,10 +260,10 @@ def _check(begun: Path | None, later: _Later) -> None:
 
 def _one(kind: str, begun: Path | None, later: _Later) -> Mapping[str, Any]:
     """The newest action of a kind of which only one counts."""
-    if found := later.get((kind, None)):
-        return found[1]
+    if entry := later.get((kind, None)):
+        return entry[1]
     if begun is None:
         raise _NotKnown(f"no {kind}")
-    with pq.ParquetFile(begun) as held:
-        (action,) = held.read([kind])[kind].drop_null().to_pylist()
+    with pq.ParquetFile(begun) as parquet:
+        (action,) = parquet.read([kind])[kind].drop_null().to_pylist()
     return dict(action)

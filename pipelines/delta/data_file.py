@@ -55,20 +55,20 @@ class ParquetFile:
         """Write the parts, one at a time, into a new file; `statistics` names the columns with minimum, maximum and null count."""
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         draft = files.draft(name)
-        found = _FileStatistics(statistics)
+        stats = _FileStatistics(statistics)
         try:
-            coming = iter(parts)
-            first = next(coming, schema.empty_table())
+            remaining = iter(parts)
+            first_part = next(remaining, schema.empty_table())
             with pq.ParquetWriter(
                 draft,
                 schema,
                 compression="snappy",
-                use_dictionary=_dictionaries(first),
-                write_batch_size=_rows_within(first, _PAGE_BYTES, most=_PAGE_ROWS),
+                use_dictionary=_dictionaries(first_part),
+                write_batch_size=_rows_within(first_part, _PAGE_BYTES, most=_PAGE_ROWS),
             ) as writer:
-                for part in itertools.chain([first], coming):
+                for part in itertools.chain([first_part], remaining):
                     writer.write_table(part, row_group_size=_rows_within(part, _GROUP_BYTES, most=part.num_rows))
-                    found.add(part)
+                    stats.add(part)
             size = draft.stat().st_size
             with table_errors.translating(table):
                 files.put(name)
@@ -79,7 +79,7 @@ class ParquetFile:
         except Exception:  # raised by the iterable of parts
             draft.unlink(missing_ok=True)
             raise
-        return ParquetFile(files, name, size, found.to_json(), found.rows)
+        return ParquetFile(files, name, size, stats.to_json(), stats.rows)
 
     def discard(self) -> None:
         self.files.remove(self.name)
@@ -94,8 +94,8 @@ _MANY_ROWS = 1_000
 
 def _dictionaries(rows: pa.Table) -> bool | list[str]:
     """The columns that are dictionary-encoded; true for all."""
-    repeated = [name for name in rows.column_names if name in _REPEATED]
-    return rows.num_rows >= _MANY_ROWS or repeated if len(repeated) < len(_REPEATED) else repeated
+    columns = [name for name in rows.column_names if name in _REPEATED]
+    return rows.num_rows >= _MANY_ROWS or columns if len(columns) < len(_REPEATED) else columns
 
 
 _GROUP_BYTES = 32 * 2**20
@@ -139,8 +139,8 @@ class _FileStatistics:
                 column = column.cast(pa.int64())
             low, high = pc.min_max(column).as_py().values()
             if low is not None:
-                held = self.bounds.get(name, (low, high))
-                self.bounds[name] = min(low, held[0]), max(high, held[1])
+                bounds = self.bounds.get(name, (low, high))
+                self.bounds[name] = min(low, bounds[0]), max(high, bounds[1])
 
     def to_json(self) -> str:
         low, high = {}, {}

@@ -24,10 +24,10 @@ def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
             case "i":
                 return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
             case "u":
-                framed = files.read(
+                content = files.read(
                     file_of(vector), vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
                 )
-                return RowSet.read(deletion_vector.framed(framed))
+                return RowSet.read(deletion_vector.framed(content))
             case _:  # an absolute path, as in a shallow clone
                 raise NotReadable
     except (ValueError, LookupError, struct.error) as error:  # truncated, or another format; Delta reports it
@@ -53,25 +53,25 @@ def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> 
 
     Writes the new vector into a file of its own, which VACUUM removes if no commit names it. Raises `NotReadable`.
     """
-    gone, held = RowSet.of(rows), file.get("deletionVector")
-    if held:
-        gone |= of(held, files)  # the new vector replaces the old one, and needs its rows
-    count, stats = len(gone), _statistics(file)
-    if held and count == held["cardinality"]:
+    row_set, vector = RowSet.of(rows), file.get("deletionVector")
+    if vector:
+        row_set |= of(vector, files)  # the new vector replaces the old one, and needs its rows
+    count, stats = len(row_set), _statistics(file)
+    if vector and count == vector["cardinality"]:
         return []
-    same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-    removed = {"remove": {**same, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
+    fields = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+    removal = {"remove": {**fields, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
     # No row is left: the file is removed without a new vector.
     if stats["numRecords"] == count:
-        return [removed]
-    added = {
+        return [removal]
+    add = {
         **file,
         "stats": _with_loose_bounds(file["stats"], is_said="tightBounds" in stats),
-        "deletionVector": _written(gone, files),
+        "deletionVector": _written(row_set, files),
         "dataChange": True,
     }
     # Delta identifies a file by its name with its vector: the commit removes the old pair and adds the new one.
-    return [{"add": added}, removed]
+    return [{"add": add}, removal]
 
 
 def _statistics(file: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,15 +112,15 @@ class DirectLog:
         transaction, actions = self._upsertable(base), log_actions.fenced(self._spark, None, base)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
-                deleting = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
-                if deleting is None and touched is not None:
+                deletes = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
+                if deletes is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
-                    deleting = pool.submit(mark, transaction, touched)
+                    deletes = pool.submit(mark, transaction, touched)
                 # Delta's own writer: files with its statistics, invisible to readers before the commit.
-                written = transaction.writeFiles(rows._jdf)
-                if deleting is not None:
-                    actions.extend(deleting.result())
-                actions.extend(written)
+                adds = transaction.writeFiles(rows._jdf)
+                if deletes is not None:
+                    actions.extend(deletes.result())
+                actions.extend(adds)
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         except (Py4JError, TypeError) as error:  # another Delta has other methods
@@ -150,15 +150,15 @@ class DirectLog:
         if not live.takes_rows(base) or live.schema != schema:
             raise upsert.NeedsMerge
         try:
-            placed = live.places(upsert.KEY, keys) if places is None else places
+            locations = live.places(upsert.KEY, keys) if places is None else places
         except (OSError, pa.ArrowException, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
-        if any("stats" not in held for held, _ in placed) or not live.holds([held for held, _ in placed]):
+        if any("stats" not in add for add, _ in locations) or not live.holds([add for add, _ in locations]):
             raise upsert.NeedsMerge
         actions = log_actions.fenced(self._spark, file, base)
         try:
-            for held, rows in placed:
-                actions.add(*deleted_rows.without(held, rows, self.store))
+            for add, rows in locations:
+                actions.add(*deleted_rows.without(add, rows, self.store))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         # A full disk, which the MERGE reports; the data file is removed. Or a vector that only Delta can read.
@@ -184,9 +184,9 @@ class DirectLog:
             raise upsert.NeedsMerge
         actions = log_actions.fenced(self._spark, file, base, is_change=False)
         for part in parts:
-            removed = {name: part[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in part}
+            fields = {name: part[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in part}
             details = {"deletionTimestamp": clock.now_ms(), "dataChange": False, "extendedFileMetadata": True}
-            actions.add({"remove": removed | details})
+            actions.add({"remove": fields | details})
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def define(self, schema_json: str, before: str, *, base: int, metadata: str) -> int:
@@ -199,11 +199,11 @@ class DirectLog:
         self._names_files = False
         transaction = self._at(base)
         try:
-            held = json.loads(transaction.metadata().json())
-            if held["metaData"]["schemaString"] != before:
+            action = json.loads(transaction.metadata().json())
+            if action["metaData"]["schemaString"] != before:
                 raise upsert.NeedsMerge
-            held["metaData"]["schemaString"] = schema_json
-            transaction.updateMetadata(self._action.fromJson(json.dumps(held)), False)
+            action["metaData"]["schemaString"] = schema_json
+            transaction.updateMetadata(self._action.fromJson(json.dumps(action)), False)
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         return self._committed(transaction, log_actions.fenced(self._spark, None, base), base=base, metadata=metadata)
@@ -213,16 +213,16 @@ class DirectLog:
         now_ms, actions = clock.now_ms(), log_actions.fenced(self._spark, None, base)
         for file in files:
             # `dataChange` is false, or an append-only table would refuse it. A missing file has no rows to lose.
-            removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
-            actions.add({"remove": removed})
+            fields = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
+            actions.add({"remove": fields})
         return self._committed(self._at(base), actions, base=base, metadata=metadata)
 
     def live(self) -> list[dict[str, Any]]:
         """The `add` actions of the newest version's files: path, size, stats and deletionVector."""
         from pyspark.sql.classic.dataframe import DataFrame as Frame
 
-        found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
-        rows = found.selectExpr("path", "size", "stats", "to_json(deletionVector) AS deletionVector").collect()
+        files: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
+        rows = files.selectExpr("path", "size", "stats", "to_json(deletionVector) AS deletionVector").collect()
         return [{**row.asDict(), "deletionVector": json.loads(row.deletionVector or "null")} for row in rows]
 
     def checkpoint(self) -> bool:
@@ -249,9 +249,9 @@ class DirectLog:
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`; raises `VersionTaken` where it is not the newest."""
-        held = self._log.unsafeVolatileSnapshot()
-        is_newest = held.version() == base and _is_newest(self.store, base)
-        transaction = self._begun(held if is_newest else self._newest())
+        snapshot = self._log.unsafeVolatileSnapshot()
+        is_newest = snapshot.version() == base and _is_newest(self.store, base)
+        transaction = self._begun(snapshot if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise VersionTaken
         return transaction
@@ -277,10 +277,10 @@ class DirectLog:
         """Commit the file on top of the newest version."""
         actions = log_actions.ActionList(self._spark)
         actions.add(log_actions.added(file))
-        held = self._log.unsafeVolatileSnapshot()
+        snapshot = self._log.unsafeVolatileSnapshot()
         # Tests two file names instead of listing the log: each batch appends its deletes, and a month's log has millions of entries.
-        is_newest = not self.store.is_remote and _is_newest(self.store, held.version())
-        transaction = self._begun(held if is_newest else self._newest())
+        is_newest = not self.store.is_remote and _is_newest(self.store, snapshot.version())
+        transaction = self._begun(snapshot if is_newest else self._newest())
         _checkpointed(self, int(transaction.commit(actions.seq(), self._operation(None))))
 
     def _begun(self, snapshot: Any) -> Any:
@@ -315,11 +315,11 @@ def _checkpointed(direct: DirectLog, version: int) -> None:
     every = checkpoint_writer.every(direct._interval)
     if every is None or version % every:
         return
-    is_own, began, folder = checkpoint_writer.write(direct.store.folder, version), time.monotonic(), direct.store.folder
-    if not is_own or began >= _LISTED_UNTIL.get(folder, 0.0):
+    is_written, start, folder = checkpoint_writer.write(direct.store.folder, version), time.monotonic(), direct.store.folder
+    if not is_written or start >= _LISTED_UNTIL.get(folder, 0.0):
         direct._newest()  # otherwise Delta continues from an older checkpoint, and from commits that it may have cleaned up
-        took = time.monotonic() - began
-        _LISTED_UNTIL[folder] = began + (LISTING_SHARE * took if took > LISTING_SECONDS else 0.0)
+        seconds = time.monotonic() - start
+        _LISTED_UNTIL[folder] = start + (LISTING_SHARE * seconds if seconds > LISTING_SECONDS else 0.0)
 
 
 def _is_newest(files: TableFiles, version: int) -> bool:
@@ -363,29 +363,29 @@ class DeletionVectors:
     def actions(self, transaction: Any, touched: upsert.RowFinder) -> Any:
         """The actions that remove the touched rows, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
-        found = touched()
-        some, (file, row) = (
+        locations = touched()
+        option, (file, row) = (
             jvm.java_class(self._spark, "scala.Option").apply,
             (F.col(name)._jc for name in upsert.ROW_LOCATION),
         )
         session, files = self._spark._jsparkSession, transaction.filterFiles()
         helper = self._delta("commands.DMLWithDeletionVectorsHelper")
         always = jvm.java_class(self._spark, "org.apache.spark.sql.catalyst.expressions.Literal").TrueLiteral()
-        vectors = self._delta_object("commands.DeletionVectorBitmapGenerator")
-        stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
-            session, transaction, True, found._jdf, files, always, some(file), some(row)
+        generator = self._delta_object("commands.DeletionVectorBitmapGenerator")
+        row_index_sets = generator.buildRowIndexSetsForFilesMatchingCondition(
+            session, transaction, True, locations._jdf, files, always, option(file), option(row)
         )
         by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
-        marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
+        matches = helper.findFilesWithMatchingRows(transaction, by_name, row_index_sets)
         prefix = self._delta("stats.StatsCollectionUtils").getDataSkippingStringPrefixLength(session, transaction.metadata())
-        return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
+        return helper.processUnmodifiedData(session, matches, transaction.snapshot(), prefix)._1()
 
     def actions_of_few(self, transaction: Any, touched: upsert.RowFinder) -> Any:
         """The actions of `actions`, with vectors that this process writes: Delta takes a dozen Spark jobs even for a few rows."""
         self._session.setActiveSession(self._spark._jsparkSession)
         by_file: dict[str, list[int]] = {}
-        found = touched().toArrow()
-        for path, row in zip(*(found[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
+        locations = touched().toArrow()
+        for path, row in zip(*(locations[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
             by_file.setdefault(path.rpartition("/")[2], []).append(row)
         files = self._named(transaction, list(by_file))
         if len(files) < len(by_file) or any("stats" not in file for file in files):  # too many files, or of another writer

@@ -82,20 +82,20 @@ class FencedCommits:
         Raises `OwnershipLost` where another writer has committed after this writer's last commit. Raises `CommitConflict` where the table
         was restored after it, or replaced by another one: the next commit of this writer would not follow on the table's rows.
         """
-        found = table_history.since(self.spark, self.table, self.version)
-        newest = found[0]
+        commits = table_history.since(self.spark, self.table, self.version)
+        newest = commits[0]
         is_last = newest.version == self._last[0]
         if newest.version < self.version or (is_last and (newest.metadata or {}) != self.metadata):
             raise self._conflict("it was removed and made again, or is an older copy,")
-        own = None
-        for commit in found if newest.version > self.version else ():
+        late_commit = None
+        for commit in commits if newest.version > self.version else ():
             if commit.restored is not None:
                 raise self._conflict("it was restored to an earlier version")
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
-            own = own or (commit if commit.metadata is not None else None)
-        if own is not None:  # a commit without an answer, which arrived after it had been looked up
-            self._keep(own.version, own.metadata or {})
+            late_commit = late_commit or (commit if commit.metadata is not None else None)
+        if late_commit is not None:  # a commit without an answer, which arrived after it had been looked up
+            self._keep(late_commit.version, late_commit.metadata or {})
         self.version = newest.version
 
     def _conflict(self, what: str) -> errors.CommitConflict:
@@ -137,7 +137,7 @@ class FencedCommits:
             self.is_newest = False
             metadata = self.user_metadata(*next_metadata())
             try:
-                new = self._outcome(metadata, functools.partial(act, metadata))
+                new_version = self._outcome(metadata, functools.partial(act, metadata))
                 break
             except direct_log.VersionTaken as error:
                 self._after_conflict(attempt, error)
@@ -145,7 +145,7 @@ class FencedCommits:
                 if not (is_statement and table_errors.is_conflict(error)):
                     raise table_errors.translated(error, self.table) from error
                 self._after_conflict(attempt, error)
-        return new
+        return new_version
 
     def _outcome(self, metadata: str, act: Callable[[], int | None]) -> int:
         """The version in which `act` committed, by its answer or by the log. Raises the error of `act` where it committed nothing.
@@ -156,31 +156,31 @@ class FencedCommits:
         # Before the call: an interrupt may come at any time, and takes none of the branches below.
         self._unanswered = parsed = claims.parsed(metadata) or {}
         try:
-            new = act()
+            new_version = act()
         except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before anything was committed
             self._unanswered = None
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken) as error:
             # The error is an answer, unless the server is gone: the commit cannot arrive later, and the log shows whether it succeeded.
-            landed = self._looked_up(parsed)
-            if landed is None:
+            logged_version = self._looked_up(parsed)
+            if logged_version is None:
                 if not spark_failures.is_server_gone(error):
                     self._unanswered = None
                 raise
-            return self._committed(landed, parsed)
-        if new is None:
+            return self._committed(logged_version, parsed)
+        if new_version is None:
             # A statement does not return its version, and Delta silently skips one whose fence it has seen.
-            new = self._looked_up(parsed)
-        if new is None:
+            new_version = self._looked_up(parsed)
+        if new_version is None:
             raise self._lost()
-        return self._committed(new, parsed)
+        return self._committed(new_version, parsed)
 
     def settle(self) -> None:
         """Look up a commit without an answer: where it is in the log, it becomes the last one. Then the next commit is allowed."""
         if self._unanswered is not None:
-            landed = self._landed(self._unanswered)
-            if landed is not None:
-                self._committed(landed, self._unanswered)
+            version = self._landed(self._unanswered)
+            if version is not None:
+                self._committed(version, self._unanswered)
             self._unanswered = None
 
     def _is_held(self) -> bool:
@@ -191,14 +191,14 @@ class FencedCommits:
         folder, (version, stamp) = local_log.folder(self.table), self._last
         if folder is None or stamp in (None, _stamp(folder, version)):
             return True
-        found = local_log.commit(folder, version)  # in a restored copy of the folder the commit has another stamp
-        return found is None or found.metadata == self.metadata
+        commit = local_log.commit(folder, version)  # in a restored copy of the folder the commit has another stamp
+        return commit is None or commit.metadata == self.metadata
 
     def _landed(self, parsed: Mapping[str, Any]) -> int | None:
         """The version of the commit with this metadata, among those after this writer's last one; None where there is none."""
-        found = table_history.since(self.spark, self.table, self.version)
+        commits = table_history.since(self.spark, self.table, self.version)
         # The metadata contains a unique identifier (`user_metadata`).
-        return next((commit.version for commit in found if commit.metadata == parsed), None)
+        return next((commit.version for commit in commits if commit.metadata == parsed), None)
 
     def _looked_up(self, parsed: Mapping[str, Any]) -> int | None:
         """`_landed`; raises `CommitUnknown` where the log cannot be read, as in an outage of its store."""
@@ -247,5 +247,5 @@ def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
 
 def carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The extras that a layer added to the metadata, which a claim or a release carries over."""
-    own = {"to", "writer", "host", "process", "started", "lease", "commit", "released", "errand"}
-    return {name: value for name, value in metadata.items() if name not in own}
+    claim_fields = {"to", "writer", "host", "process", "started", "lease", "commit", "released", "errand"}
+    return {name: value for name, value in metadata.items() if name not in claim_fields}

@@ -23,11 +23,11 @@ class AddAction(dict[str, Any]):
 
 def column_statistics(file: Mapping[str, Any], column: str) -> tuple[int | None, Any, Any]:
     """The number of rows of a file, and the minimum and maximum of a column; None for what is unknown."""
-    kept = file.columns if isinstance(file, AddAction) else {}
-    if column not in kept:
-        held = json.loads(file.get("stats") or "{}")
-        kept[column] = held.get("numRecords"), *_bounds(held, column)
-    return kept[column]
+    cache = file.columns if isinstance(file, AddAction) else {}
+    if column not in cache:
+        stats = json.loads(file.get("stats") or "{}")
+        cache[column] = stats.get("numRecords"), *_bounds(stats, column)
+    return cache[column]
 
 
 def _bounds(stats: Mapping[str, Any], column: str) -> tuple[Any, Any]:
@@ -42,17 +42,17 @@ def between(stats: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
 
 def row_count(file: Mapping[str, Any]) -> int:
     """The number of a file's rows, deleted ones included; `UNKNOWN_ROWS` where it is unknown."""
-    kept = file.columns if isinstance(file, AddAction) else {}
-    found, _, _ = next(iter(kept.values()), None) or column_statistics(file, "")
-    return UNKNOWN_ROWS if found is None else int(found)
+    cache = file.columns if isinstance(file, AddAction) else {}
+    count, _, _ = next(iter(cache.values()), None) or column_statistics(file, "")
+    return UNKNOWN_ROWS if count is None else int(count)
 
 
 def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
     """The number of rows of the files whose bounds overlap the range from `low` to `high`."""
-    bounds = ((each, *column_statistics(each, column)[1:]) for each in files)
+    bounds = ((file, *column_statistics(file, column)[1:]) for file in files)
     return sum(
-        row_count(each)
-        for each, least, greatest in bounds
+        row_count(file)
+        for file, least, greatest in bounds
         if least is None or greatest is None or (least <= high and low <= greatest)
     )
 

@@ -87,16 +87,16 @@ class KeyIndex:
         first, end = (np.searchsorted(self._high, high, side) for side in ("left", "right"))
         counts = end - first
         # All rows of each key: a history has several.
-        at = np.repeat(first, counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        found: list[int] = np.sort(self._rows[at[self._low[at] == np.repeat(low, counts)]]).tolist()
-        return found
+        positions = np.repeat(first, counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        numbers: list[int] = np.sort(self._rows[positions[self._low[positions] == np.repeat(low, counts)]]).tolist()
+        return numbers
 
 
 def _digests(keys: pa.ChunkedArray) -> np.ndarray:
     """The digests of keys without nulls: two unsigned 64-bit numbers each."""
     digest = xxhash.xxh3_128_digest
-    found = b"".join([digest(each, _SEED) for chunk in keys.chunks for each in chunk.cast(pa.binary()).to_pylist()])
-    return np.frombuffer(found, np.uint64).reshape(-1, 2)
+    data = b"".join([digest(key, _SEED) for chunk in keys.chunks for key in chunk.cast(pa.binary()).to_pylist()])
+    return np.frombuffer(data, np.uint64).reshape(-1, 2)
 
 
 @dataclass

@@ -34,26 +34,26 @@ def places(folder: Path, files: Sequence[dict[str, Any]], column: str, values: S
 
     `is_kept` allows indexes of the files' values (`key_index`). Raises `OSError`.
     """
-    sought = key_index.SearchKeys(pa.array(values, pa.string()), is_kept=is_kept)
+    search_keys = key_index.SearchKeys(pa.array(values, pa.string()), is_kept=is_kept)
     # Arrow releases the interpreter's lock while it reads and compares.
     with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion-keys") as pool:
-        found = [*pool.map(lambda file: key_index.rows(folder, file, column, sought), files)]
-        missing = [number for number, rows in enumerate(found) if rows is None]
-        unread = [files[number] for number in missing]
-        groups = _groups([*zip(unread, _sources(folder, unread), strict=True)])
-        read = pool.map(lambda group: _rows(folder, group, column, sought), groups)
-        for number, rows in zip(missing, itertools.chain.from_iterable(read), strict=True):
-            found[number] = rows
-    return [(file, rows) for file, rows in zip(files, found, strict=True) if rows]
+        file_rows = [*pool.map(lambda file: key_index.rows(folder, file, column, search_keys), files)]
+        missing_numbers = [number for number, rows in enumerate(file_rows) if rows is None]
+        unread_files = [files[number] for number in missing_numbers]
+        groups = _groups([*zip(unread_files, _sources(folder, unread_files), strict=True)])
+        group_rows = pool.map(lambda group: _rows(folder, group, column, search_keys), groups)
+        for number, rows in zip(missing_numbers, itertools.chain.from_iterable(group_rows), strict=True):
+            file_rows[number] = rows
+    return [(file, rows) for file, rows in zip(files, file_rows, strict=True) if rows]
 
 
 def _sources(folder: Path, files: Sequence[dict[str, Any]]) -> list[Source]:
     """Sources of the files. Raises `OSError`, also where more than `STORED_ROWS` would be read from a store."""
-    found = stored_ranges.sources(folder, files)
-    ranged = [file for file, source in zip(files, found, strict=True) if not isinstance(source, Path)]
+    sources = stored_ranges.sources(folder, files)
+    ranged = [file for file, source in zip(files, sources, strict=True) if not isinstance(source, Path)]
     if sum(map(file_statistics.row_count, ranged)) > STORED_ROWS:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
-    return found
+    return sources
 
 
 _SourcedFile: TypeAlias = tuple[dict[str, Any], Source]
@@ -64,12 +64,12 @@ def _groups(files: Sequence[_SourcedFile]) -> Iterator[list[_SourcedFile]]:
     """The files in groups of at most `_GROUP_ROWS` rows, or of one file."""
     group: list[_SourcedFile] = []
     count = 0
-    for each in files:
-        rows = file_statistics.row_count(each[0])
+    for sourced_file in files:
+        rows = file_statistics.row_count(sourced_file[0])
         if group and count + rows > _GROUP_ROWS:
             yield group
             group, count = [], 0
-        group.append(each)
+        group.append(sourced_file)
         count += rows
     if group:
         yield group
@@ -81,12 +81,12 @@ def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, sought: key_
     # One call for all files: Arrow hashes the sought values in each call.
     chunks = [chunk for texts in columns for chunk in texts.chunks]
     is_sought = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=sought.keys)
-    found, start = [], 0
+    row_numbers, start = [], 0
     for (file, _), texts in zip(files, columns, strict=True):
-        found.append(pc.indices_nonzero(is_sought.slice(start, len(texts))).to_pylist())
+        row_numbers.append(pc.indices_nonzero(is_sought.slice(start, len(texts))).to_pylist())
         start += len(texts)
         key_index.saw(folder, file, column, texts, sought)
-    return found
+    return row_numbers
 
 
 def _texts(source: Source, column: str) -> pa.ChunkedArray:

@@ -81,13 +81,13 @@ class LiveFiles:
         """Go to a version; false where it cannot be read here. After a failure the next call reads from the checkpoint again."""
         try:
             # A table that was removed and created again, or restored from a backup, uses the same version numbers again.
-            held, stamp = self.version, self._commit
-            is_same = held >= 0 and stamp == local_log.stamp(self.folder, held)
-            if is_same and version == held:
+            current, stamp = self.version, self._commit
+            is_same = current >= 0 and stamp == local_log.stamp(self.folder, current)
+            if is_same and version == current:
                 return self._is_readable
             # Compared again afterwards: while a copied log is read, it may turn out to be another table's.
             is_followed = (
-                is_same and version > held and self._follow(version) and stamp == local_log.stamp(self.folder, held)
+                is_same and version > current and self._follow(version) and stamp == local_log.stamp(self.folder, current)
             )
             if not is_followed:
                 self._begin(version)
@@ -111,8 +111,8 @@ class LiveFiles:
     def by_size(self, *, rows: int, size_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The smallest files by rows, up to `rows` and `size_bytes` in all, and the other files."""
         files = sorted(self.files(), key=file_statistics.row_count)
-        for number, each in enumerate(files):
-            rows, size_bytes = rows - file_statistics.row_count(each), size_bytes - each["size"]
+        for number, file in enumerate(files):
+            rows, size_bytes = rows - file_statistics.row_count(file), size_bytes - file["size"]
             if rows < 0 or size_bytes < 0:
                 return files[:number], files[number:]
         return files, []
@@ -125,16 +125,16 @@ class LiveFiles:
         Raises `NotReadable` where they have more than `MANY_BYTES`.
         """
         schema = self.schema if columns is None else _schema_of(self.schema, columns)
-        names, found, size = schema.names, [], 0
+        names, parts, size = schema.names, [], 0
         _refuse_large(self.folder, files, set(names))
-        for each in files:
-            for part in _parts(self.folder, each, names):
-                found.append(table_schema.conformed(part, schema))
+        for file in files:
+            for part in _parts(self.folder, file, names):
+                parts.append(table_schema.conformed(part, schema))
                 # The footer has the size of the distinct values for a dictionary-encoded column, and not that of the rows.
                 size += part.nbytes
                 if size > _IN_MEMORY * MANY_BYTES:
                     raise table_schema.NotReadable
-        return pa.concat_tables(found) if found else schema.empty_table()
+        return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> Places:
         """The files that hold one of the values in a STRING column, each with the row numbers; deleted rows included.
@@ -143,10 +143,10 @@ class LiveFiles:
         """
         if self.is_many(column, values):
             raise table_schema.NotReadable
-        wanted = sorted(set(values))
-        files = [each for each in self.files() if file_statistics.may_hold(each, column, wanted)]
+        sorted_values = sorted(set(values))
+        files = [each for each in self.files() if file_statistics.may_hold(each, column, sorted_values)]
         is_kept = self.row_count() >= key_index.LARGE_ROWS or stored_files.copied(self.folder) is not None
-        return key_search.places(self.folder, files, column, wanted, is_kept=is_kept) if files else []
+        return key_search.places(self.folder, files, column, sorted_values, is_kept=is_kept) if files else []
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
         """The rows whose `column`, a BIGINT, is greater than `bound`, with the table's types.
@@ -157,8 +157,8 @@ class LiveFiles:
         if sum(file_statistics.row_count(each) for each in files) > limit:
             raise table_schema.NotReadable
         _refuse_large(self.folder, files, {*columns, column})
-        found = [*self.parts_above(column, bound, columns=columns)]
-        return pa.concat_tables(found) if found else _schema_of(self.schema, columns).empty_table()
+        parts = [*self.parts_above(column, bound, columns=columns)]
+        return pa.concat_tables(parts) if parts else _schema_of(self.schema, columns).empty_table()
 
     def count_above(self, column: str, bound: int) -> int:
         """An upper bound of the number of rows whose `column` is greater than `bound`: all rows of the files that may hold some."""
@@ -222,10 +222,10 @@ class LiveFiles:
         self.version = version
 
     def _apply(self, action: Mapping[str, Any]) -> None:
-        if added := action.get("add"):
-            self._files[table_files.identity(added)] = file_statistics.AddAction(added)
-        elif removed := action.get("remove"):
-            self._files.pop(table_files.identity(removed), None)
+        if add := action.get("add"):
+            self._files[table_files.identity(add)] = file_statistics.AddAction(add)
+        elif remove := action.get("remove"):
+            self._files.pop(table_files.identity(remove), None)
         else:
             table_schema.check(action)
             if metadata := action.get("metaData"):
@@ -241,9 +241,13 @@ class LiveFiles:
         """Whether `places` would have to search more than `MANY_ROWS` rows for these values."""
         if self.row_count() <= MANY_ROWS:
             return False
-        wanted = sorted(set(values))
+        sorted_values = sorted(set(values))
         return (
-            sum(file_statistics.row_count(each) for each in self.files() if file_statistics.may_hold(each, column, wanted))
+            sum(
+                file_statistics.row_count(file)
+                for file in self.files()
+                if file_statistics.may_hold(file, column, sorted_values)
+            )
             > MANY_ROWS
         )
 
@@ -268,12 +272,12 @@ def of(spark: SparkSession, table: tables.TableRef) -> LiveFiles | None:
 
 def measured_columns(live: LiveFiles) -> list[str]:
     """The columns for which Delta keeps the minimum and maximum of each file."""
-    names, listed = live.schema.names, live.configuration.get("delta.dataSkippingStatsColumns")
-    if listed is None:
+    names, setting = live.schema.names, live.configuration.get("delta.dataSkippingStatsColumns")
+    if setting is None:
         count = int(live.configuration.get("delta.dataSkippingNumIndexedCols", 32))
         return names if count < 0 else names[:count]
-    wanted = {each.strip("`") for each in listed.split(",")}
-    return [name for name in names if name in wanted]
+    listed_names = {each.strip("`") for each in setting.split(",")}
+    return [name for name in names if name in listed_names]
 
 
 def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
@@ -309,40 +313,43 @@ def rows_at(
     Raises `NotReadable` where they have more than `size_bytes`, or where the columns of their row groups have more than `read_bytes`, or
     than `stored_ranges.READ_BYTES` for a table in a store. Raises `OSError`.
     """
-    schema, left = _schema_of(live.schema, columns), size_bytes
-    held = present(live, places)
-    found = stored_ranges.sources(live.folder, [file for file, _ in held])
-    sizes = (local_log.columns_bytes(each, set(columns), rows=rows) for each, (_, rows) in zip(found, held, strict=True))
+    schema, remaining_bytes = _schema_of(live.schema, columns), size_bytes
+    present_places = present(live, places)
+    sources = stored_ranges.sources(live.folder, [file for file, _ in present_places])
+    sizes = (
+        local_log.columns_bytes(source, set(columns), rows=rows)
+        for source, (_, rows) in zip(sources, present_places, strict=True)
+    )
     is_stored = stored_files.copied(live.folder) is not None
     if sum(sizes) > (min(read_bytes, stored_ranges.READ_BYTES) if is_stored else read_bytes):
         raise table_schema.NotReadable
 
     def read(path: stored_ranges.Source, numbers: Sequence[int]) -> list[pa.Table]:
-        nonlocal left
-        found = []
+        nonlocal remaining_bytes
+        parts = []
         for part in _parts_at(path, numbers, list(columns)):
-            left -= part.nbytes
-            if left < 0:
+            remaining_bytes -= part.nbytes
+            if remaining_bytes < 0:
                 raise table_schema.NotReadable
-            found.append(table_schema.conformed(part, schema))
-        return found
+            parts.append(table_schema.conformed(part, schema))
+        return parts
 
     with ThreadPoolExecutor(key_search.THREADS, thread_name_prefix="medallion-rows") as pool:
-        parts = pool.map(read, found, (numbers for _, numbers in held))
-        return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(parts)])
+        part_lists = pool.map(read, sources, (numbers for _, numbers in present_places))
+        return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(part_lists)])
 
 
 def present(live: LiveFiles, places: Places) -> Places:
     """The places (`LiveFiles.places`) whose rows are not deleted. Raises `OSError`."""
     _bring_vectors(live.folder, [file for file, _ in places])
-    found = []
+    present_places = []
     for file, numbers in places:
         if vector := file.get("deletionVector"):
             is_present = _mask(live.folder, vector, file_statistics.row_count(file)).take(pa.array(numbers, pa.int64()))
             numbers = list(itertools.compress(numbers, is_present.to_pylist()))
         if numbers:
-            found.append((file, numbers))
-    return found
+            present_places.append((file, numbers))
+    return present_places
 
 
 def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
@@ -351,8 +358,8 @@ def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
     These are the rows of files that `other` lacks, and the rows that `other` has deleted in files of both. Raises `NotReadable` where
     there are more than `limit`, and `OSError`.
     """
-    others = {each["path"]: each for each in other.files()}
-    changed = [(each, others.get(each["path"])) for each in live.files() if not other.holds([each])]
+    other_files = {file["path"]: file for file in other.files()}
+    changed = [(file, other_files.get(file["path"])) for file in live.files() if not other.holds([file])]
     counts = (
         file_statistics.row_count(file) if there is None else file_statistics.deleted_count(there) for file, there in changed
     )
@@ -373,11 +380,11 @@ def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
 def _parts_at(path: stored_ranges.Source, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
     """Columns of rows of a data file, whose `numbers` are in ascending order."""
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
-        held, groups = _held(parquet, columns), local_log.row_groups(parquet, numbers)
+        present_columns, groups = _held(parquet, columns), local_log.row_groups(parquet, numbers)
         for group, rows in groups.items():
             start = rows.start
-            at_a_time = _rows_at_a_time(parquet, held, group)
-            for batch in parquet.iter_batches(at_a_time, row_groups=[group], columns=held):
+            at_a_time = _rows_at_a_time(parquet, present_columns, group)
+            for batch in parquet.iter_batches(at_a_time, row_groups=[group], columns=present_columns):
                 low, high = (bisect.bisect_left(numbers, bound) for bound in (start, start + len(batch)))
                 if low < high:
                     yield pa.Table.from_batches([batch.take(pa.array([each - start for each in numbers[low:high]]))])
@@ -390,30 +397,30 @@ def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
     """True for each row of a file that is not deleted."""
-    gone = deleted_rows.of(vector, LocalFiles(folder)).bits(rows)
-    return pc.invert(pa.BooleanArray.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(gone)]))
+    deleted_bits = deleted_rows.of(vector, LocalFiles(folder)).bits(rows)
+    return pc.invert(pa.BooleanArray.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(deleted_bits)]))
 
 
 def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
     """Columns of a data file's rows that are not deleted, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`."""
     vector = file.get("deletionVector")
-    found: list[pa.Table] = []
+    parts: list[pa.Table] = []
     is_present: pa.BooleanArray | None = None
     start = rows = size = 0
     with pq.ParquetFile(local_log.data_path(folder, file["path"]), coerce_int96_timestamp_unit="us") as parquet:
         count = parquet.metadata.num_rows
         is_present = _mask(folder, vector, count) if vector else None
-        held = _held(parquet, columns)
-        at_a_time = _rows_at_a_time(parquet, held)
-        for batch in parquet.iter_batches(at_a_time, columns=held):
+        present_columns = _held(parquet, columns)
+        at_a_time = _rows_at_a_time(parquet, present_columns)
+        for batch in parquet.iter_batches(at_a_time, columns=present_columns):
             part = pa.Table.from_batches([batch])
-            found.append(part if is_present is None else part.filter(is_present.slice(start, len(part))))
-            start, rows, size = start + len(part), rows + len(found[-1]), size + found[-1].nbytes
+            parts.append(part if is_present is None else part.filter(is_present.slice(start, len(part))))
+            start, rows, size = start + len(part), rows + len(parts[-1]), size + parts[-1].nbytes
             if rows + at_a_time > PART_ROWS or size >= MANY_BYTES:
-                yield pa.concat_tables(found)
-                found, rows, size = [], 0, 0
-    if found:
-        yield pa.concat_tables(found)
+                yield pa.concat_tables(parts)
+                parts, rows, size = [], 0, 0
+    if parts:
+        yield pa.concat_tables(parts)
 
 
 def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str], group: int = 0) -> int:

@@ -80,8 +80,8 @@ class AddedFile:
 
 def place(spark: SparkSession, table: tables.TableRef) -> Path | None:
     """The folder where this process reads a path table: the table's own, or that of its copies, which may be out of date (`readable`)."""
-    own = folder(table)
-    return own if own is not None or table.path is None else stored_files.place(spark, table.path)
+    local_folder = folder(table)
+    return local_folder if local_folder is not None or table.path is None else stored_files.place(spark, table.path)
 
 
 def folder(table: tables.TableRef) -> Path | None:
@@ -100,14 +100,14 @@ def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:
 
     None where there is neither, or the store cannot be reached.
     """
-    found = place(spark, table)
+    path = place(spark, table)
     try:
-        if found is not None:
-            stored_files.follow(found)
+        if path is not None:
+            stored_files.follow(path)
     except OSError as error:
         log.debug("%s is read by Spark: %s", table.label, error)
         return None
-    return found
+    return path
 
 
 def bring(folder: Path, files: Iterable[AddedFile]) -> None:
@@ -134,20 +134,20 @@ def newest_version(folder: Path) -> int | None:
     Tests for file names one by one, starting at the newest version of the previous call or at Delta's last checkpoint. With a commit each
     second, a month's log has millions of entries, and listing them takes seconds.
     """
-    if (copied := stored_files.copied(folder)) is not None:
-        return copied.newest  # not from the files there: a single later or earlier commit may have been copied
-    log, last = folder / tables.LOG, _NEWEST.get(folder)
+    if (copied_log := stored_files.copied(folder)) is not None:
+        return copied_log.newest  # not from the files there: a single later or earlier commit may have been copied
+    log, version = folder / tables.LOG, _NEWEST.get(folder)
     # A table that was removed and created again has fewer versions.
-    if last is None or not (log / f"{last:020}.json").exists():
-        last = checkpoint.noted(log)
-    if last is None or not (log / f"{last:020}.json").exists():
-        last = max((int(name[:20]) for name in _listed(log)), default=None)
-        if last is None:
+    if version is None or not (log / f"{version:020}.json").exists():
+        version = checkpoint.noted(log)
+    if version is None or not (log / f"{version:020}.json").exists():
+        version = max((int(name[:20]) for name in _listed(log)), default=None)
+        if version is None:
             return None
-    while (log / f"{last + 1:020}.json").exists():
-        last += 1
-    _NEWEST[folder] = last
-    return last
+    while (log / f"{version + 1:020}.json").exists():
+        version += 1
+    _NEWEST[folder] = version
+    return version
 
 
 _NEWEST: dict[Path, int] = {}
@@ -169,10 +169,10 @@ def _newest_first(folder: Path) -> Iterator[str]:
 def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
     for name in _newest_first(folder):
-        found = _read_commit(folder, name, stored_files.commit_path(folder, int(name[:20])))
-        if found is None:  # cleaned up: the log goes back no further
+        entry = _read_commit(folder, name, stored_files.commit_path(folder, int(name[:20])))
+        if entry is None:  # cleaned up: the log goes back no further
             return
-        yield found
+        yield entry
 
 
 def commit(folder: Path, version: int) -> Commit | None:
@@ -183,10 +183,10 @@ def commit(folder: Path, version: int) -> Commit | None:
 def stamp(folder: Path, version: int) -> tuple[int, int] | None:
     """Inode and modification time of a version's commit, which differ for another commit of the same number; None where there is none."""
     try:
-        found = stored_files.commit_path(folder, version).stat()
+        status = stored_files.commit_path(folder, version).stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _read_commit(folder: Path, name: str, path: Path) -> Commit | None:
@@ -216,37 +216,39 @@ def restored_version(folder: Path, version: int) -> int | None:
 
 def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
     """The files that are in only one of a version and the version before it. With another deletion vector it is another file."""
-    found: set[tuple[str, str]] = set()
+    changed_files: set[tuple[str, str]] = set()
     for action in actions(folder, version):
         for file in (action.get("add"), action.get("remove")):
             if file is not None:
                 vector = file.get("deletionVector") or {}
-                found ^= {(file["path"], f"{vector.get('pathOrInlineDv', '')}@{vector.get('offset', '')}")}
-    return frozenset(found)
+                changed_files ^= {(file["path"], f"{vector.get('pathOrInlineDv', '')}@{vector.get('offset', '')}")}
+    return frozenset(changed_files)
 
 
 def properties(folder: Path) -> dict[str, str] | None:
     """The table's properties; None where they cannot be read here."""
-    found = _newest_action(folder, "metaData")
-    return None if found is None else dict(found.get("configuration") or {})
+    metadata = _newest_action(folder, "metaData")
+    return None if metadata is None else dict(metadata.get("configuration") or {})
 
 
 def features(folder: Path) -> frozenset[str] | None:
     """The table features of readers and writers; None where they cannot be read here."""
-    found = _newest_action(folder, "protocol")
-    return None if found is None else frozenset((*(found.get("readerFeatures") or ()), *(found.get("writerFeatures") or ())))
+    action = _newest_action(folder, "protocol")
+    return (
+        None if action is None else frozenset((*(action.get("readerFeatures") or ()), *(action.get("writerFeatures") or ())))
+    )
 
 
 def columns(folder: Path) -> list[str] | None:
     """The names of the table's columns, in order; None where they cannot be read here."""
-    found = _newest_action(folder, "metaData")
-    return None if found is None else [each["name"] for each in json.loads(found["schemaString"])["fields"]]
+    metadata = _newest_action(folder, "metaData")
+    return None if metadata is None else [each["name"] for each in json.loads(metadata["schemaString"])["fields"]]
 
 
 def table_id(folder: Path) -> str | None:
     """Delta's identifier of the table; None where it cannot be read here."""
-    found = _newest_action(folder, "metaData")
-    return None if found is None else str(found["id"])
+    metadata = _newest_action(folder, "metaData")
+    return None if metadata is None else str(metadata["id"])
 
 
 def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
@@ -255,8 +257,8 @@ def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
     From the commits after the newest checkpoint, else from the checkpoint.
     """
     names = _newest_first(folder)
-    held_there = checkpoint.newest(folder)
-    after = -1 if held_there is None else int(held_there.name[:20])
+    checkpoint_path = checkpoint.newest(folder)
+    after = -1 if checkpoint_path is None else int(checkpoint_path.name[:20])
     try:
         for name in names:
             if int(name[:20]) <= after:
@@ -264,12 +266,12 @@ def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
             for line in (folder / tables.LOG / name).read_text("utf-8").split("\n"):
                 if line.startswith(f'{{"{kind}"'):
                     return dict(json.loads(line)[kind])
-        if held_there is None:
+        if checkpoint_path is None:
             return None
-        held = pq.ParquetFile(held_there).read([kind])[kind].drop_null()
+        values = pq.ParquetFile(checkpoint_path).read([kind])[kind].drop_null()
     except (OSError, ValueError):  # cleaned up just now, or damaged, which Delta reports
         return None
-    return dict(held[0].as_py()) if len(held) else None
+    return dict(values[0].as_py()) if len(values) else None
 
 
 @dataclass(frozen=True)
@@ -294,8 +296,8 @@ def size(folder: Path) -> VersionSize | None:
 
 def is_smaller(folder: Path, size_bytes: int) -> bool:
     """Whether the newest version is known to have fewer than `size_bytes`; true for a missing table."""
-    found = size(folder)
-    return found is not None and found.size_bytes < size_bytes
+    version_size = size(folder)
+    return version_size is not None and version_size.size_bytes < size_bytes
 
 
 def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
@@ -306,10 +308,10 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     try:
         bring(folder, live)
         # Each file by itself: Arrow cannot concatenate `string` and `large_string`, which delta-rs writes.
-        found = [aligned(pq.ParquetFile(file.path).read(), schema) for file in live]
+        file_rows = [aligned(pq.ParquetFile(file.path).read(), schema) for file in live]
     except _UNREADABLE:
         return None
-    return pa.concat_tables(found) if found else schema.empty_table()
+    return pa.concat_tables(file_rows) if file_rows else schema.empty_table()
 
 
 def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -323,7 +325,7 @@ def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table
 def files(folder: Path) -> list[AddedFile] | None:
     """The data files of the newest version, ordered by name; None where they cannot be read here."""
     try:
-        return [_added_file(folder, added) for _, added in sorted(_live(folder).items())]
+        return [_added_file(folder, add) for _, add in sorted(_live(folder).items())]
     except _UNREADABLE:
         return None
 
@@ -337,17 +339,17 @@ def _live(folder: Path) -> dict[str, dict[str, Any]]:
     newest = newest_version(folder)
     if newest is None:
         raise table_schema.NotReadable
-    found: dict[str, dict[str, Any]] = {}
+    live: dict[str, dict[str, Any]] = {}
     for action in replayed(folder, newest):
-        if added := action.get("add"):
-            if not _is_plain(added):
+        if add := action.get("add"):
+            if not _is_plain(add):
                 raise table_schema.NotReadable
-            found[added["path"]] = added
-        elif removed := action.get("remove"):
-            found.pop(removed["path"], None)
+            live[add["path"]] = add
+        elif remove := action.get("remove"):
+            live.pop(remove["path"], None)
         else:
             table_schema.check(action)
-    return found
+    return live
 
 
 def replayed(folder: Path, version: int) -> Iterator[dict[str, Any]]:
@@ -355,10 +357,10 @@ def replayed(folder: Path, version: int) -> Iterator[dict[str, Any]]:
 
     Raises `OSError` where a commit is missing, because of a log clean-up or another writer: the files would be those of no version.
     """
-    begun = checkpoint.newest(folder, version)
-    if begun is not None:
-        yield from checkpoint.actions(begun)
-    for number in range(0 if begun is None else int(begun.name[:20]) + 1, version + 1):
+    checkpoint_path = checkpoint.newest(folder, version)
+    if checkpoint_path is not None:
+        yield from checkpoint.actions(checkpoint_path)
+    for number in range(0 if checkpoint_path is None else int(checkpoint_path.name[:20]) + 1, version + 1):
         yield from actions(folder, number)
 
 
@@ -390,21 +392,25 @@ def columns_bytes(
     Only those of the row groups `groups`, or of the groups that hold some of the `rows`, whose numbers are in ascending order.
     """
     with pq.ParquetFile(source) as parquet:
-        chosen = groups if rows is None else row_groups(parquet, rows)
-        held = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups) if chosen is None else chosen)
-        own = [at for at in range(parquet.metadata.num_columns) if _is_below(parquet.schema.column(at).path, columns)]
-        return sum(group.column(at).total_uncompressed_size for group in held for at in own)
+        numbers = groups if rows is None else row_groups(parquet, rows)
+        chosen_groups = map(
+            parquet.metadata.row_group, range(parquet.metadata.num_row_groups) if numbers is None else numbers
+        )
+        indices = [
+            index for index in range(parquet.metadata.num_columns) if _is_below(parquet.schema.column(index).path, columns)
+        ]
+        return sum(group.column(index).total_uncompressed_size for group in chosen_groups for index in indices)
 
 
 def row_groups(parquet: pq.ParquetFile, rows: Sequence[int]) -> dict[int, range]:
     """The row groups that hold some of the `rows` (in ascending order), each with the range of its row numbers."""
-    found, start = {}, 0
+    groups, start = {}, 0
     for number in range(parquet.metadata.num_row_groups):
-        held = range(start, start + parquet.metadata.row_group(number).num_rows)
-        if bisect.bisect_left(rows, held.start) < bisect.bisect_left(rows, held.stop):
-            found[number] = held
-        start = held.stop
-    return found
+        row_range = range(start, start + parquet.metadata.row_group(number).num_rows)
+        if bisect.bisect_left(rows, row_range.start) < bisect.bisect_left(rows, row_range.stop):
+            groups[number] = row_range
+        start = row_range.stop
+    return groups
 
 
 def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int, size_bytes: int, group: int = 0) -> int:
@@ -416,9 +422,10 @@ def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int
         return most
     # Not from the footer: for a dictionary-encoded column it has the size of the distinct values, and a row may have megabytes.
     groups = range(group, parquet.num_row_groups)
-    filled = next(each for each in groups if parquet.metadata.row_group(each).num_rows)  # Arrow writes empty row groups, too
-    first = next(parquet.iter_batches(_SAMPLE_ROWS, row_groups=[filled], columns=list(columns)))
-    return max(1, min(most, size_bytes * len(first) // max(1, first.nbytes)))
+    # Arrow writes empty row groups, too.
+    filled_group = next(each for each in groups if parquet.metadata.row_group(each).num_rows)
+    sample = next(parquet.iter_batches(_SAMPLE_ROWS, row_groups=[filled_group], columns=list(columns)))
+    return max(1, min(most, size_bytes * len(sample) // max(1, sample.nbytes)))
 
 
 _SAMPLE_ROWS = 64
@@ -435,29 +442,29 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
     None where the last `LOOKED_THROUGH` commits do not reach that append, or contain a commit that is neither an append of this project
     nor a compaction.
     """
-    found: list[AddedFile] = []
-    removed: set[str] = set()
+    added_files: list[AddedFile] = []
+    removed_paths: set[str] = set()
     for name in itertools.islice(_newest_first(folder), LOOKED_THROUGH):
         try:
-            held = [*actions(folder, int(name[:20]))]
+            commit_actions = [*actions(folder, int(name[:20]))]
         except (OSError, ValueError):
             return None
-        info: dict[str, Any] = next((action["commitInfo"] for action in held if "commitInfo" in action), {})
+        info: dict[str, Any] = next((action["commitInfo"] for action in commit_actions if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)
-        if commit.version == 0 and not any("add" in action for action in held):
-            return found  # the table was created here, and was empty
+        if commit.version == 0 and not any("add" in action for action in commit_actions):
+            return added_files  # the table was created here, and was empty
         # A compaction adds no rows, whatever its metadata.
         if info.get("operation") != "OPTIMIZE" and (commit.metadata is None or info.get("operation") != "WRITE"):
             return None
-        added = [action["add"] for action in held if "add" in action]
-        if added and info["operation"] == "WRITE" and is_before(commit):
-            return found
-        if any("metaData" in action or "protocol" in action for action in held) or not all(map(_is_plain, added)):
+        adds = [action["add"] for action in commit_actions if "add" in action]
+        if adds and info["operation"] == "WRITE" and is_before(commit):
+            return added_files
+        if any("metaData" in action or "protocol" in action for action in commit_actions) or not all(map(_is_plain, adds)):
             return None
-        # Newest first: `removed` has a file that a later compaction removed before its own commit is reached.
-        live = (each for each in added if each["path"] not in removed)
-        found += [_added_file(folder, each) for each in live]
-        removed.update(action["remove"]["path"] for action in held if "remove" in action)
+        # Newest first: `removed_paths` has a file that a later compaction removed before its own commit is reached.
+        live = (each for each in adds if each["path"] not in removed_paths)
+        added_files += [_added_file(folder, each) for each in live]
+        removed_paths.update(action["remove"]["path"] for action in commit_actions if "remove" in action)
     return None
 
 
@@ -476,8 +483,8 @@ def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | N
     operation, metadata = info.get("operation"), claims.parsed(info.get("userMetadata"))
     restored = brought_back(operation, info.get("operationParameters") or {}, metadata)
     if restored == UNKNOWN and operation == "RESTORE":
-        found = find_restored()
-        restored = UNKNOWN if found is None else found
+        version = find_restored()
+        restored = UNKNOWN if version is None else version
     return Commit(int(name[:20]), info.get("timestamp", 0), metadata, restored)
 
 

@@ -127,11 +127,11 @@ def is_clean(table: tables.TableRef) -> bool:
 
 def _lying(folder: Path) -> set[Path]:
     """The files in a table's folder without the log, and without names that begin with a dot, such as checksums: Spark hides these."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != tables.LOG]
-        found |= {Path(place, name) for name in names if not name.startswith(".")}
-    return found
+        paths |= {Path(place, name) for name in names if not name.startswith(".")}
+    return paths
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
@@ -140,8 +140,8 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
     Not done where the newest entry has no position and an older one does: the older one would be removed when it expires.
     """
     log = direct_log.of(spark, table)
-    at = table_history.NOT_THERE if log is None else table_history.standing(spark, table)
-    if at.position is not None and at.position.version < at.version:
+    standing = table_history.NOT_THERE if log is None else table_history.standing(spark, table)
+    if standing.position is not None and standing.position.version < standing.version:
         return False
     try:
         return log is not None and log.checkpoint()

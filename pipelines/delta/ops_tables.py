@@ -77,13 +77,13 @@ def note(
     """
     delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=PROPERTIES)
     with _APPENDING[table]:  # otherwise each thread would add the columns
-        held = delta.columns(spark, table)
-        lacking = pa.schema([each for each in schema if each.name not in held])
-        if len(lacking):
+        existing_columns = delta.columns(spark, table)
+        missing_columns = pa.schema([each for each in schema if each.name not in existing_columns])
+        if len(missing_columns):
             try:
-                spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
+                spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(missing_columns)})")
             except table_errors.SPARK_ERRORS:
-                if not delta.columns(spark, table).issuperset(lacking.names):  # else another process has added them
+                if not delta.columns(spark, table).issuperset(missing_columns.names):  # else another process has added them
                     raise
     append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema), statistics=statistics)
 
@@ -91,8 +91,8 @@ def note(
 def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:
     """All rows of a table of facts, in no order, with the columns of `schema`."""
     folder = local_log.readable(spark, table)
-    found = None if folder is None else local_log.rows(folder, schema)
-    return found if found is not None else _by_spark(spark, table, schema)
+    local_rows = None if folder is None else local_log.rows(folder, schema)
+    return local_rows if local_rows is not None else _by_spark(spark, table, schema)
 
 
 def parts(

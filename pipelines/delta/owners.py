@@ -36,8 +36,8 @@ def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
 
 def holder(spark: SparkSession, table: tables.TableRef) -> Mapping[str, Any] | None:
     """The claim of the writer that holds the table (`is_held`); None where there is none."""
-    last = table_history.standing(spark, table).last
-    return None if last is None or _verdict(last) is claims.Availability.FREE else last.metadata
+    last_commit = table_history.standing(spark, table).last
+    return None if last_commit is None or _verdict(last_commit) is claims.Availability.FREE else last_commit.metadata
 
 
 def _verdict(last: Commit | None) -> claims.Availability:
@@ -82,11 +82,11 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
 
 def came_since(spark: SparkSession, table: tables.TableRef, since_ms: int) -> bool:
     """Whether the table's last writer claimed it after a time, so that a decision of that time did not consider it."""
-    last = None
+    last_writer = None
     for commit in table_history.newest_first(spark, table):
         if commit.metadata is not None:
-            last = last or commit.metadata["writer"]
-            if commit.metadata["writer"] != last:
+            last_writer = last_writer or commit.metadata["writer"]
+            if commit.metadata["writer"] != last_writer:
                 return True
             if commit.timestamp_ms <= since_ms:
                 return False
@@ -139,5 +139,5 @@ def _signalable(pid: int) -> bool:
 def _is_alive(pid: object, started: object) -> bool:
     if not isinstance(pid, int) or pid == os.getpid() and started == _started(pid):
         return isinstance(pid, int)
-    now = _started(pid)  # empty where /proc hides processes of other users
-    return now is not None and (not started or now in ("", started))
+    start = _started(pid)  # empty where /proc hides processes of other users
+    return start is not None and (not started or start in ("", started))

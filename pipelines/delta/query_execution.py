@@ -130,8 +130,8 @@ def with_values(df: DataFrame, column: str, values: Iterable[str | None]) -> Dat
 
     By a join with a table: in a condition each value costs a call of the JVM, and makes the plan larger.
     """
-    named = df.sparkSession.createDataFrame(pa.table({column: pa.array(list(values), pa.string())}))
-    return df.join(F.broadcast(named), column, "left_semi")
+    value_table = df.sparkSession.createDataFrame(pa.table({column: pa.array(list(values), pa.string())}))
+    return df.join(F.broadcast(value_table), column, "left_semi")
 
 
 @contextmanager

@@ -58,9 +58,9 @@ class StatementCommits(fenced_commits.FencedCommits):
         path = self.table.path
 
         def act(options: dict[str, str]) -> None:
-            chosen = writer.options(**options)
+            fenced_writer = writer.options(**options)
             # `saveAsTable` sometimes misses a path table that another session has just created, and creates it again.
-            chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
+            fenced_writer.saveAsTable(str(self.table)) if path is None else fenced_writer.save(path)
 
         return self.through_spark(act, lambda: (to, extra))
 
@@ -109,8 +109,8 @@ class StatementCommits(fenced_commits.FencedCommits):
         matches all of its rows; the other rows of `among` are written again.
         """
         rows = self._rows()
-        left = rows.limit(0) if among is None else rows.where(among).where(f"NOT coalesce({where}, false)")
-        return self._written(lambda: (left, F.expr(among or where)), lambda: (to, extra))
+        remaining = rows.limit(0) if among is None else rows.where(among).where(f"NOT coalesce({where}, false)")
+        return self._written(lambda: (remaining, F.expr(among or where)), lambda: (to, extra))
 
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table, with ownership checked before and after it.
@@ -191,11 +191,11 @@ class StatementCommits(fenced_commits.FencedCommits):
     def _marked(self, next_metadata: fenced_commits.NextMetadata) -> int:
         if self.direct is not None:
             return self.through_log(functools.partial(self.direct.commit, None), next_metadata)
-        nothing = self.spark.createDataFrame([], self._rows().schema)
+        no_rows = self.spark.createDataFrame([], self._rows().schema)
         # Over Spark Connect, changing the settings would take longer than it saves.
         confs = query_execution.INTERPRETED if sparks.is_classic(self.spark) else {}
         with query_execution.session_confs(self.spark, confs):
-            return self._appended(nothing, next_metadata)
+            return self._appended(no_rows, next_metadata)
 
     def _rows(self) -> DataFrame:
         return self.spark.table(str(self.table))

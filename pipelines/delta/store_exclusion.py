@@ -71,24 +71,24 @@ def check(spark: SparkSession, location: str) -> None:
 
 def _prove_links(folder: Path) -> None:
     """Raise `ConcurrentWritesUnsafe` where a folder's file system has no hard links, with which `HardLinkLogStore` commits."""
-    beside = next(each for each in folder.parents if each.is_dir())
-    probe = beside / f".medallion_probe_{uuid.uuid4().hex}"
-    linked = probe.with_suffix(".link")
+    parent = next(path for path in folder.parents if path.is_dir())
+    probe = parent / f".medallion_probe_{uuid.uuid4().hex}"
+    link = probe.with_suffix(".link")
     try:
         probe.touch()
-        os.link(probe, linked)
+        os.link(probe, link)
     except OSError as error:
         # The next write there reports any other error of the folder or the disk.
         if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise errors.ConcurrentWritesUnsafe(
-                f"{beside}: this file system has no hard links (a mounted bucket, for example), so it cannot exclude "
+                f"{parent}: this file system has no hard links (a mounted bucket, for example), so it cannot exclude "
                 "concurrent commits. Nothing was written. Use a folder on another disk as lakehouse.root, or the store's "
                 "URL (s3a://…)"
             ) from error
     finally:
-        for each in (linked, probe):
+        for path in (link, probe):
             with contextlib.suppress(OSError):
-                each.unlink()
+                path.unlink()
 
 
 def prove(spark: SparkSession, location: str) -> str:
@@ -96,15 +96,15 @@ def prove(spark: SparkSession, location: str) -> str:
     scheme = stores.scheme(location)
     if sparks.is_databricks():
         return "Databricks commits to it"
-    found = _why_not(spark, scheme, location)
-    if found is None:
+    reason = _why_not(spark, scheme, location)
+    if reason is None:
         if sparks.is_classic(spark) and _log_store(spark, scheme) == log_store.CONDITIONAL_PUT:
             return "it was written and listed, and refused the second of two commits of one version"
         return "its log store lets one of two commits win; the store was not tried from here"
     if spark.conf.get(spark_conf.SINGLE_DRIVER, "false") == "true":
-        return f"lakehouse.single_driver vouches for one driver ({found})"
+        return f"lakehouse.single_driver vouches for one driver ({reason})"
     raise errors.ConcurrentWritesUnsafe(
-        f"{_store_of(location)}: {found}, so two drivers that commit at the same time would overwrite each other's "
+        f"{_store_of(location)}: {reason}, so two drivers that commit at the same time would overwrite each other's "
         "commits. Nothing was written. Give this Spark the log store of mongo-medallion "
         f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, if a single driver ever writes "
         "this lakehouse, set lakehouse.single_driver: true"
@@ -151,11 +151,11 @@ def _probed(spark: SparkSession, location: str) -> str | None:
     try:
         file_system = path.getFileSystem(conf)
         refusal = _refusal(write)
-        listed = [each.getPath().getName() for each in file_system.listStatus(path.getParent())]
-        return refusal if path.getName() in listed else "it does not list what was just written to it"
+        names = [each.getPath().getName() for each in file_system.listStatus(path.getParent())]
+        return refusal if path.getName() in names else "it does not list what was just written to it"
     except table_errors.SPARK_ERRORS as error:
-        if (missing := spark_failures.no_file_system(error, location)) is not None:
-            raise missing from error
+        if (failure := spark_failures.no_file_system(error, location)) is not None:
+            raise failure from error
         raise errors.StoreUnreachable(
             f"{location}: the store cannot be written, read and listed ({spark_failures.class_name(error)}); "
             f"{spark_failures.STORE_ADVICE}"

@@ -32,9 +32,9 @@ class StoreFolder:
 
     def created(self, name: str) -> Any:
         """An output stream of Java into a new file with a unique name."""
-        creating = self._files.createFile(self._at(name)).overwrite(True).recursive()
+        builder = self._files.createFile(self._at(name)).overwrite(True).recursive()
         # S3A then does not test whether there is a folder or file of that name.
-        return creating.opt("fs.s3a.create.performance", True).build()
+        return builder.opt("fs.s3a.create.performance", True).build()
 
     def upload(self, source: Path, name: str) -> None:
         """Copy a local file to a new file with a unique name."""
@@ -50,8 +50,8 @@ class StoreFolder:
         with _store_errors(self._address(name)):
             file = self._opened(name, start + size)  # S3A takes the length for the end: one request of exactly these bytes
             file.seek(start)
-            limited = jvm.java_class(self.spark, "org.apache.hadoop.util.LimitInputStream")(file, size)
-            self._received(limited, to)
+            limited_stream = jvm.java_class(self.spark, "org.apache.hadoop.util.LimitInputStream")(file, size)
+            self._received(limited_stream, to)
 
     def download(self, name: str, to: Path, size_bytes: int | None) -> None:
         """Copy a file to a local file; a known size saves a request. Raises `OSError`."""
@@ -67,8 +67,8 @@ class StoreFolder:
     def status(self, name: str) -> tuple[int, int]:
         """A file's modification time, in milliseconds since 1970, and its size in bytes. Raises `OSError`."""
         with _store_errors(self._address(name)):
-            found = self._files.getFileStatus(self._at(name))
-            return found.getModificationTime(), found.getLen()
+            status = self._files.getFileStatus(self._at(name))
+            return status.getModificationTime(), status.getLen()
 
     def is_file(self, name: str) -> bool:
         """Whether a file exists: one request, and no Java exception, which takes a dozen calls to translate. Raises `OSError`."""
@@ -89,9 +89,9 @@ class StoreFolder:
     def _opened(self, name: str, size_bytes: int | None) -> Any:
         if size_bytes is None:
             return self._files.open(self._at(name))
-        opening = self._files.openFile(self._at(name)).opt("fs.option.openfile.read.policy", "whole-file")
+        builder = self._files.openFile(self._at(name)).opt("fs.option.openfile.read.policy", "whole-file")
         # Saves the request for the length.
-        return opening.opt("fs.option.openfile.length", str(size_bytes)).build().get()
+        return builder.opt("fs.option.openfile.length", str(size_bytes)).build().get()
 
     @functools.cached_property
     def _files(self) -> Any:

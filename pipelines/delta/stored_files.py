@@ -103,8 +103,8 @@ class StoredFiles(StoreFolder):
             return file.read(size)
 
     def remove(self, name: str) -> None:
-        for held in (self.draft(name), self.folder / name):
-            held.unlink(missing_ok=True)
+        for path in (self.draft(name), self.folder / name):
+            path.unlink(missing_ok=True)
         self.delete(name)
 
     def has_commit(self, version: int) -> bool:
@@ -129,9 +129,9 @@ class StoredFiles(StoreFolder):
             _HELD.touch(copy)
             return copy.read_bytes()
         self._copy(copy, size, lambda draft: self.download_range(name, draft, start, size))
-        found = copy.read_bytes()
+        content = copy.read_bytes()
         _HELD.add(copy)
-        return found
+        return content
 
     def _copy_of(self, name: str) -> Path:
         """The path of a file's copy.
@@ -162,10 +162,10 @@ def _root(process: int) -> Path:
     Its name is unique: in a restarted container the process has the same number as before, and the copies of the process before may be of
     tables that have been removed.
     """
-    mine = scratch.folder()
-    for left in mine.glob(f"copies-*-{process}.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
-    root = mine / f"copies-{uuid.uuid4().hex[:12]}-{process}.tmp"
+    scratch_folder = scratch.folder()
+    for leftover in scratch_folder.glob(f"copies-*-{process}.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    root = scratch_folder / f"copies-{uuid.uuid4().hex[:12]}-{process}.tmp"
 
     def remove() -> None:
         if os.getpid() == process:  # not in a forked child
@@ -277,24 +277,24 @@ class CopiedLog:
         self._forget()  # a failed attempt may have left files
         if not self.files.is_folder(LOG):
             return False
-        noted = self._noted_checkpoint()
-        if noted is not None and self._is_copied(noted):
-            self._first = self._newest = noted
-        elif noted is None and self._is_copied(0):
+        checkpoint_version = self._noted_checkpoint()
+        if checkpoint_version is not None and self._is_copied(checkpoint_version):
+            self._first = self._newest = checkpoint_version
+        elif checkpoint_version is None and self._is_copied(0):
             self._first = self._newest = 0
-        elif noted is not None or self.files.has_commits():
+        elif checkpoint_version is not None or self.files.has_commits():
             raise OSError(errno.ENOTSUP, "its log begins in a way that only Delta reads", str(self.folder))
         return self._newest >= 0
 
     def _begin_later(self) -> None:
         """Copy a later checkpoint, and remove the old commits before it."""
-        noted = self._noted_checkpoint()
-        if noted is None or noted <= self._first:
+        checkpoint_version = self._noted_checkpoint()
+        if checkpoint_version is None or checkpoint_version <= self._first:
             return
-        for version in range(max(0, self._first - KEPT_COMMITS), noted - KEPT_COMMITS):
+        for version in range(max(0, self._first - KEPT_COMMITS), checkpoint_version - KEPT_COMMITS):
             (self.folder / commit_name(version)).unlink(missing_ok=True)
         (self.folder / LOG / checkpoint.name(self._first)).unlink(missing_ok=True)
-        self._first = noted
+        self._first = checkpoint_version
 
     def _noted_checkpoint(self) -> int | None:
         """Copy the checkpoint that the store's log names as the last; its version, or None where there is none."""
@@ -345,9 +345,9 @@ def place(spark: SparkSession, location: str) -> Path | None:
     with _COPYING:
         if files.folder not in _COPIED and _has_commits_elsewhere(spark, location):
             return None
-        held = _COPIED.setdefault(files.folder, CopiedLog(files))
-        if held.files.spark.sparkContext is not spark.sparkContext:  # the JVM was started again
-            held.files = files
+        copied_log = _COPIED.setdefault(files.folder, CopiedLog(files))
+        if copied_log.files.spark.sparkContext is not spark.sparkContext:  # the JVM was started again
+            copied_log.files = files
     return files.folder
 
 
@@ -374,18 +374,18 @@ def one_look() -> Iterator[None]:
 
 def follow(folder: Path) -> None:
     """Bring a copied log up to date (`CopiedLog.follow`); does nothing for a table's own folder. Raises `OSError`."""
-    held, followed = copied(folder), _FOLLOWED.get()
-    if held is None or (followed is not None and folder in followed):
+    copied_log, followed = copied(folder), _FOLLOWED.get()
+    if copied_log is None or (followed is not None and folder in followed):
         return
-    held.follow()
+    copied_log.follow()
     if followed is not None:
         followed.add(folder)
 
 
 def note_commit(folder: Path, version: int, metadata: str) -> None:
     """Note a commit of this process for a copied log (`CopiedLog.note_commit`); does nothing for a table's own folder."""
-    if held := copied(folder):
-        held.note_commit(version, metadata)
+    if copied_log := copied(folder):
+        copied_log.note_commit(version, metadata)
 
 
 def copied(folder: Path) -> CopiedLog | None:
@@ -396,10 +396,10 @@ def copied(folder: Path) -> CopiedLog | None:
 def commit_path(folder: Path, version: int, *, is_alone: bool = False) -> Path:
     """The path of a commit, which is copied first for a copied log; the file may be missing. Raises `OSError`."""
     path = folder / commit_name(version)
-    held = copied(folder)
-    if held is not None and not path.exists():
+    copied_log = copied(folder)
+    if copied_log is not None and not path.exists():
         with contextlib.suppress(FileNotFoundError):
-            held.bring_commit(version, is_alone=is_alone)
+            copied_log.bring_commit(version, is_alone=is_alone)
     return path
 
 
@@ -408,16 +408,16 @@ def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
 
     Raises `FileNotFoundError`, or another `OSError` where the store cannot be read or the files exceed `FETCH_FILES` or `FETCH_BYTES`.
     """
-    held = copied(folder)
-    if held is None:
+    copied_log = copied(folder)
+    if copied_log is None:
         return
-    missing = [(name, size) for name, size in dict(files).items() if not (folder / name).exists()]
-    if any("://" in name or name.startswith("/") for name, _ in missing):
+    missing_files = [(name, size) for name, size in dict(files).items() if not (folder / name).exists()]
+    if any("://" in name or name.startswith("/") for name, _ in missing_files):
         raise FileNotFoundError(errno.ENOENT, "it lies in another table's folder", str(folder))
-    if len(missing) > FETCH_FILES or sum(size or 0 for _, size in missing) > FETCH_BYTES:
+    if len(missing_files) > FETCH_FILES or sum(size or 0 for _, size in missing_files) > FETCH_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
-    if len(missing) == 1:
-        held.files.fetch(*missing[0])
-    elif missing:
+    if len(missing_files) == 1:
+        copied_log.files.fetch(*missing_files[0])
+    elif missing_files:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-fetch") as pool:
-            list(pool.map(held.files.fetch, *zip(*missing)))
+            list(pool.map(copied_log.files.fetch, *zip(*missing_files)))

@@ -49,19 +49,19 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size_bytes - self._at)
-        size = left if size < 0 else min(size, left)
-        found = self._range(self._at, size) if size else b""
-        self._at += len(found)
-        return found
+        remaining = max(0, self._size_bytes - self._at)
+        size = remaining if size < 0 else min(size, remaining)
+        content = self._range(self._at, size) if size else b""
+        self._at += len(content)
+        return content
 
     def _range(self, start: int, size: int) -> bytes:
         tail = max(0, self._size_bytes - TAIL_BYTES)
         if start < tail:
             return self._files.fetch_range(self._name, start, size)
         # Arrow reads the end twice, with different lengths.
-        held = self._files.fetch_range(self._name, tail, self._size_bytes - tail)
-        return held[start - tail : start - tail + size]
+        content = self._files.fetch_range(self._name, tail, self._size_bytes - tail)
+        return content[start - tail : start - tail + size]
 
 
 Source: TypeAlias = Path | RangedFile
@@ -73,13 +73,14 @@ def sources(folder: Path, files: Sequence[Mapping[str, Any]]) -> list[Source]:
 
     For a table in a store, copies the files up to `SMALL_BYTES`, or all of them where they have no more than `FEW_BYTES` together.
     """
-    held = stored_files.copied(folder)
-    if held is None:
+    copied_log = stored_files.copied(folder)
+    if copied_log is None:
         return [local_log.data_path(folder, each["path"]) for each in files]
     are_few = sum(each["size"] for each in files) <= FEW_BYTES
-    named = [(unquote(each["path"]), int(each["size"])) for each in files]
-    ranged = [not are_few and size > SMALL_BYTES and not (folder / name).exists() for name, size in named]
-    stored_files.bring(folder, [each for each, is_ranged in zip(named, ranged) if not is_ranged])
+    entries = [(unquote(each["path"]), int(each["size"])) for each in files]
+    ranged = [not are_few and size > SMALL_BYTES and not (folder / name).exists() for name, size in entries]
+    stored_files.bring(folder, [each for each, is_ranged in zip(entries, ranged) if not is_ranged])
     return [
-        RangedFile(held.files, name, size) if is_ranged else folder / name for (name, size), is_ranged in zip(named, ranged)
+        RangedFile(copied_log.files, name, size) if is_ranged else folder / name
+        for (name, size), is_ranged in zip(entries, ranged)
     ]

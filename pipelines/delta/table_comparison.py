@@ -60,10 +60,10 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
     """
     # As JSON, because the tables may have different columns, and different types for the same values.
     before, after = _texts(live), _texts(rebuilt)
-    both = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
+    pairs = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
     is_gone, is_new = F.col("after").isNull(), F.col("before").isNull()
     is_other = F.col("before") != F.col("after")
-    counted = both.agg(
+    counts = pairs.agg(
         F.count("before").alias("rows"),
         F.count("after").alias("rebuilt_rows"),
         F.count_if(is_gone).alias("gone"),
@@ -72,18 +72,18 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
         F.coalesce(F.sum("before_rescued"), F.lit(0)).alias("rescued"),
         F.coalesce(F.sum("after_rescued"), F.lit(0)).alias("rebuilt_rescued"),
     ).first()
-    parts = both.where(is_gone), both.where(is_other), deletes
-    lost, lost_keys = _lost(*parts) if counted.gone or counted.differing else (0, ())
-    differences = _differences(both.where(is_other), live, rebuilt) if counted.differing else ()
-    return Comparison(**counted.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
+    parts = pairs.where(is_gone), pairs.where(is_other), deletes
+    lost, lost_keys = _lost(*parts) if counts.gone or counts.differing else (0, ())
+    differences = _differences(pairs.where(is_other), live, rebuilt) if counts.differing else ()
+    return Comparison(**counts.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
 
 
 def _texts(table: DataFrame) -> DataFrame:
     """Rows `key, text, rescued`: the key, the columns as one JSON object, and the number of rescued values."""
-    named = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
+    columns = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
-    text = F.to_json(F.struct(F.col("__key"), *named, entries))
+    text = F.to_json(F.struct(F.col("__key"), *columns, entries))
     return table.select(
         F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued")
     )
@@ -95,21 +95,21 @@ def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
 
 def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
     """The number of rows that are gone without a delete or would become incomplete, and some of their keys."""
-    left = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
+    undeleted = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
     before, after = (F.get_json_object(name, "$.__incomplete").eqNullSafe("true") for name in ("before", "after"))
-    lost = left.unionByName(other.where(after & ~before))
-    return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
+    lost_rows = undeleted.unionByName(other.where(after & ~before))
+    return lost_rows.count(), tuple(row.key for row in lost_rows.select("key").orderBy("key").limit(EXAMPLES).collect())
 
 
 def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[ColumnDifference, ...]:
     """The columns in which documents differ, by name."""
     parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
-    equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
-    columns = F.explode(F.map_keys(F.map_filter(equal, lambda _, is_equal: ~is_equal))).alias("column")
-    counted = other.select("key", columns).mapInArrow(_counted, arrow.columns_ddl(_COUNTED)).groupBy("column")
+    equalities = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
+    columns = F.explode(F.map_keys(F.map_filter(equalities, lambda _, is_equal: ~is_equal))).alias("column")
+    counts = other.select("key", columns).mapInArrow(_counted, arrow.columns_ddl(_COUNTED)).groupBy("column")
     keys = F.array_sort(F.array_distinct(F.flatten(F.collect_list("keys"))))
     rows = (
-        counted.agg(F.sum("documents").alias("documents"), F.slice(keys, 1, EXAMPLES).alias("keys"))
+        counts.agg(F.sum("documents").alias("documents"), F.slice(keys, 1, EXAMPLES).alias("keys"))
         .orderBy("column")
         .collect()
     )
@@ -129,8 +129,8 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keys: dict[str, list[str]] = {}
         for key, column in zip(batch.column("key").to_pylist(), batch.column("column").to_pylist()):
             keys.setdefault(column, []).append(key)
-        some = [heapq.nsmallest(EXAMPLES, each) for each in keys.values()]
-        yield pa.record_batch([[*keys], [len(each) for each in keys.values()], some], schema=_COUNTED)
+        examples = [heapq.nsmallest(EXAMPLES, each) for each in keys.values()]
+        yield pa.record_batch([[*keys], [len(each) for each in keys.values()], examples], schema=_COUNTED)
 
 
 def _why(column: str, before: dict[str, str], after: dict[str, str]) -> str:

@@ -98,9 +98,9 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
             f"was written. To accept the row: ALTER TABLE {table} DROP CONSTRAINT {demand}, or ALTER COLUMN {demand} "
             "DROP NOT NULL. An expectation checks rows without stopping the collection"
         )
-    if (missing := spark_failures.missing_file(error)) is not None:
+    if (file_path := spark_failures.missing_file(error)) is not None:
         return errors.FilesMissing(
-            f"{table.label}: its log names the file {missing.rpartition('/')[2]}, which does not exist: it was deleted "
+            f"{table.label}: its log names the file {file_path.rpartition('/')[2]}, which does not exist: it was deleted "
             "by hand or by a VACUUM, or lost with a disk. Start again; if the error comes back, run medallion repair "
             "--config …"
         )
@@ -129,7 +129,7 @@ def translating(table: tables.TableRef) -> Iterator[None]:
     try:
         yield
     except SPARK_ERRORS as error:
-        ours = translated(error, table)
-        if ours is error:
+        translation = translated(error, table)
+        if translation is error:
             raise
-        raise ours from error
+        raise translation from error

@@ -36,8 +36,8 @@ def identity(file: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def sync(file: Path) -> None:
     """Flush a file's content to the disk. Raises `OSError`."""
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def is_whole(file: Path, size: int | None) -> bool:

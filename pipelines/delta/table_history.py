@@ -30,9 +30,9 @@ def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
     """The newest commits, newest first; all of them without a `limit`. From the log where this process reads it, else by Spark."""
     is_whole = local_log.folder(table) is not None  # a copied log may lack older commits
     if is_whole or limit is not None:
-        found = list(itertools.islice(_read_here(spark, table), limit))
-        if len(found) == limit or (is_whole and found):
-            return found
+        local_commits = list(itertools.islice(_read_here(spark, table), limit))
+        if len(local_commits) == limit or (is_whole and local_commits):
+            return local_commits
     suffix = "" if limit is None else f" LIMIT {limit}"
     with table_errors.translating(table):
         rows = (
@@ -69,12 +69,12 @@ def version(spark: SparkSession, table: tables.TableRef) -> int:
 
 def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Commit]:
     """The commits after `version`, newest first; only the newest commit where there is none after it. Reads no older ones."""
-    found = commits(spark, table, limit=1)
-    while found[-1].version > version + 1:
-        found = commits(spark, table, limit=(wanted := found[0].version - version))
-        if len(found) < wanted:  # older commits were cleaned up
+    history = commits(spark, table, limit=1)
+    while history[-1].version > version + 1:
+        history = commits(spark, table, limit=(count := history[0].version - version))
+        if len(history) < count:  # older commits were cleaned up
             break
-    return [commit for commit in found if commit.version > version] or found
+    return [commit for commit in history if commit.version > version] or history
 
 
 def changed_between(spark: SparkSession, table: tables.TableRef, before: int, after: int) -> tuple[int, int]:
@@ -95,9 +95,9 @@ def changed_between(spark: SparkSession, table: tables.TableRef, before: int, af
 def _changes_rows(folder: Path, version: int) -> bool:
     """Whether a version has other rows than the version before, and not only other files. Raises `OSError`."""
     actions = [*local_log.actions(folder, version)]
-    added, removed = ([each[kind] for each in actions if kind in each] for kind in ("add", "remove"))
+    adds, removes = ([action[kind] for action in actions if kind in action] for kind in ("add", "remove"))
     # `medallion repair` removes missing files with a `dataChange` of false, and adds none.
-    return any(file.get("dataChange", True) for file in (*added, *removed)) or (bool(removed) and not added)
+    return any(file.get("dataChange", True) for file in (*adds, *removes)) or (bool(removes) and not adds)
 
 
 def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
@@ -110,12 +110,12 @@ def newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit
         return
     # In growing portions: DESCRIBE HISTORY without a limit reads every commit of the log.
     for limit in (30**power for power in itertools.count()):
-        listed = commits(spark, table, limit=limit)
-        for commit in listed:
+        portion = commits(spark, table, limit=limit)
+        for commit in portion:
             if oldest is None or commit.version < oldest:
                 oldest = commit.version
                 yield commit
-        if len(listed) < limit or oldest == 0:
+        if len(portion) < limit or oldest == 0:
             return
 
 
@@ -123,8 +123,8 @@ def last_commit(
     spark: SparkSession, table: tables.TableRef, *, matching: Callable[[Mapping[str, Any]], bool] = lambda metadata: True
 ) -> Commit | None:
     """The newest commit of this project, or the newest whose metadata matches `matching`; None where there is none."""
-    own = (commit for commit in newest_first(spark, table) if commit.metadata is not None)
-    return next((commit for commit in own if matching(commit.metadata or {})), None)
+    project_commits = (commit for commit in newest_first(spark, table) if commit.metadata is not None)
+    return next((commit for commit in project_commits if matching(commit.metadata or {})), None)
 
 
 @dataclass(frozen=True)
@@ -167,15 +167,15 @@ def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
 
 
 def _standing(history: Iterable[Commit]) -> Standing:
-    version, reached, last = -1, None, None
+    version, restored_version, last = -1, None, None
     for commit in history:
         version = max(version, commit.version)
         last = last or (commit if commit.metadata is not None else None)
         # Committed after the restored version and undone by the RESTORE: its position is not that of the rows.
-        if reached is not None and commit.version > reached:
+        if restored_version is not None and commit.version > restored_version:
             continue
         if commit.restored is not None:
-            reached = commit.restored
+            restored_version = commit.restored
         elif commit.metadata is not None:
-            return Standing(version, last, commit, reached is not None or RESTORED in commit.metadata)
-    return Standing(version, last, None, reached is not None)
+            return Standing(version, last, commit, restored_version is not None or RESTORED in commit.metadata)
+    return Standing(version, last, None, restored_version is not None)

@@ -54,12 +54,12 @@ def arrow_schema(struct: Mapping[str, Any]) -> pa.Schema:
     return pa.schema(
         [
             pa.field(
-                each["name"],
-                _arrow(each["type"]),
-                nullable=each["nullable"],
-                metadata={"demanded": "true"} if _is_demanding(each) else None,
+                field["name"],
+                _arrow(field["type"]),
+                nullable=field["nullable"],
+                metadata={"demanded": "true"} if _is_demanding(field) else None,
             )
-            for each in struct["fields"]
+            for field in struct["fields"]
         ]
     )
 
@@ -84,7 +84,7 @@ def _holds_demanding(type_: Any) -> bool:
         return any(map(_is_demanding, type_["fields"]))
     contents = {"array": (("elementType", "containsNull"),), "map": (("valueType", "valueContainsNull"),)}
     inner = contents.get(type_["type"], ())
-    return any(not type_.get(may_be_null, True) or _holds_demanding(type_[held]) for held, may_be_null in inner)
+    return any(not type_.get(may_be_null, True) or _holds_demanding(type_[key]) for key, may_be_null in inner)
 
 
 def _arrow(type_: Any) -> pa.DataType:
@@ -117,10 +117,10 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     names = {name: number for number, name in enumerate(table.column_names)}
     try:
         columns = [
-            _conformed(as_array(table.column(names[each.name])), each.type)
-            if each.name in names
-            else pa.nulls(len(table), each.type)
-            for each in schema
+            _conformed(as_array(table.column(names[field.name])), field.type)
+            if field.name in names
+            else pa.nulls(len(table), field.type)
+            for field in schema
         ]
     except pa.ArrowException as error:
         raise NotReadable from error
@@ -131,13 +131,13 @@ def _conformed(values: pa.Array, type_: pa.DataType) -> pa.Array:
     if values.type.equals(type_):
         return values
     if pa.types.is_struct(type_) and pa.types.is_struct(values.type):
-        names = {each.name for each in values.type}
-        if not names <= {each.name for each in type_}:
+        names = {field.name for field in values.type}
+        if not names <= {field.name for field in type_}:
             raise NotReadable
         # `flatten` would add the struct's nulls to its fields. Here the mask of the struct has them.
         columns = [
-            _conformed(values.field(each.name), each.type) if each.name in names else pa.nulls(len(values), each.type)
-            for each in type_
+            _conformed(values.field(field.name), field.type) if field.name in names else pa.nulls(len(values), field.type)
+            for field in type_
         ]
         return pa.StructArray.from_arrays(columns, fields=list(type_), mask=values.is_null())
     if pa.types.is_list(type_) and pa.types.is_list(values.type):

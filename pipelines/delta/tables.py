@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 def layout(lakehouse: Any) -> tables.Layout:
     """The layout of the settings' `lakehouse` section. A relative root is relative to the working directory."""
-    found = tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix)
+    lakehouse_layout = tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix)
     if not tables.is_relative(lakehouse.root or "/"):
-        return found
+        return lakehouse_layout
     try:
-        return found.under(os.getcwd())
+        return lakehouse_layout.under(os.getcwd())
     except FileNotFoundError:
         raise errors.DecisionNeeded(
             f"lakehouse.root: {lakehouse.root} is relative to the working directory, which was deleted; start from "
@@ -171,8 +171,8 @@ def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | No
     folder = local_log.readable(spark, table)
     if folder is not None:
         return check_ours(spark, table) if local_log.exists(folder) else None
-    shown = _shown(spark, table)
-    return None if shown is None else _of_ours(table, shown)
+    table_properties = _shown(spark, table)
+    return None if table_properties is None else _of_ours(table, table_properties)
 
 
 def check_ours(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str]:
@@ -207,9 +207,9 @@ def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
     """The table's properties; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    found = None if folder is None else local_log.properties(folder)
-    if found is not None:
-        return found
+    table_properties = None if folder is None else local_log.properties(folder)
+    if table_properties is not None:
+        return table_properties
     with table_errors.translating(table):
         return _properties_by_spark(spark, table)
 
@@ -217,9 +217,9 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The table features that readers and writers must support; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    found = None if folder is None else local_log.features(folder)
-    if found is not None:
-        return found
+    table_features = None if folder is None else local_log.features(folder)
+    if table_features is not None:
+        return table_features
     with table_errors.translating(table):
         return frozenset(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].tableFeatures or ())
 
@@ -227,9 +227,9 @@ def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
 def table_id(spark: SparkSession, table: tables.TableRef) -> str:
     """Delta's identifier of the table; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    found = None if folder is None else local_log.table_id(folder)
-    if found is not None:
-        return found
+    identifier = None if folder is None else local_log.table_id(folder)
+    if identifier is not None:
+        return identifier
     with table_errors.translating(table):
         return str(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].id)
 
@@ -242,21 +242,21 @@ def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The names of the table's columns; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    known = None if folder is None else local_log.columns(folder)
-    return frozenset(spark.table(str(table)).columns if known is None else known)
+    names = None if folder is None else local_log.columns(folder)
+    return frozenset(spark.table(str(table)).columns if names is None else names)
 
 
 def tables_below(root: Path) -> list[Path]:
     """The folders of all Delta tables below a root, sorted; follows links, because a layer may be on another disk."""
-    found, seen = [], set()
+    table_folders, visited = [], set()
     for place, folders, _ in os.walk(root, followlinks=True):
         if tables.LOG in folders:
-            found.append(Path(place))
+            table_folders.append(Path(place))
             folders.clear()
-        elif os.path.realpath(place) in seen:  # a cycle of links
+        elif os.path.realpath(place) in visited:  # a cycle of links
             folders.clear()
-        seen.add(os.path.realpath(place))
-    return sorted(found)
+        visited.add(os.path.realpath(place))
+    return sorted(table_folders)
 
 
 def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.DataFile] | None:
@@ -268,7 +268,7 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
     with table_errors.translating(table):
         # From the log where it can be read here: for many tables, a query each takes minutes.
         files = live.files() if live.at_newest() else direct.live()
-    found = []
+    tested_files = []
     for file in files:
         vector = file.get("deletionVector")
         if vector is not None:  # a checkpoint has all of its fields, a commit only those with a value
@@ -276,8 +276,8 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
         is_there = table_files.is_whole(local_log.data_path(folder, file["path"]), file["size"])
         # Without its vector a file cannot be read: it is unknown which rows are deleted.
         is_there = is_there and (vector is None or deleted_rows.is_there(vector, folder))
-        found.append(data_file.DataFile(file["path"], json.loads(file.get("stats") or "{}"), vector, is_there))
-    return found
+        tested_files.append(data_file.DataFile(file["path"], json.loads(file.get("stats") or "{}"), vector, is_there))
+    return tested_files
 
 
 @dataclass(frozen=True)
@@ -292,13 +292,14 @@ class TableSize:
 def size(spark: SparkSession, table: tables.TableRef, *, stored: bool = False) -> TableSize:
     """The size of a table's newest version; with `stored`, counts all files of a local folder too, which is slow for a long log."""
     folder = local_log.folder(table)
-    found = None if folder is None else local_log.size(folder)  # for thousands of tables, a statement each takes minutes
-    if found is None:
+    # For thousands of tables, a statement each takes minutes.
+    version_size = None if folder is None else local_log.size(folder)
+    if version_size is None:
         with table_errors.translating(table):
             detail = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
-        found = local_log.VersionSize(int(detail.numFiles), int(detail.sizeInBytes))
-    held = _stored_bytes(folder) if stored and folder is not None else None
-    return TableSize(found.files, found.size_bytes, held)
+        version_size = local_log.VersionSize(int(detail.numFiles), int(detail.sizeInBytes))
+    stored_bytes = _stored_bytes(folder) if stored and folder is not None else None
+    return TableSize(version_size.files, version_size.size_bytes, stored_bytes)
 
 
 def _stored_bytes(folder: Path) -> int:

@@ -79,18 +79,18 @@ class Writer(StatementCommits):
             # A commit after this read makes the claim's commit fail.
             with stored_files.one_look():
                 properties = delta.check_ours(spark, table)
-                at = table_history.standing(spark, table)
+                standing = table_history.standing(spark, table)
             if not attempt:
                 store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
-                owners.refuse_second(table, at.last)
-            writer = Writer(spark, table, identity=owners.identity(errand), base=at.position)
+                owners.refuse_second(table, standing.last)
+            writer = Writer(spark, table, identity=owners.identity(errand), base=standing.position)
             # The fence is on top of the newest version, even if the position is that of an older commit.
-            writer.version, writer.properties, writer.is_newest = at.version, properties, True
+            writer.version, writer.properties, writer.is_newest = standing.version, properties, True
             try:
-                newest = (at.last.metadata if at.last else None) or {}
-                extra = {name: newest[name] for name in kept if name in newest}
-                extra |= {} if at.last == at.position else {table_history.RESTORED: at.version}
+                newest_metadata = (standing.last.metadata if standing.last else None) or {}
+                extra = {name: newest_metadata[name] for name in kept if name in newest_metadata}
+                extra |= {} if standing.last == standing.position else {table_history.RESTORED: standing.version}
                 writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
                 break
             except errors.OwnershipLost:
@@ -220,12 +220,12 @@ class Writer(StatementCommits):
         """
         if self.direct is None or self.live is None:
             return None
-        coming = (part for part in parts if part.num_rows)
+        remaining = (part for part in parts if part.num_rows)
         try:
-            first = next(coming, None)
+            first = next(remaining, None)
             file = None
             if first is not None:
-                file = self._new_file(self.direct, itertools.chain([first], coming), schema, statistics)
+                file = self._new_file(self.direct, itertools.chain([first], remaining), schema, statistics)
         except table_schema.NotReadable:
             return None
         return self._through_log_or_none(
@@ -241,15 +241,15 @@ class Writer(StatementCommits):
         if self.direct is None or live is None or definition.is_on(live.configuration, definition.ROW_TRACKING):
             return None
         try:
-            held = live.rows(parts)
+            rows = live.rows(parts)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
         # Compared with the log's statistics: rows that were not read would be lost.
-        if held.num_rows != sum(map(file_statistics.present_count, parts)):
+        if rows.num_rows != sum(map(file_statistics.present_count, parts)):
             return None
         file = None
-        if held.num_rows:
-            file = self._new_file(self.direct, [held], held.schema, live_files.measured_columns(live))
+        if rows.num_rows:
+            file = self._new_file(self.direct, [rows], rows.schema, live_files.measured_columns(live))
         commit = functools.partial(self.direct.compact_files, file, parts, live)
         return self._through_log_or_none(commit, self.last_metadata, file)
 
