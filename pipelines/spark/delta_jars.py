@@ -27,12 +27,12 @@ def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[
         if not _cached_jars(packages):
             stack.enter_context(_locked(_jar_list(()).with_suffix(".lock")))
         jars = _cached_jars(packages)
-        wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
-        wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
+        package_settings = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
+        package_settings["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
         if not os.access(os.path.expanduser("~"), os.W_OK):
             # Ivy's default cache is in the home of the user database, which many services lack.
-            wanted["spark.jars.ivy"] = str(_jar_list(()).with_name("ivy"))
-        yield {"spark.jars": ",".join(jars)} if jars else wanted
+            package_settings["spark.jars.ivy"] = str(_jar_list(()).with_name("ivy"))
+        yield {"spark.jars": ",".join(jars)} if jars else package_settings
 
 
 def resolved_jars() -> list[str]:
@@ -62,8 +62,8 @@ def downloaded_megabytes() -> float | None:
         return None
     with contextlib.suppress(OSError):
         cache = next(Path(os.path.expanduser("~")).glob(".ivy2*/cache"), None)
-        found = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
-        return sum(file.stat().st_size for file in found) / 1e6
+        files = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
+        return sum(file.stat().st_size for file in files) / 1e6
     return None
 
 
@@ -98,15 +98,17 @@ def _jar_list(packages: Sequence[str]) -> Path:
     from importlib import metadata
 
     versions = f"{metadata.version('pyspark')}-{metadata.version('delta-spark')}"
-    more = f"-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}" if packages else ""
-    return _folder() / f"delta-jars-{versions}{more}.txt"
+    suffix = f"-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}" if packages else ""
+    return _folder() / f"delta-jars-{versions}{suffix}.txt"
 
 
 def _folder() -> Path:
     """The folder of the lists of jars, and of Ivy where it has no default: the temporary folder for a user without a writable home."""
-    own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mongo-medallion")
-    known = next((each for each in (own, *own.parents[:2]) if os.path.isdir(each)), None)
-    return own if known == own or known is not None and os.access(known, os.W_OK) else scratch.folder()
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mongo-medallion")
+    nearest = next((each for each in (cache_folder, *cache_folder.parents[:2]) if os.path.isdir(each)), None)
+    return (
+        cache_folder if nearest == cache_folder or nearest is not None and os.access(nearest, os.W_OK) else scratch.folder()
+    )
 
 
 def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str]) -> None:
@@ -114,10 +116,10 @@ def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str])
     conf = spark.sparkContext.getConf()
     if conf.get("spark.jars.packages") is None:
         return
-    own = {str(log_store.JAR), *given}
+    omitted_jars = {str(log_store.JAR), *given}
     urls = (conf.get("spark.jars") or "").split(",")
     jars = [unquote(url.removeprefix("file://")) if url.startswith("file://") else url for url in urls if url]
-    jars = [jar for jar in jars if jar not in own]
+    jars = [jar for jar in jars if jar not in omitted_jars]
     with contextlib.suppress(OSError):
         path = _jar_list(packages)
         path.parent.mkdir(parents=True, exist_ok=True)

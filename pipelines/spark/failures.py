@@ -94,10 +94,10 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         )
     if isinstance(error, OSError) and error.errno in _REFUSED:
         return _no_right(error.filename or "the disk", error.strerror)  # Arrow's message includes the file name
-    if (missing := missing_file(error)) is not None:  # before `of_store`, because its cause may be an error of the store
-        return _files_missing(missing)
-    if (refused := of_store(error)) is not None:
-        return refused
+    if (path := missing_file(error)) is not None:  # before `of_store`, because its cause may be an error of the store
+        return _files_missing(path)
+    if (store_error := of_store(error)) is not None:
+        return store_error
     if condition(error) in _NO_CATALOG:
         return errors.SettingsError(
             "lakehouse.catalog: this Spark has no such catalog, or refuses the name of a table or schema; --debug "
@@ -116,9 +116,9 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             f"the operating system or its disk failed ({message}); uncommitted work is repeated. Check the system's log, "
             "and the limit of open files (ulimit -n)"
         )
-    damaged = missing_file(error, _FILE_UNREADABLE) or ""  # in a store it may be an outage
-    if damaged and stores.scheme(damaged) == "file":
-        return _files_missing(damaged)
+    data_file = missing_file(error, _FILE_UNREADABLE) or ""  # in a store it may be an outage
+    if data_file and stores.scheme(data_file) == "file":
+        return _files_missing(data_file)
     commit = missing_file(error, _FILE_UNREADABLE, _COMMIT) or ""
     return commit_damaged(unquote(urlsplit(commit).path)) if commit and stores.scheme(commit) == "file" else None
 
@@ -168,25 +168,25 @@ def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded
         return None
     packages = stores.STORES.get(scheme, stores.ObjectStore()).packages
     package = f"--packages {packages[0]}, of its own Hadoop's version" if packages else "the package that has it"
-    other = "write s3a://, or " if scheme == "s3" else ""
+    alternative = "write s3a://, or " if scheme == "s3" else ""
     return errors.DecisionNeeded(
-        f"{location}: this Spark has no file system for {scheme}://; {other}start it with {package}"
+        f"{location}: this Spark has no file system for {scheme}://; {alternative}start it with {package}"
     )
 
 
 def of_store(error: BaseException, table: str = "") -> errors.MedallionError | None:
     """The error for a store that refuses access, does not answer, or has no file system in this Spark; None for any other error."""
-    if (missing := no_file_system(error, table)) is not None:
-        return missing
-    found = _cause(error, (*_STORE_REFUSES, *_STORE_FAILS))
-    if found is None:
+    if (failure := no_file_system(error, table)) is not None:
+        return failure
+    cause = _cause(error, (*_STORE_REFUSES, *_STORE_FAILS))
+    if cause is None:
         return None
     # A refusal of a local file system has a path. That of a store has a URL, a key or the whole response.
-    place = str(_called(found, "getFile") or "")
+    place = str(_called(cause, "getFile") or "")
     if place.startswith("/"):
         return _no_right(place, os.strerror(errno.EACCES))
     return errors.StoreUnreachable(
-        f"{table or 'the lakehouse'}: the store refuses access or does not answer ({_name(found)}); "
+        f"{table or 'the lakehouse'}: the store refuses access or does not answer ({_name(cause)}); "
         f"{STORE_ADVICE}, and whether they have expired"
     )
 
@@ -201,9 +201,9 @@ def missing_file(
     error: BaseException, conditions: Collection[str] = _FILE_MISSING, named: re.Pattern[str] = _DATA_FILE
 ) -> str | None:
     """The URL or path of a missing data file that a table's log names; None for any other error."""
-    for found in _chain(error):
-        if _called(found, "getCondition", "getErrorClass") in conditions:
-            path = str((_called(found, "getMessageParameters") or {}).get("path") or "")
+    for exception in _chain(error):
+        if _called(exception, "getCondition", "getErrorClass") in conditions:
+            path = str((_called(exception, "getMessageParameters") or {}).get("path") or "")
             # A missing folder or log file may be a mistake in a path; a data file was lost.
             return path if named.search(path) else None
     return None
@@ -211,9 +211,9 @@ def missing_file(
 
 def broken_demand(error: BaseException) -> str | None:
     """The name of the constraint, or of the NOT NULL column, that a row violates; None for any other error."""
-    for found in _chain(error):
-        if _called(found, "getCondition", "getErrorClass") in _DEMANDS:
-            parameters = _called(found, "getMessageParameters") or {}
+    for exception in _chain(error):
+        if _called(exception, "getCondition", "getErrorClass") in _DEMANDS:
+            parameters = _called(exception, "getMessageParameters") or {}
             return str(parameters.get("constraintName") or parameters.get("columnName") or "")
     return None
 
@@ -255,16 +255,16 @@ def _files_missing(file: str) -> errors.FilesMissing:
 
 def condition(error: BaseException) -> str:
     """Spark's error condition, such as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty if there is none."""
-    for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (name := _called(found, "getCondition", "getErrorClass")):
+    for exception in (error, getattr(error, "java_exception", None)):
+        if exception is not None and (name := _called(exception, "getCondition", "getErrorClass")):
             return str(name)
     return ""
 
 
 def sql_state(error: BaseException) -> str:
     """The five characters of SQLSTATE; empty if there is none."""
-    for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (state := _called(found, "getSqlState")):
+    for exception in (error, getattr(error, "java_exception", None)):
+        if exception is not None and (state := _called(exception, "getSqlState")):
             return str(state)
     return ""
 

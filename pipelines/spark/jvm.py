@@ -70,17 +70,17 @@ def launch(
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # PySpark includes its own Spark. A Spark of another version in `SPARK_HOME` does not work with it or with this Delta.
-    named = Path(os.environ.get("SPARK_HOME", ""), "jars").glob(f"spark-core_*-{pyspark.__version__}*.jar")
-    if (brought := Path(pyspark.__file__).parent / "jars").is_dir() and not any(named):
-        os.environ["SPARK_HOME"] = str(brought.parent)
+    core_jars = Path(os.environ.get("SPARK_HOME", ""), "jars").glob(f"spark-core_*-{pyspark.__version__}*.jar")
+    if (bundled_jars := Path(pyspark.__file__).parent / "jars").is_dir() and not any(core_jars):
+        os.environ["SPARK_HOME"] = str(bundled_jars.parent)
     if not is_installed():
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    chosen = {**store.conf, **spark_conf.defaults(), **conf}
-    packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
-    given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
-    chosen["spark.master"] = master or chosen.get("spark.master", "local[*]")
-    with delta_jars.settings(packages, store.excludes) as resolved:
-        settings = _settings(name, chosen, given, resolved, profile)
+    user_settings = {**store.conf, **spark_conf.defaults(), **conf}
+    packages = (*store.packages, *filter(None, user_settings.pop("spark.jars.packages", "").split(",")))
+    user_jars = [jar for jar in user_settings.pop("spark.jars", "").split(",") if jar]
+    user_settings["spark.master"] = master or user_settings.get("spark.master", "local[*]")
+    with delta_jars.settings(packages, store.excludes) as jar_settings:
+        settings = _settings(name, user_settings, user_jars, jar_settings, profile)
         spark_conf.check_catalog(catalog, settings)
         _folder().mkdir(exist_ok=True)
         atexit.register(_end, os.getpid())
@@ -88,7 +88,7 @@ def launch(
         _end_without_traceback(context)
         jvm_names.remember(context._jvm)
         spark = SparkSession.builder.getOrCreate()
-        delta_jars.remember(spark, packages, given)
+        delta_jars.remember(spark, packages, user_jars)
     return spark
 
 
@@ -128,7 +128,7 @@ def _with_class_archive(java: str, given: Sequence[str]) -> str:
     """JVM options with the class archive of this environment, if there is one and none of the options `given` is about archives."""
     # A path with the path separator would count as two archives, with which a JVM does not start.
     is_usable = CLASS_ARCHIVE.is_file() and os.pathsep not in str(CLASS_ARCHIVE)
-    if not is_usable or any(own in each for own in _ARCHIVE_OPTIONS for each in given):
+    if not is_usable or any(option in options for option in _ARCHIVE_OPTIONS for options in given):
         return java
     return f'"{_SHARED}{CLASS_ARCHIVE}" {java}'
 
@@ -139,8 +139,8 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
-    hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
-    launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
+    hidden_names = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
+    launch_conf = SparkConf(loadDefaults=False).setAll([item for item in settings.items() if item[0] not in hidden_names])
     with contextlib.suppress(FileNotFoundError):  # the log of a JVM that ended, which `SparkLost` names
         log_file().replace(log_file().with_name(f"spark-before-{os.getpid()}.log"))
     with log_file().open("wb") as output:
@@ -150,9 +150,9 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
             raise _why_not(error) from error
     with _interrupts_as_they_are():
         # Without `spark.jars`: the JVM got it at its start, and has added the jars of the packages.
-        rest = {name: value for name, value in settings.items() if name != "spark.jars"}
-        whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
-        return SparkContext(conf=whole, gateway=gateway)
+        runtime_settings = {name: value for name, value in settings.items() if name != "spark.jars"}
+        full_conf = SparkConf(loadDefaults=False).setAll(list({**hadoop, **runtime_settings}.items()))
+        return SparkContext(conf=full_conf, gateway=gateway)
 
 
 def _working_directory() -> str | None:
@@ -239,11 +239,11 @@ def _interrupts_as_they_are() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 def _end_without_traceback(context: Any) -> None:
@@ -280,9 +280,9 @@ class _Launch(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "env":
             value = {**value, "LC_MESSAGES": "C"}
-            if signs := value.pop("LC_ALL", ""):  # it would override LC_MESSAGES
+            if locale := value.pop("LC_ALL", ""):  # it would override LC_MESSAGES
                 # In these locales Python uses UTF-8 by itself, but Java would find no file with a name outside of ASCII.
-                value["LC_CTYPE"] = "C.UTF-8" if signs in ("C", "POSIX") else signs
+                value["LC_CTYPE"] = "C.UTF-8" if locale in ("C", "POSIX") else locale
         super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
 
 
@@ -306,12 +306,12 @@ def java_class(spark: SparkSession, name: str) -> Any:
 
 def _why_not(error: Exception) -> errors.MedallionError:
     """The error for a JVM that did not start: no Java, an old one, no jars; else the last line of its log."""
-    how = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    advice = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     version = _java_version()
     if version is None:
-        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but there is none: {how}")
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but there is none: {advice}")
     if version < JAVA_NEEDED:
-        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but this is Java {version}: {how}")
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but this is Java {version}: {advice}")
     output = log_file().read_text(errors="replace") if log_file().exists() else ""
     if "unresolved dependenc" in output or "FAILED DOWNLOADS" in output:
         return errors.Temporary(
@@ -321,8 +321,8 @@ def _why_not(error: Exception) -> errors.MedallionError:
     fallback = error.strerror if isinstance(error, OSError) else "no output"
     # Skips the lines of a stack trace below its message.
     lines = (line.strip() for line in reversed(output.splitlines()))
-    last = next((line for line in lines if line and not line.startswith(("at ", "... "))), fallback)
-    return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
+    last_line = next((line for line in lines if line and not line.startswith(("at ", "... "))), fallback)
+    return errors.DecisionNeeded(f"Spark did not start: {last_line} (log: {log_file()})")
 
 
 def _java_version() -> int | None:
@@ -332,10 +332,10 @@ def _java_version() -> int | None:
     if java is None:
         return None
     try:
-        shown = subprocess.run(
+        version_text = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False, cwd=_working_directory()
         ).stderr
     except OSError:
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', shown)
-    return int(found.group(1)) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', version_text)
+    return int(match.group(1)) if match else None

@@ -22,24 +22,24 @@ class KnownClass(JavaClass):
     """A class of the JVM that caches its static methods."""
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if isinstance(found, JavaMember):
-            setattr(self, name, found)
-        return found
+        member = super().__getattr__(name)
+        if isinstance(member, JavaMember):
+            setattr(self, name, member)
+        return member
 
 
 def known(view: Any, name: str) -> Any:
     """A class of a JVM view by its full name, cached in the view; where there is none, the Py4J package of that name."""
-    found = getattr(view, name)
-    if type(found) is JavaClass:
-        found = KnownClass(found._fqn, found._gateway_client)
-        setattr(view, name, found)
-    return found
+    java_class = getattr(view, name)
+    if type(java_class) is JavaClass:
+        java_class = KnownClass(java_class._fqn, java_class._gateway_client)
+        setattr(view, name, java_class)
+    return java_class
 
 
 def remember(view: Any) -> None:
     """Cache the classes of `CLASSES` in a JVM view, under both of their names."""
     for name in CLASSES:
-        found = known(view, name)
-        if isinstance(found, KnownClass):
-            setattr(view, name.rpartition(".")[2], found)
+        java_class = known(view, name)
+        if isinstance(java_class, KnownClass):
+            setattr(view, name.rpartition(".")[2], java_class)

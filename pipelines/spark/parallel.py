@@ -74,25 +74,25 @@ class Failures:
 
     def note(self, name: str, error: Exception) -> None:
         """Note and log an error; raises `SparkLost` where Spark is gone, which is not an error of the collection."""
-        known = spark_failures.translated(error) or error
-        if isinstance(known, errors.SparkLost):
-            raise known from error
+        known_error = spark_failures.translated(error) or error
+        if isinstance(known_error, errors.SparkLost):
+            raise known_error from error
         if sparks.is_cancelling():
             log.info("%s: unfinished work was abandoned; the next start repeats it", name)
-            stopped = errors.Temporary(f"{name}: stopped before it was done; start it again")
-            self.found[name] = known if isinstance(known, errors.MedallionError) else stopped
+            interruption = errors.Temporary(f"{name}: stopped before it was done; start it again")
+            self.found[name] = known_error if isinstance(known_error, errors.MedallionError) else interruption
             return
         # Logs the same message only once: otherwise the retries of a service would hide all other messages.
-        before = self.found.get(name)
-        self.found[name] = known
-        if _passes(known):
-            self._pauses[name] = 0.0 if before is None else min(max(1.0, 2 * self._pauses.get(name, 0.0)), RETRY_SECONDS)
+        previous = self.found.get(name)
+        self.found[name] = known_error
+        if _passes(known_error):
+            self._pauses[name] = 0.0 if previous is None else min(max(1.0, 2 * self._pauses.get(name, 0.0)), RETRY_SECONDS)
         else:
             self._pauses[name] = RETRY_SECONDS
             self._waiting.add(name)
         self._until[name] = time.monotonic() + self._pauses[name]
-        if before is None or errors.message_of(before) != errors.message_of(known):
-            log.error("%s: %s; continuing with the other collections", name, errors.message_of(known))
+        if previous is None or errors.message_of(previous) != errors.message_of(known_error):
+            log.error("%s: %s; continuing with the other collections", name, errors.message_of(known_error))
 
     def passed(self, name: str) -> None:
         """Forget a temporary error of a collection that has nothing left to do.
@@ -115,10 +115,10 @@ class Failures:
 
         Where some of them only wait for a retry after an error that may be over, all are retried in the next round first.
         """
-        failed = [*names]
-        if not self.found or any(name not in self.found for name in failed):
+        collections = [*names]
+        if not self.found or any(name not in self.found for name in collections):
             return
-        if not any(name in self._waiting and _passes(self.found[name]) for name in failed):
+        if not any(name in self._waiting and _passes(self.found[name]) for name in collections):
             self.raised()
         self._until.clear()
 
@@ -164,10 +164,10 @@ class Pool:
         # One item needs no thread, and the first statement of a new session would be slow.
         if len(items) < 2 or self.sessions is None:
             return [act(self.spark, item) for item in items if not stop.is_set()]
-        first = self._session(self.sessions)
-        if first is self.spark:
+        session = self._session(self.sessions)
+        if session is self.spark:
             return [act(self.spark, item) for item in items if not stop.is_set()]
-        self._idle.put(first)
+        self._idle.put(session)
         return self._in_threads(items, act, stop, self.sessions)
 
     def _in_threads(

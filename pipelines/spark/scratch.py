@@ -20,28 +20,26 @@ KEPT_LOGS = 10
 def folder() -> Path:
     """The folder, which is created if it is missing. Removes the files of ended processes, except for `KEPT_LOGS` logs."""
     try:
-        found = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
+        path = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
     except FileNotFoundError:
         raise errors.DecisionNeeded(
             "no usable folder for temporary files: set TMPDIR to one with free space that this user can write"
         ) from None
     with contextlib.suppress(FileExistsError):
-        found.mkdir(mode=0o700)
-    status = found.lstat()
+        path.mkdir(mode=0o700)
+    status = path.lstat()
     # The owner of the folder could replace packages and libraries in it, and read documents.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise errors.DecisionNeeded(
-            f"{found} does not belong to this user: remove it, or set TMPDIR to a folder of your own"
-        )
+        raise errors.DecisionNeeded(f"{path} does not belong to this user: remove it, or set TMPDIR to a folder of your own")
     if status.st_mode & 0o077:
-        found.chmod(0o700)
-    gone = [each for each in found.glob("*-*.*") if is_gone(each.stem.rpartition("-")[2])]
-    logs = sorted((each for each in gone if each.suffix == ".log"), key=_modified)
-    for old in {*gone}.difference(logs[-KEPT_LOGS:]):
-        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+        path.chmod(0o700)
+    leftovers = [each for each in path.glob("*-*.*") if is_gone(each.stem.rpartition("-")[2])]
+    logs = sorted((each for each in leftovers if each.suffix == ".log"), key=_modified)
+    for leftover in {*leftovers}.difference(logs[-KEPT_LOGS:]):
+        shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        _lock(found, found.stat().st_ino)
-    return found
+        _lock(path, path.stat().st_ino)
+    return path
 
 
 def _modified(file: Path) -> float:
@@ -67,6 +65,6 @@ def is_gone(number: str) -> bool:
 @functools.lru_cache(maxsize=1)
 def _lock(folder: Path, _inode: int) -> int:
     """Lock the folder until this process ends, so that systemd-tmpfiles does not remove old files in it."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(held, fcntl.LOCK_SH)
-    return held
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor

@@ -49,19 +49,19 @@ def session(
     Raises `SettingsError` where Spark is not installed, a given session lacks Delta, or a new one would not have `catalog`;
     `DecisionNeeded` where Java is missing or too old; `Temporary` where Delta's jars could not be downloaded.
     """
-    wanted = dict(conf or {})
+    user_settings = dict(conf or {})
     store = stores.of(root)
-    if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **wanted}:
+    if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **user_settings}:
         store = store.without_log_stores()
-    given = _active() or (_given(name, store, hadoop or {}) if is_given() else None)
-    spark = given or jvm.launch(
-        name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
+    given_session = _active() or (_given(name, store, hadoop or {}) if is_given() else None)
+    spark = given_session or jvm.launch(
+        name, master=master, conf=user_settings, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
     )
     _CHOSEN.clear()
-    _CHOSEN.update(wanted if given else {})
+    _CHOSEN.update(user_settings if given_session else {})
     # Databricks resolves paths in any catalog, and its default catalog has its users' other tables.
     by_path = spark_conf.BY_PATH if root is not None and not is_databricks() else {}
-    _apply(spark, {**spark_conf.REQUIRED, **by_path, **wanted})
+    _apply(spark, {**spark_conf.REQUIRED, **by_path, **user_settings})
     return spark
 
 
@@ -96,16 +96,16 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
     Over Spark Connect they are sessions of the server that `SPARK_REMOTE` names. Without that variable the factory returns `spark` itself.
     """
     # Read once, because a Spark Connect server closes `spark` when it is idle while threads use their own sessions.
-    carried = functools.cache(lambda: _carried(spark))
+    shared_settings = functools.cache(lambda: _carried(spark))
 
     def fresh() -> SparkSession:
         if is_shared(spark):
             return spark
-        new = spark.newSession() if is_classic(spark) else _connect_session()
+        new_session = spark.newSession() if is_classic(spark) else _connect_session()
         if not (is_classic(spark) or is_databricks()):
-            _ship_packages(new)  # over Spark Connect each session has its own packages
-        _apply(new, carried())
-        return new
+            _ship_packages(new_session)  # over Spark Connect each session has its own packages
+        _apply(new_session, shared_settings())
+        return new_session
 
     return fresh
 
@@ -117,8 +117,8 @@ def is_open(spark: SparkSession) -> bool:
 
 def _carried(spark: SparkSession) -> dict[str, str]:
     """The settings that all sessions of an application share."""
-    found = {key: _setting(spark, key) for key in (*spark_conf.REQUIRED, *spark_conf.BY_PATH, spark_conf.SINGLE_DRIVER)}
-    return {key: value for key, value in found.items() if value is not None} | _CHOSEN
+    settings = {key: _setting(spark, key) for key in (*spark_conf.REQUIRED, *spark_conf.BY_PATH, spark_conf.SINGLE_DRIVER)}
+    return {key: value for key, value in settings.items() if value is not None} | _CHOSEN
 
 
 _CHOSEN: dict[str, str] = {}
@@ -133,9 +133,9 @@ def is_shared(spark: SparkSession) -> bool:
 def _connect_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    new = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).create()
-    _close_at_exit(new)
-    return new
+    new_session = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).create()
+    _close_at_exit(new_session)
+    return new_session
 
 
 def _close_at_exit(spark: SparkSession) -> None:
@@ -331,13 +331,13 @@ def _check_delta(spark: SparkSession) -> None:
     try:
         jvm.java.lang.Class.forName(spark_conf.EXTENSION, False, loader)
     except Exception:
-        present = False
+        has_extension = False
     else:
-        present = True
-    if not present or spark_conf.EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        missing = "jar" if not present else "session extension"
+        has_extension = True
+    if not has_extension or spark_conf.EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        missing_part = "jar" if not has_extension else "session extension"
         raise errors.SettingsError(
-            f"this Spark has no Delta ({missing} missing): use spark-submit --properties-file conf/spark-defaults.conf"
+            f"this Spark has no Delta ({missing_part} missing): use spark-submit --properties-file conf/spark-defaults.conf"
         )
 
 

@@ -82,8 +82,8 @@ STORES: Mapping[str, ObjectStore] = {
 
 def scheme(root: str | None) -> str:
     """The scheme of a root or path, in lower case; `file` for a plain path."""
-    found = _SCHEME.match(root or "")
-    return found[1].lower() if found else "file"
+    match = _SCHEME.match(root or "")
+    return match[1].lower() if match else "file"
 
 
 def of(root: str | None) -> ObjectStore:
