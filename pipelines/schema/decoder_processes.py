@@ -33,9 +33,9 @@ def typed(decoder: Decoder, texts: pa.Array) -> TypedTexts:
 
 def _typed(decoder: Decoder, texts: pa.Array, helpers: Sequence[helper_processes.HelperProcess]) -> TypedTexts:
     tasks = TextTasks(texts, portion=lambda: decoder.portion(texts), share=2 * (len(helpers) + 1))
-    by = decoder.schema.to_json(), tuple(decoder.pins.items())
+    task = decoder.schema.to_json(), tuple(decoder.pins.items())
     with without_collector():
-        parts = helper_processes.shared(tasks, decoder.typed, lambda helper, part: _by_helper(helper, by, part), helpers)
+        parts = helper_processes.shared(tasks, decoder.typed, lambda helper, part: _by_helper(helper, task, part), helpers)
     return joined(decoder.schema, parts)
 
 
@@ -84,5 +84,7 @@ def _by_helper(helper: helper_processes.HelperProcess, by: _Task, texts: pa.Arra
 def _answer(task: _Task, columns: pa.RecordBatch | None) -> tuple[int, pa.RecordBatch | None]:
     """Runs in a helper process."""
     assert columns is not None
-    found = decoder_of(*task).typed(columns["texts"])
-    return found.exact, pa.RecordBatch.from_arrays([found.rows, found.new, found.refused], names=["rows", "new", "refused"])
+    typed_texts = decoder_of(*task).typed(columns["texts"])
+    return typed_texts.exact, pa.RecordBatch.from_arrays(
+        [typed_texts.rows, typed_texts.new, typed_texts.refused], names=["rows", "new", "refused"]
+    )

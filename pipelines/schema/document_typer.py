@@ -48,11 +48,11 @@ class DocumentTyper:
         Where the schema `begun` does not cover all documents, the schema is evolved by each of `batches`, one after the other. These have
         the columns of `looks.LocalDocuments`: texts, and their places in the order.
         """
-        typed = decoder_processes.typed(self._by(begun.schema), texts)
-        if pc.any(typed.refused).as_py():
+        typed_texts = decoder_processes.typed(self._by(begun.schema), texts)
+        if pc.any(typed_texts.refused).as_py():
             return None
         evolutions = [begun]
-        if pc.any(typed.new).as_py():
+        if pc.any(typed_texts.new).as_py():
             # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
             evolutions = []
             for batch in batches:
@@ -66,8 +66,8 @@ class DocumentTyper:
                 )
                 evolutions.append(evolution)
             if evolutions[-1].schema.fields != begun.schema.fields:
-                typed = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
-        rows = typed.with_doubts()
+                typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
+        rows = typed_texts.with_doubts()
         return None if pc.any(rows.field("unreadable")).as_py() else (evolutions, rows)
 
     def _by(self, schema: DocumentSchema) -> Decoder:

@@ -49,10 +49,10 @@ def check(kept: DocumentTable, held: T.StructType, *, before: int, remedy: str) 
     if not (_missing(kept.schema.schema, held) and delta.has_mapped_columns(spark, table)):
         return
     generations = {name: kept.schema.generation}
-    known = schemas.latest(spark, kept.layout.ops("schemas"), generations=generations, until=before)
-    if found := _missing(known.get(name, schemas.SchemaVersion()).schema, held):
+    versions = schemas.latest(spark, kept.layout.ops("schemas"), generations=generations, until=before)
+    if columns := _missing(versions.get(name, schemas.SchemaVersion()).schema, held):
         raise errors.DecisionNeeded(
-            f"{table.label}: columns are missing that it had ({', '.join(sorted(found))}), dropped or renamed by hand; "
+            f"{table.label}: columns are missing that it had ({', '.join(sorted(columns))}), dropped or renamed by hand; "
             f"{remedy}"
         )
 

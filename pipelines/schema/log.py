@@ -89,27 +89,27 @@ def evolve(
     addition to those of the engine.
     """
     pins, naming = pins or {}, _naming(options or unwrap_options.UnwrapOptions(), reserved)
-    begun, known = beginning or typed.Inference(), current
+    sight, known_schema = beginning or typed.Inference(), current
     if beginning is None and not current.fields:
-        begun = documents.first(typed.Plan(replace(current, naming=naming)))
-    if begun.shape.kinds:
-        known, _ = join(current, begun.shape, pins=pins, naming=naming)
+        sight = documents.first(typed.Plan(replace(current, naming=naming)))
+    if sight.shape.kinds:
+        known_schema, _ = join(current, sight.shape, pins=pins, naming=naming)
     count = looks.BEGINNING
-    found = look = documents.new(typed.Plan(known, pins), also, most=count if _is_of_columns(begun) else None)
+    first_look = look = documents.new(typed.Plan(known_schema, pins), also, most=count if _is_of_columns(sight) else None)
     # Where very many documents show something new, most show the same: infer from the first of them, then from those that show more.
     while look.is_cut:
-        more = begun.with_other(documents.first_new(typed.Plan(known, pins), count))
-        wider, _ = join(current, more.shape, pins=pins, naming=naming)
+        longer_sight = sight.with_other(documents.first_new(typed.Plan(known_schema, pins), count))
+        wider_schema, _ = join(current, longer_sight.shape, pins=pins, naming=naming)
         count *= 4
-        is_narrower = wider != known and _is_of_columns(more)
+        is_narrower = wider_schema != known_schema and _is_of_columns(longer_sight)
         if is_narrower:
-            begun, known = more, wider
-        look = documents.new(typed.Plan(known, pins), {}, most=count if is_narrower else None)
+            sight, known_schema = longer_sight, wider_schema
+        look = documents.new(typed.Plan(known_schema, pins), {}, most=count if is_narrower else None)
     # Documents that were not inferred from come later, and cannot change the types that the first documents determined.
-    shape = look.with_other(begun).shape
+    shape = look.with_other(sight).shape
     schema, changes = join(current, shape, pins=pins, naming=naming)
-    counted = dict(zip(also, itertools.chain(found.also, itertools.repeat(0))))
-    return Evolution(schema, changes, typed.Plan(schema, pins), found.refused, found.low, counted)
+    counts = dict(zip(also, itertools.chain(first_look.also, itertools.repeat(0))))
+    return Evolution(schema, changes, typed.Plan(schema, pins), first_look.refused, first_look.low, counts)
 
 
 def begun(
@@ -195,8 +195,8 @@ def latest(
 ) -> dict[str, SchemaVersion]:
     """The newest schema of each collection, or that of the batch `until`. `generations` of rebuilt silver tables, by collection; where
     they are given, only these collections are read."""
-    found = newest(spark, table, until=until, of=None if generations is None else [*generations])
-    return of_generations(found, generations or {})
+    versions = newest(spark, table, until=until, of=None if generations is None else [*generations])
+    return of_generations(versions, generations or {})
 
 
 @stored_files.one_look()
@@ -206,7 +206,7 @@ def newest(
     """The newest schema of each collection and generation, up to the batch `until`; `of` limits the collections."""
     if not delta.exists(spark, table):
         return []
-    last: dict[tuple[str, str], tuple[int, int, str]] = {}
+    newest_rows: dict[tuple[str, str], tuple[int, int, str]] = {}
     # In parts: each version has its whole schema, and a single file may have more of them than fit into memory.
     for part in ops_tables.parts(spark, table, SCHEMA, among=None if of is None else (_COLLECTION, of)):
         for row in part.to_pylist():
@@ -214,27 +214,27 @@ def newest(
                 key, text = (row["collection"], row["generation"] or ""), row["schema"]
                 # Of two schemas with the same version the longer one counts. A run that is killed before its commit has recorded its
                 # range. A later run that did not see this record applies that range with others, and records all of it and more.
-                last[key] = max(last.get(key, (0, 0, "")), (row["version"], len(text), text))
+                newest_rows[key] = max(newest_rows.get(key, (0, 0, "")), (row["version"], len(text), text))
     return [
         (collection, SchemaVersion(version, DocumentSchema.from_json(text), generation))
-        for (collection, generation), (version, _, text) in last.items()
+        for (collection, generation), (version, _, text) in newest_rows.items()
     ]
 
 
 def of_generations(found: Sequence[tuple[str, SchemaVersion]], generations: Mapping[str, str]) -> dict[str, SchemaVersion]:
     """The schema of each collection in its table's generation."""
-    return {name: kept for name, kept in found if kept.generation == generations.get(name, "")}
+    return {name: version for name, version in found if version.generation == generations.get(name, "")}
 
 
 def changes(spark: SparkSession, table: tables.TableRef, *, of: Container[str]) -> list[dict[str, Any]]:
     """The rows of `ops/schemas` of some collections, without `schema`, in no order; `generation` is empty before any rebuild."""
-    found = {}
+    change_rows = {}
     for part in ops_tables.parts(spark, table, SCHEMA):
         for row in part.drop_columns(["schema"]).to_pylist():
             if row["collection"] in of:
                 row["generation"] = row["generation"] or ""
-                found[tuple(row.values())] = row  # `ops_tables.parts` may return a row twice
-    return list(found.values())
+                change_rows[tuple(row.values())] = row  # `ops_tables.parts` may return a row twice
+    return list(change_rows.values())
 
 
 def record(
@@ -248,17 +248,17 @@ def record(
         return kept
     # `ops/schemas` has no fence: a writer that took over may have recorded other changes under the same version.
     writer.check_ownership()
-    changed = replace(kept, version=kept.version + 1, schema=evolution.schema)
+    new_version = replace(kept, version=kept.version + 1, schema=evolution.schema)
     append(
         writer.spark,
         table,
         collection=collection,
-        version=changed.version,
+        version=new_version.version,
         generation=kept.generation,
         batch=batch,
         evolution=evolution,
     )
-    return changed
+    return new_version
 
 
 def append(

@@ -103,8 +103,8 @@ _MARK = f"concat({_PLACE}, '/', hex(xxhash64(after)))"
 
 def _last(df: DataFrame, by: str, count: int) -> str | None:
     """The greatest of the first `count` values of an expression; None without rows."""
-    last: str | None = df.selectExpr(f"{by} AS by").orderBy("by").limit(count).agg(F.max("by")).first()[0]
-    return last
+    greatest: str | None = df.selectExpr(f"{by} AS by").orderBy("by").limit(count).agg(F.max("by")).first()[0]
+    return greatest
 
 
 def _up_to(df: DataFrame, by: str, *, last: str | None) -> DataFrame:
@@ -120,8 +120,8 @@ class LocalDocuments:
 
     def first(self, plan: typed.Plan) -> typed.Inference:
         batch = _beginning(self._left, BEGINNING)
-        refused = decoding.refused(batch["text"]).true_count
-        return typed.Inference(_shape(batch, plan), _low(batch), refused)
+        refused_count = decoding.refused(batch["text"]).true_count
+        return typed.Inference(_shape(batch, plan), _low(batch), refused_count)
 
     def first_unknown(self, plan: typed.Plan) -> typed.Inference:
         """The inference from those of the first documents that the plan's schema does not cover."""
@@ -130,20 +130,20 @@ class LocalDocuments:
     def seem_known(self, plan: typed.Plan) -> bool:
         """Whether the plan's schema covers a sample of them, which saves the search for the first documents."""
         texts = self._left["text"]
-        few = texts.take(pa.array(range(0, len(texts), max(1, len(texts) // FEW)), pa.int64()))
+        sample = texts.take(pa.array(range(0, len(texts), max(1, len(texts) // FEW)), pa.int64()))
         with _LOOKING:
-            is_new, _ = typed.is_new(plan, few)
+            is_new, _ = typed.is_new(plan, sample)
         return not is_new.true_count
 
     def new(self, plan: typed.Plan, also: Mapping[str, str], *, most: int | None) -> typed.Inference:
         assert not also
         low = _low(self._left)
         with _LOOKING:
-            is_new, refused = typed.is_new(plan, self._left["text"])
+            is_new, is_refused = typed.is_new(plan, self._left["text"])
         self._left = self._left.filter(is_new)
         if most is not None and self._left.num_rows > most:
-            return typed.Inference(low=low, refused=refused.true_count, is_cut=True)
-        return typed.Inference(_shape(self._left, plan), low, refused.true_count)
+            return typed.Inference(low=low, refused=is_refused.true_count, is_cut=True)
+        return typed.Inference(_shape(self._left, plan), low, is_refused.true_count)
 
     def first_new(self, plan: typed.Plan, count: int) -> typed.Inference:
         return typed.Inference(_shape(_beginning(self._left, count), plan))
