@@ -55,13 +55,13 @@ def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         return batch
     # Only the batch's keys, and only deletes that are not older than all of the batch: for a handful of late events, or a snapshot's chunk
     # that is late by seconds, a table of millions of deletes is neither sorted nor read whole.
-    later = collection.spark.table(str(collection.deletes)).where(F.col("__sequence") >= batch.counts.low)
-    table = later.join(batches.keys(batch.rows, batch.counts), "__key", "left_semi")
-    deleted = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
-    joined = batch.rows.join(deleted, F.col("key") == F.col("__key"), "left")
+    newer_deletes = collection.spark.table(str(collection.deletes)).where(F.col("__sequence") >= batch.counts.low)
+    batch_deletes = newer_deletes.join(batches.keys(batch.rows, batch.counts), "__key", "left_semi")
+    latest_deletes = batch_deletes.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
+    rows = batch.rows.join(latest_deletes, F.col("key") == F.col("__key"), "left")
     is_delete = F.col("op") == bronze.Op.DELETE.value
     is_alive = F.col("__deleted_at").isNull() | (F.col("sequence") > F.col("__deleted_at"))
-    return replace(batch, rows=joined.where(is_delete | is_alive).drop("__key", "__deleted_at"))
+    return replace(batch, rows=rows.where(is_delete | is_alive).drop("__key", "__deleted_at"))
 
 
 def remembered(collection: SilverCollection, batch: RowBatch) -> RowBatch:
@@ -90,9 +90,9 @@ def remembering(collection: SilverCollection, deleted_at: Mapping[str, str], num
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="medallion-deletes") as pool:
-        remembered_rows = pool.submit(remember_rows, collection, deleted_at, number)
+        future = pool.submit(remember_rows, collection, deleted_at, number)
         yield
-        remembered_rows.result()
+        future.result()
 
 
 def remember(collection: SilverCollection, deletes: Deletes, number: int) -> None:

@@ -27,45 +27,47 @@ def works(spark: SparkSession, bronze_table: tables.TableRef, positions: Positio
     New collections are noted, and `positions` knows them from here on.
     """
     failures = positions.failures
-    going = [namespace for namespace in positions.known if not failures.is_set_aside(str(namespace))]
-    start = min([positions.discovered or 0, *map(positions.start, going)])
+    active_namespaces = [namespace for namespace in positions.known if not failures.is_set_aside(str(namespace))]
+    start = min([positions.discovered or 0, *map(positions.start, active_namespaces)])
     if start >= to:
         return []
     span = BatchRange(start, to)
     # Each from its own position on.
     starts = {namespace: positions.start(namespace) for namespace in positions.known}
-    ahead = {namespace: begun for namespace, begun in starts.items() if begun > start}
-    counts, sweeps = survey.surveyed(spark, bronze_table, span, starts=ahead)
-    new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
-    earlier: tuple[Sweep, ...] = ()
-    if new and start > 0:
+    later_starts = {namespace: batch for namespace, batch in starts.items() if batch > start}
+    counts, sweeps = survey.surveyed(spark, bronze_table, span, starts=later_starts)
+    new_namespaces = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
+    earlier_sweeps: tuple[Sweep, ...] = ()
+    if new_namespaces and start > 0:
         # A drop may stand before the rows of the snapshot that it overtook.
-        earlier = survey.sweeps(spark, bronze_table, BatchRange(0, start), among=new)
-    positions.note(new, to, met=counts)
-    positions.begin(set(new) - {registry.Namespace.parse(each.db_collection) for each in earlier}, start)
+        earlier_sweeps = survey.sweeps(spark, bronze_table, BatchRange(0, start), among=new_namespaces)
+    positions.note(new_namespaces, to, met=counts)
+    positions.begin(set(new_namespaces) - {registry.Namespace.parse(sweep.db_collection) for sweep in earlier_sweeps}, start)
     # By collection: of thousands of collections only a few have sweeps.
-    own: dict[str, list[Sweep]] = {}
-    for sweep in (*earlier, *sweeps):
-        own.setdefault(sweep.db_collection, []).append(sweep)
-    found = []
+    sweeps_by_collection: dict[str, list[Sweep]] = {}
+    for sweep in (*earlier_sweeps, *sweeps):
+        sweeps_by_collection.setdefault(sweep.db_collection, []).append(sweep)
+    all_works = []
     for namespace, position in positions.known.items():
         events = counts.get(namespace, survey.EventCounts())
-        swept = _due(own.get(str(namespace), ()), position)
-        if events.events or swept or positions.is_far_behind(namespace, to):
+        due_sweeps = _due(sweeps_by_collection.get(str(namespace), ()), position)
+        if events.events or due_sweeps or positions.is_far_behind(namespace, to):
             position = replace(position, to=positions.start(namespace), log=positions.log, bronze=positions.bronze)
-            found.append(CollectionWork(namespace, position, to, events, swept))
+            all_works.append(CollectionWork(namespace, position, to, events, due_sweeps))
     # Bronze only grows: a collection without events in the span is not searched there again. One that failed may still have
     # events before the span.
-    busy = {work.namespace for work in found if work.counts.events or work.sweeps}
-    positions.scanned |= {each: to for each in positions.known if each not in busy and positions.start(each) >= start}
-    return [work for work in found if not failures.is_set_aside(str(work.namespace))]
+    busy_namespaces = {work.namespace for work in all_works if work.counts.events or work.sweeps}
+    positions.scanned |= {
+        each: to for each in positions.known if each not in busy_namespaces and positions.start(each) >= start
+    }
+    return [work for work in all_works if not failures.is_set_aside(str(work.namespace))]
 
 
 def with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:
     """The works without most of the idle ones: hundreds may be due in one round, and those with events would wait for them."""
     idle = sorted((work for work in works if not (work.counts.events or work.sweeps)), key=lambda work: work.position.to)
-    left = {work.namespace for work in idle[IDLE_AT_A_TIME:]}
-    return [work for work in works if work.namespace not in left]
+    postponed = {work.namespace for work in idle[IDLE_AT_A_TIME:]}
+    return [work for work in works if work.namespace not in postponed]
 
 
 def _due(sweeps: Iterable[Sweep], position: registry.SilverPosition) -> tuple[Sweep, ...]:

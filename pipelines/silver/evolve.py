@@ -49,12 +49,12 @@ _COUNTED_IN_UPDATES = (
 
 def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the batch's readable events, with the plan that types them; the others go to quarantine."""
-    counted = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
+    conditions = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
     # Not recorded yet: documents that go to quarantine must not add columns.
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
-    evolution = evolve(collection, texts, also=counted, events=events)
+    evolution = evolve(collection, texts, also=conditions, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
-    parted = quarantine_table.applicable(
+    readable_events = quarantine_table.applicable(
         collection.spark,
         collection.quarantine,
         events=batch.rows,
@@ -62,13 +62,13 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         span=batch.range_,
         has_suspects=suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty(),
     )
-    if parted is None:
+    if readable_events is None:
         record(collection, evolution, batch.number)
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
-    evolution = evolve(collection, looked_at(collection, parted, batch.counts), also=counted, events=events)
+    evolution = evolve(collection, looked_at(collection, readable_events, batch.counts), also=conditions, events=events)
     record(collection, evolution, batch.number)
     # The pending search for keys includes those of events in quarantine, whose rows must stay.
-    return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
+    return replace(batch, rows=readable_events, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
 
 
 def evolve(
@@ -99,14 +99,14 @@ def record(collection: SilverCollection, evolution: schemas.Evolution, number: i
 def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
     """Whether there is a schema; if not, one is made from the first documents where they allow it."""
     if not collection.schema.schema.fields:
-        begun = schemas.begun(
+        evolution = schemas.begun(
             looks.SparkDocuments(batch.rows),
             options=collection.options.unwrap,
             pins=collection.options.pins,
             reserved=collection.reserved,
         )
-        if begun is not None:
-            record(collection, begun, batch.number)
+        if evolution is not None:
+            record(collection, evolution, batch.number)
     return bool(collection.schema.schema.fields)
 
 

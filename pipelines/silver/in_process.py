@@ -59,10 +59,10 @@ def reading(
     claimed, which takes a second."""
     ahead = ReadAhead(_by_batch(spark, bronze_table, work))
     if ahead.counts is not None:
-        first, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
+        first_range, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
         columns = _bronze_columns(settings.unwrap, reduce.added(settings.unwrap), keeps_document=keeps_document)
-        read = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
-        ahead.begin(first, columns, read, size_bytes=collection_events.MANY_BYTES)
+        reader = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
+        ahead.begin(first_range, columns, reader, size_bytes=collection_events.MANY_BYTES)
     return ahead
 
 
@@ -74,11 +74,11 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> Sequence[Batch
     counts = collection.ahead.counts or _by_batch(collection.spark, collection.bronze, work)
     if counts is None:
         return None
-    looked_through = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
+    searched_rows = file_statistics.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     # A partial update counts with the size of the document that it is folded onto.
     row_bytes = _row_bytes(live) if collection.keeps_document else 0
     most = collection.options.max_batch_events
-    return collection_events.portions(counts, work.span, most=most, row_bytes=row_bytes, looked_through=looked_through)
+    return collection_events.portions(counts, work.span, most=most, row_bytes=row_bytes, looked_through=searched_rows)
 
 
 def _by_batch(spark: SparkSession, bronze_table: tables.TableRef, work: CollectionWork) -> survey.EventsByBatch | None:
@@ -109,40 +109,40 @@ def applied(
     # The first schema comes from whole documents, before updates are folded.
     if folds and not collection.schema.schema.fields:
         return False
-    given = _with_deleted(events) if shows_deleted else events
-    reduced = _reduced(collection, live, given, range_.to, folds=folds, shows_deleted=shows_deleted)
-    begun = None if reduced is None else _begun(collection, given, counts, range_.to, folds=folds)
-    if reduced is None or begun is None:
+    source_events = _with_deleted(events) if shows_deleted else events
+    reduced_events = _reduced(collection, live, source_events, range_.to, folds=folds, shows_deleted=shows_deleted)
+    first_evolution = None if reduced_events is None else _begun(collection, source_events, counts, range_.to, folds=folds)
+    if reduced_events is None or first_evolution is None:
         return False
-    events, winners, keys, last_deletes, marked = reduced
+    events, winners, keys, last_deletes, marked_rows = reduced_events
     with deletes.remembering(collection, last_deletes, range_.to):  # meanwhile the JVM is idle
-        batches = [given.select(["after", "sequence"])]
+        batches = [source_events.select(["after", "sequence"])]
         if folds:  # again with the folded documents, as the steps do
             batches.append(pa.concat_tables([*batches, events.select(["after", "sequence"])]))
-        found = collection.typer.typed(
+        result = collection.typer.typed(
             table_schema.as_array(events["after"]),
-            begun,
+            first_evolution,
             batches=batches,
             current=collection.schema.schema,
             reserved=collection.reserved,
         )
-        del given, batches, reduced  # frees the texts
-        if found is None:
+        del source_events, batches, reduced_events  # frees the texts
+        if result is None:
             return False
-        evolutions, typed = found
+        evolutions, typed_rows = result
         schema = evolutions[-1].schema
         if not collection.keeps_document and "after" not in _of_bronze(collection.added(collection.schema.schema)):
             events = events.drop_columns("after")  # most of the memory, and typed by now
         if len(winners) < events.num_rows:  # copying documents is expensive
-            places = pa.array(winners, pa.int64())  # a list of none would have no type
-            events, typed = events.take(places), typed.take(places)
-        rows = _columns(collection, schema, events, typed, range_.to)
+            indexes = pa.array(winners, pa.int64())  # a list of none would have no type
+            events, typed_rows = events.take(indexes), typed_rows.take(indexes)
+        rows = _columns(collection, schema, events, typed_rows, range_.to)
         columns = _table_columns(collection, rows)
         if columns is None:
             return False
         for evolution in evolutions:
             evolve.record(collection, evolution, range_.to)  # before the table holds it
-    return _committed(collection, (rows, marked), columns, keys, next_position)
+    return _committed(collection, (rows, marked_rows), columns, keys, next_position)
 
 
 def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
@@ -157,10 +157,10 @@ def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
     if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
         return False
     try:
-        held = live.rows(live.files(), ("__key", "__sequence"))
+        rows = live.rows(live.files(), ("__key", "__sequence"))
     except (OSError, pa.ArrowException, table_schema.NotReadable):
         return False
-    keys = held.filter(pc.less(held["__sequence"], sweep.first))["__key"].to_pylist()
+    keys = rows.filter(pc.less(rows["__sequence"], sweep.first))["__key"].to_pylist()
     if not keys:
         collection.move(next_position)
         return True
@@ -190,12 +190,12 @@ def _committed(
     try:
         if not live.at(writer.version):
             return False
-        conformed = [table_schema.conformed(rows, live.schema) for rows in parts]
+        conformed_parts = [table_schema.conformed(rows, live.schema) for rows in parts]
     except table_schema.NotReadable:
         return False
     version = writer.replace_arrow(
-        conformed,
-        schema=conformed[0].schema,
+        conformed_parts,
+        schema=conformed_parts[0].schema,
         keys=keys,
         to=next_position.to,
         extra=collection.metadata(next_position),
@@ -214,18 +214,18 @@ def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
 def _events(collection: SilverCollection, range_: BatchRange, counts: survey.EventCounts) -> pa.Table | None:
     """The collection's events of the range in order, without deletes if the mode keeps rows; None if this process cannot read them, or one
     belongs to quarantine or has to wait for an event there."""
-    read = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
+    reader = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
     columns = _bronze_columns(
         collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
     )
     ahead_bytes = 2 * collection_events.PORTION_BYTES
-    events = collection.ahead.events(range_, columns, read, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
+    events = collection.ahead.events(range_, columns, reader, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
         return None
     if collection.mode.keeps_row:
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
-    waiting = _quarantined_keys(collection, before=range_.after)
-    is_free = waiting is not None and (not waiting or waiting.isdisjoint(events["key"].to_pylist()))
+    waiting_keys = _quarantined_keys(collection, before=range_.after)
+    is_free = waiting_keys is not None and (not waiting_keys or waiting_keys.isdisjoint(events["key"].to_pylist()))
     return events if is_free else None
 
 
@@ -312,31 +312,31 @@ def _reduced(
 ) -> _ReducedEvents | None:
     """The events reduced, with partial updates folded or marked; None if this process cannot."""
     size_bytes = _many_bytes(collection)
-    whole = (
+    whole_events = (
         in_process_fold.folded(given, live, size_bytes=size_bytes)
         if folds
         else in_process_fold.noted(given, shows_deleted=shows_deleted)
     )
-    if whole is None:
+    if whole_events is None:
         return None
-    winners, changed, last_deletes = _winners(whole.events)
-    keys = list(dict.fromkeys((*changed, *whole.marks)))  # a delete that marks a row is among the events, too
+    winners, changed_keys, last_deletes = _winners(whole_events.events)
+    keys = list(dict.fromkeys((*changed_keys, *whole_events.marks)))  # a delete that marks a row is among the events, too
     # Before the documents are typed, which is most of the work and would be done again by the steps.
     if live.is_many(upsert.KEY, keys):
         return None
-    added = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
-    marked = in_process_fold.marked(live, whole, number, added=added, size_bytes=size_bytes)
-    return None if marked is None else _ReducedEvents(whole.events, winners, keys, last_deletes, marked)
+    added_paths = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
+    marked_rows = in_process_fold.marked(live, whole_events, number, added=added_paths, size_bytes=size_bytes)
+    return None if marked_rows is None else _ReducedEvents(whole_events.events, winners, keys, last_deletes, marked_rows)
 
 
 def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     """For events in order: the indexes of each key's last event if it has a row, all keys, and the sequence of each key's last delete."""
-    last = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
+    last_numbers = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
     is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
     deletes = events.select(["key", "sequence"]).filter(is_delete)
     has_row = pc.fill_null(pc.or_kleene(pc.invert(is_delete), events["__deleted"]), False).to_pylist()
-    winners = [number for number in sorted(last.values()) if has_row[number]]
-    return winners, list(last), dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
+    winners = [number for number in sorted(last_numbers.values()) if has_row[number]]
+    return winners, list(last_numbers), dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
 
 
 def _begun(
@@ -347,12 +347,12 @@ def _begun(
     if folds:  # folded documents are read for the schema after the others
         return schemas.unchanged(current, collection.options.pins)
     texts, places = map(table_schema.as_array, (given["after"], given["sequence"]))
-    begun = collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
+    evolution = collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
     # `at_once` would record it as a version of its own: the schema history must not depend on the way.
-    if begun is None or current.fields or not reduction.is_at_once(collection, counts):
-        return begun
-    evolve.record(collection, begun, number)
-    return replace(begun, changes=())
+    if evolution is None or current.fields or not reduction.is_at_once(collection, counts):
+        return evolution
+    evolve.record(collection, evolution, number)
+    return replace(evolution, changes=())
 
 
 def _columns(
@@ -365,7 +365,7 @@ def _columns(
     """The rows with the columns of `write.table_rows`, in its order."""
     count, document = events.num_rows, typed.field("document")
     columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
-    columns |= {added.name: collection_events.value(events, added.path or ()) for added in collection.added(schema)}
+    columns |= {column.name: collection_events.value(events, column.path or ()) for column in collection.added(schema)}
     # If the mode was changed, the column stays, and is false.
     live = collection.writer.live
     has_marks = collection.mode.adds_deleted or (live is not None and "__deleted" in live.schema.names)

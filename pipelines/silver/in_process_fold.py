@@ -86,11 +86,11 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         return None
     with without_collector():
         histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
-        stored = _stored(live, [key for key, history in histories.items() if history.decisive is None], size_bytes)
-        pending = None if stored is None else _pending(events, histories, stored)
-        if stored is None or pending is None:
+        stored_rows = _stored(live, [key for key, history in histories.items() if history.decisive is None], size_bytes)
+        pending = None if stored_rows is None else _pending(events, histories, stored_rows)
+        if stored_rows is None or pending is None:
             return None
-        results = _folded(events, pending, table_schema.as_array(stored[_DOCUMENT]))
+        results = _folded(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
         # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
         # delete follows. No text is parsed for this alone otherwise.
         is_read = is_partial.true_count == sum(len(each.updates) for each in pending)
@@ -113,36 +113,36 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     has_before = events["before"].is_valid().to_pylist() if shows_deleted else ()
-    whole = pc.indices_nonzero(pc.invert(is_partial))
-    places = {number: place for place, number in enumerate(whole.to_pylist())}
-    known: dict[int, str] = {}
-    last: dict[int, str] = {}
-    shown: dict[int, int] = {}
+    whole_indexes = pc.indices_nonzero(pc.invert(is_partial))
+    places = {number: place for place, number in enumerate(whole_indexes.to_pylist())}
+    known_sequences: dict[int, str] = {}
+    last_sequences: dict[int, str] = {}
+    shown_documents: dict[int, int] = {}
     marks: dict[str, Mark] = {}
     for key, (decisive, document, updates) in _histories(events, is_partial).items():
         if decisive is None:
             marks[key] = Mark(sequences[updates[-1]])
         elif ops[decisive] != bronze.Op.DELETE.value:
             if updates:
-                known[decisive], last[decisive] = sequences[decisive], sequences[updates[-1]]
+                known_sequences[decisive], last_sequences[decisive] = sequences[decisive], sequences[updates[-1]]
         elif updates:
             return None
         elif shows_deleted and has_before[decisive]:
-            shown[decisive] = decisive
+            shown_documents[decisive] = decisive
         elif shows_deleted and document is not None:
-            shown[decisive], known[decisive] = document, sequences[document]
+            shown_documents[decisive], known_sequences[decisive] = document, sequences[document]
         elif shows_deleted:
             marks[key] = Mark(sequences[decisive], places[decisive])
-    kept = events.take(whole)
-    if any(number != decisive for decisive, number in shown.items()):
-        documents = events["after"].take(_places(shown.get(number, number) for number in places))
-        kept = kept.set_column(kept.column_names.index("after"), "after", documents)
+    whole_events = events.take(whole_indexes)
+    if any(number != decisive for decisive, number in shown_documents.items()):
+        documents = events["after"].take(_places(shown_documents.get(number, number) for number in places))
+        whole_events = whole_events.set_column(whole_events.column_names.index("after"), "after", documents)
     return _marked(
-        kept,
-        pa.array([number in last for number in places], pa.bool_()),
-        pa.array(map(known.get, places), pa.string()),
-        last=pa.array([last.get(number, sequences[number]) for number in places], pa.string()),
-        is_deleted=pa.array([number in shown for number in places], pa.bool_()),
+        whole_events,
+        pa.array([number in last_sequences for number in places], pa.bool_()),
+        pa.array(map(known_sequences.get, places), pa.string()),
+        last=pa.array([last_sequences.get(number, sequences[number]) for number in places], pa.string()),
+        is_deleted=pa.array([number in shown_documents for number in places], pa.bool_()),
     )._replace(marks=marks)
 
 
@@ -157,16 +157,16 @@ def marked(
     rows = _rows(live, list(marks), live.schema.names, size_bytes)
     if rows is None or rows.num_rows != len(marks):
         return None
-    given = [marks[key] for key in rows[upsert.KEY].to_pylist()]
-    is_delete = pa.array([mark.delete is not None for mark in given], pa.bool_())
+    row_marks = [marks[key] for key in rows[upsert.KEY].to_pylist()]
+    is_delete = pa.array([mark.delete is not None for mark in row_marks], pa.bool_())
     values = {
         "__known": pc.coalesce(rows["__known"], rows["__sequence"]),
         "__incomplete": pc.invert(is_delete),
         "__batch": pa.array([number] * rows.num_rows, pa.int64()),
-        "__sequence": pa.array([mark.sequence for mark in given], pa.string()),
+        "__sequence": pa.array([mark.sequence for mark in row_marks], pa.string()),
     }
     if is_delete.true_count:
-        deletes = whole.events.take(pa.array([mark.delete for mark in given], pa.int64()))
+        deletes = whole.events.take(pa.array([mark.delete for mark in row_marks], pa.int64()))
         delete_values = {name: collection_events.value(deletes, path) for name, path in added.items()}
         delete_values["__deleted"] = pa.array([True] * rows.num_rows, pa.bool_())
         if not delete_values.keys() <= set(rows.column_names):
@@ -203,15 +203,15 @@ def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str
 def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:
     """Each key's updates after its last document or delete."""
     keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
-    found: dict[str, _History] = {}
+    histories: dict[str, _History] = {}
     for number, (key, op, is_update) in enumerate(zip(keys, ops, is_partial.to_pylist())):
-        history = found.get(key, _NO_HISTORY)
+        history = histories.get(key, _NO_HISTORY)
         if not is_update:
             document = history.document if op == bronze.Op.DELETE.value else number
-            found[key] = _History(number, document, [])
+            histories[key] = _History(number, document, [])
         elif history.decisive is None or sequences[number] > sequences[history.decisive]:
-            found.setdefault(key, _History(None, None, [])).updates.append(number)
-    return found
+            histories.setdefault(key, _History(None, None, [])).updates.append(number)
+    return histories
 
 
 _NO_HISTORY = _History(None, None, [])
@@ -226,22 +226,22 @@ class _Pending(NamedTuple):
 
 def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Table) -> list[_Pending] | None:
     """The documents to be folded, in the order of their last updates; None if a needed stored document was not kept."""
-    held = _stored_bases(stored)
+    bases = _stored_bases(stored)
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
-    found = []
-    for key, (decisive, _, given) in histories.items():
+    pending = []
+    for key, (decisive, _, key_updates) in histories.items():
         if decisive is None:
-            base = held.get(key, _NOTHING)
+            base = bases.get(key, _NOTHING)
         elif ops[decisive] == bronze.Op.DELETE.value:
             base = _Base(None, since=sequences[decisive])
         else:
             base = _Base(stored.num_rows + decisive, sequences[decisive], sequences[decisive])
         if base is None:
             return None
-        updates = [number for number in given if sequences[number] > base.since]
+        updates = [number for number in key_updates if sequences[number] > base.since]
         if updates:
-            found.append(_Pending(updates, base))
-    return sorted(found, key=_last)
+            pending.append(_Pending(updates, base))
+    return sorted(pending, key=_last)
 
 
 def _last(pending: _Pending) -> int:
@@ -253,17 +253,17 @@ _NOTHING = _Base(None)
 
 def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
     """The bases in the table, by key; None for a row whose document was not kept."""
-    no = itertools.repeat(None)
+    nulls = itertools.repeat(None)
     names = (upsert.KEY, "__sequence", "__known", "__incomplete", "__deleted")
-    columns = (stored[name].to_pylist() if name in stored.column_names else no for name in names)
+    columns = (stored[name].to_pylist() if name in stored.column_names else nulls for name in names)
     has_text = stored[_DOCUMENT].is_valid().to_pylist()
-    found: dict[str, _Base | None] = {}
-    for place, (key, since, seen, is_incomplete, is_deleted, is_kept) in enumerate(zip(*columns, has_text)):
-        known = since if seen is None else seen
+    bases: dict[str, _Base | None] = {}
+    for place, (key, since, stored_known, is_incomplete, is_deleted, is_kept) in enumerate(zip(*columns, has_text)):
+        known = since if stored_known is None else stored_known
         # An update after a delete belongs to another document of the key.
         base = _Base(None, "", since, bool(is_incomplete)) if is_deleted else _Base(place, known, since, bool(is_incomplete))
-        found[key] = base if is_deleted or is_kept or known == "" else None
-    return found
+        bases[key] = base if is_deleted or is_kept or known == "" else None
+    return bases
 
 
 def _with_documents(
@@ -271,20 +271,20 @@ def _with_documents(
 ) -> WholeEvents:
     """The events, with each folded document in place of its last update."""
     is_doubtful = pa.array([each.base.is_doubtful for each in pending], pa.bool_())
-    incomplete = pc.or_(results["incomplete"].combine_chunks(), is_doubtful)
-    known = pc.if_else(incomplete, pa.array([each.base.known for each in pending], pa.string()), None)
+    is_incomplete = pc.or_(results["incomplete"].combine_chunks(), is_doubtful)
+    known = pc.if_else(is_incomplete, pa.array([each.base.known for each in pending], pa.string()), None)
 
-    whole, last = pc.indices_nonzero(pc.invert(is_partial)).to_pylist(), map(_last, pending)
-    places = _places(sorted((*whole, *last)))
-    is_made, kept = is_partial.take(places), events.take(places)
+    whole_indexes, last_indexes = pc.indices_nonzero(pc.invert(is_partial)).to_pylist(), map(_last, pending)
+    places = _places(sorted((*whole_indexes, *last_indexes)))
+    is_folded, whole_events = is_partial.take(places), events.take(places)
 
     def with_made(column: pa.Array, made: pa.Array) -> pa.Array:
-        return made if len(made) == len(column) else pc.replace_with_mask(column, is_made, made)
+        return made if len(made) == len(column) else pc.replace_with_mask(column, is_folded, made)
 
-    documents = with_made(table_schema.as_array(kept["after"]), table_schema.as_array(results["document"]))
+    documents = with_made(table_schema.as_array(whole_events["after"]), table_schema.as_array(results["document"]))
     return _marked(
-        kept.set_column(kept.column_names.index("after"), "after", documents),
-        with_made(pa.array([False] * len(places), pa.bool_()), incomplete),
+        whole_events.set_column(whole_events.column_names.index("after"), "after", documents),
+        with_made(pa.array([False] * len(places), pa.bool_()), is_incomplete),
         with_made(pa.nulls(len(places), pa.string()), known),
     )
 
@@ -300,10 +300,10 @@ def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArra
     def part_of(some: Sequence[_Pending]) -> pa.RecordBatch:
         """These documents' keys, bases and updates."""
         lists = pa.ListArray.from_arrays(
-            _offsets([len(each.updates) for each in some]),
-            updates.take(_places(number for each in some for number in each.updates)),
+            _offsets([len(document.updates) for document in some]),
+            updates.take(_places(number for document in some for number in document.updates)),
         )
-        bases = texts.take(_places(each.base.place for each in some))
+        bases = texts.take(_places(document.base.place for document in some))
         return pa.RecordBatch.from_arrays(
             [keys.take(_places(map(_last, some))), bases, lists], names=["__key", "base", "updates"]
         )
@@ -327,16 +327,16 @@ def _folded_part(part: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _by_helper(helper: helper_processes.HelperProcess, part: pa.RecordBatch) -> list[pa.RecordBatch]:
-    _, made = helper.call(_answer, None, part, seconds=helper_processes.PART_SECONDS)
-    return _folded_part(part) if made is None else [made]
+    _, batch = helper.call(_answer, None, part, seconds=helper_processes.PART_SECONDS)
+    return _folded_part(part) if batch is None else [batch]
 
 
 def _answer(_: None, part: pa.RecordBatch | None) -> tuple[None, pa.RecordBatch | None]:
     """Runs in a helper process; None if the documents have become too large for one batch."""
     assert part is not None
     with without_collector():
-        made = _folded_part(part)
-    return None, made[0] if len(made) == 1 else None
+        batches = _folded_part(part)
+    return None, batches[0] if len(batches) == 1 else None
 
 
 def _places(numbers: Iterable[int | None]) -> pa.Array:

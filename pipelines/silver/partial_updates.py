@@ -38,8 +38,8 @@ def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> 
     """
     keeps_last = batches.keeps_last(collection, batch)
     histories = reduce.histories(events, columns=collection.bronze_columns, keeps_last=keeps_last)
-    placed = _with_stored(histories, _stored(collection, events, batch))
-    with query_execution.held(_folded(placed, mode=collection.mode, columns=collection.bronze_columns)) as rows:
+    based_rows = _with_stored(histories, _stored(collection, events, batch))
+    with query_execution.held(_folded(based_rows, mode=collection.mode, columns=collection.bronze_columns)) as rows:
         yield rows
 
 
@@ -50,21 +50,25 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
     """
     events = batch.rows
     table = collection.rows().where("`__incomplete`")
-    waiting = table.select(F.col("__key").alias("key"), "__sequence", "__known")
-    late = (
+    waiting_rows = table.select(F.col("__key").alias("key"), "__sequence", "__known")
+    late_documents = (
         events.where("after IS NOT NULL")
-        .join(waiting, "key")
+        .join(waiting_rows, "key")
         # A document after the row's last event replaces the row, and one from before `__known` changes nothing.
         .where("sequence < `__sequence` AND sequence > coalesce(`__known`, '')")
         .groupBy("key")
         .agg(F.min("sequence").alias("__since"))
     )
     # One value bounds the search, so that older files of bronze are skipped; the join then compares by key.
-    first = late.agg(F.min("__since")).first()[0]
-    if first is None:
+    oldest_since = late_documents.agg(F.min("__since")).first()[0]
+    if oldest_since is None:
         return events
-    earlier = collection.events(BatchRange(0, batch.range_.after)).where(reduce.is_partial())
-    updates = earlier.where(F.col("sequence") > first).join(F.broadcast(late), "key").where("sequence > `__since`")
+    earlier_updates = collection.events(BatchRange(0, batch.range_.after)).where(reduce.is_partial())
+    updates = (
+        earlier_updates.where(F.col("sequence") > oldest_since)
+        .join(F.broadcast(late_documents), "key")
+        .where("sequence > `__since`")
+    )
     return events.unionByName(updates.select(*events.columns))
 
 
@@ -98,18 +102,18 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
     `base` is the later of the stored document and the range's own, `base_known` its sequence, `is_doubtful` whether the stored one was
     incomplete. `is_foldable` is false for a row whose document was not kept (it is older than the setting): it can only be marked.
     """
-    known = F.coalesce("sequence", F.lit(""))
+    range_sequence = F.coalesce("sequence", F.lit(""))
     is_whole = F.col("sequence").isNotNull() & ~F.coalesce("is_delete", F.lit(False))
-    on_stored = F.coalesce(F.col("stored_known") > known, F.lit(False)) | (
+    on_stored = F.coalesce(F.col("stored_known") > range_sequence, F.lit(False)) | (
         F.col("stored_sequence").isNotNull() & F.col("sequence").isNull()
     )
-    since = F.when(on_stored, F.col("stored_sequence")).otherwise(known)
-    placed = histories.join(stored, "key", "left").withColumns(
+    since = F.when(on_stored, F.col("stored_sequence")).otherwise(range_sequence)
+    based_rows = histories.join(stored, "key", "left").withColumns(
         {
             "since": since,
             "base": F.when(on_stored, F.col("stored_document")).when(is_whole, F.col("after")),
             "base_known": F.when(on_stored & ~F.col("stored_is_deleted"), F.col("stored_known"))
-            .when(~on_stored & is_whole, known)
+            .when(~on_stored & is_whole, range_sequence)
             .otherwise(F.lit("")),
             "is_doubtful": on_stored & F.col("stored_incomplete"),
             "is_foldable": ~on_stored
@@ -118,8 +122,8 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
             | (F.col("stored_known") == ""),
         }
     )
-    later = F.filter("updates", lambda update: update["sequence"] > F.col("since"))
-    return placed.withColumn("updates", later)
+    later_updates = F.filter("updates", lambda update: update["sequence"] > F.col("since"))
+    return based_rows.withColumn("updates", later_updates)
 
 
 def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
@@ -135,11 +139,11 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
             "partial_sequence": F.when(has_updates, F.col("partial_sequence")),
         }
     )
-    beside = ("partial_sequence", "base_known", "is_doubtful")
-    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *upsert.ROW_LOCATION, "base", "updates"))
-    kept = reduced.drop("base", "updates").schema
-    ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in kept)
-    folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
+    extras = ("partial_sequence", "base_known", "is_doubtful")
+    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *extras, *upsert.ROW_LOCATION, "base", "updates"))
+    schema = reduced.drop("base", "updates").schema
+    ddl = ", ".join(f"{identifier(field.name)} {table_columns.ddl(field.dataType)}" for field in schema)
+    folded_rows = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
     has_document = F.col("document").isNotNull()
     is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
     # A folded document is written like any other, at the last update's sequence; a row without one is only marked.
@@ -153,5 +157,5 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
         "after": F.col("document"),
     }
     was_folded = F.col("incomplete").isNotNull()
-    chosen = {name: F.when(was_folded, value).otherwise(F.col(name)) for name, value in values.items()}
-    return folded.withColumns(chosen).drop(*beside, "document", "incomplete")
+    final_values = {name: F.when(was_folded, value).otherwise(F.col(name)) for name, value in values.items()}
+    return folded_rows.withColumns(final_values).drop(*extras, "document", "incomplete")

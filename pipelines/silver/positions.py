@@ -69,35 +69,35 @@ class Positions:
     def read(self) -> None:
         """Read what a start needs, in threads: Spark plans each of these queries for longer than it runs them."""
         with ThreadPoolExecutor(parallel.THREADS) as pool:
-            kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
-            noted = registry.read(self.spark, self.settings, log=self.log)
-            self._note_refused(noted)
+            newest_schemas = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
+            known_collections = registry.read(self.spark, self.settings, log=self.log)
+            self._note_refused(known_collections)
             self._read_trims()
-            positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
+            positions = zip(known_collections.namespaces, pool.map(self._readable_position, known_collections.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # Positions that count another bronze's batches mean nothing here: all of this bronze is searched.
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
         self.settled = 0 if is_other else registry.CaughtUp.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
-        self.unnoted = {each for each in noted.of_others if each in self.known and not self.known[each].to}
-        self.noted = noted.discovered
-        self.discovered = max(noted.discovered, self.settled)
+        self.unnoted = {each for each in known_collections.of_others if each in self.known and not self.known[each].to}
+        self.noted = known_collections.discovered
+        self.discovered = max(known_collections.discovered, self.settled)
         generations = {str(namespace): position.generation for namespace, position in self.known.items()}
-        self.schemas = schemas.of_generations(kept.result(), generations)
+        self.schemas = schemas.of_generations(newest_schemas.result(), generations)
 
     def reread(self, namespace: registry.Namespace) -> bool:
         """Read one collection's position and schema again after its error; whether they could be read."""
         try:
             self._read_trims()  # maintenance may have run since the start of a service
             position = self._position(namespace)
-            known = self.known.get(namespace)
-            if known is None or (position.to, position.generation) != (known.to, known.generation):
+            previous = self.known.get(namespace)
+            if previous is None or (position.to, position.generation) != (previous.to, previous.generation):
                 self.scanned.pop(namespace, None)  # a restored table needs these batches again
             # Another run may have rebuilt the table: its schema is the one of its present generation.
-            found = _schemas_of(self.spark, self.layout, {namespace: position})
+            table_schemas = _schemas_of(self.spark, self.layout, {namespace: position})
             self.known[namespace] = position
             self.unread.discard(namespace)
-            self.schemas |= found
+            self.schemas |= table_schemas
         except Exception as error:  # of any kind: the other collections continue
             self.failures.note(str(namespace), error)
             return False
@@ -135,21 +135,23 @@ class Positions:
         self.discovered = to
         if not new:
             return
-        accepted = registry.with_own_tables(self.settings, (*self.known, *new))
-        self._note_refused(accepted)
-        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
-        found = {namespace: position for namespace, position in positions.items() if position is not None}
-        self.known |= found
+        collections = registry.with_own_tables(self.settings, (*self.known, *new))
+        self._note_refused(collections)
+        positions = {
+            namespace: self._readable_position(namespace) for namespace in new if namespace in collections.namespaces
+        }
+        new_positions = {namespace: position for namespace, position in positions.items() if position is not None}
+        self.known |= new_positions
         # If `ops/collections` was removed, tables of such collections exist, and have schemas, maybe those of a rebuild.
-        are_there = {namespace: position for namespace, position in found.items() if position.version >= 0}
-        self.schemas |= _schemas_of(self.spark, self.layout, are_there) if are_there else {}
+        existing_positions = {namespace: position for namespace, position in new_positions.items() if position.version >= 0}
+        self.schemas |= _schemas_of(self.spark, self.layout, existing_positions) if existing_positions else {}
         self.check_log()
 
     def begin(self, new: Iterable[registry.Namespace], searched: int) -> None:
         """Let new collections without a table start after the batch `searched`: bronze has no earlier events of them, and searching for
         some takes longer the older a pipeline is."""
-        found = (namespace for namespace in new if namespace in self.known and self.known[namespace].version < 0)
-        self.scanned |= dict.fromkeys(found, searched)
+        new_namespaces = (namespace for namespace in new if namespace in self.known and self.known[namespace].version < 0)
+        self.scanned |= dict.fromkeys(new_namespaces, searched)
 
     def start(self, namespace: registry.Namespace) -> int:
         """The batch after which a collection may have events that its table lacks."""
@@ -224,7 +226,7 @@ class Positions:
         """Whether a table's position is before events that maintenance removed from bronze after all layers had applied them."""
         # A collection without a position may be new: then its events come after the batches searched before it was found.
         is_new = not position.to
-        after, found = (
+        after, found_batch = (
             registry.searched(self.spark, self.settings, namespace, log=self.log) if is_new else (position.to, position.to)
         )
         if after >= self.trimmed_to:
@@ -232,10 +234,10 @@ class Positions:
         with self._lock:  # once for all collections: it reads all of bronze
             if self._first_batches is None:
                 self._first_batches = bronze_log.first_batches(self.spark, self._bronze)
-        first = self._first_batches.get(namespace, 0)
+        first_batch = self._first_batches.get(namespace, 0)
         # A removed table looks like that of a new collection, but its events may lie in batches that were searched before. If gold has a
         # position, there was such a table.
-        return first > found or (
+        return first_batch > found_batch or (
             is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).metadata.get("to"))
         )
 
@@ -261,5 +263,5 @@ def _schemas_of(
 ) -> dict[str, schemas.SchemaVersion]:
     """The recorded schemas of these collections' tables, each of the table's present generation."""
     generations = {str(namespace): position.generation for namespace, position in positions.items()}
-    kept = schemas.latest(spark, layout.ops("schemas"), generations=generations)
-    return {name: kept[name] for name in generations if name in kept}
+    versions = schemas.latest(spark, layout.ops("schemas"), generations=generations)
+    return {name: versions[name] for name in generations if name in versions}

@@ -66,14 +66,14 @@ def apply(
     If the collection `is_alone`, the next range is read meanwhile; with others beside it no core is idle.
     """
     collection.keep_documents(work.position, work.span)
-    reached = _under_these_settings(collection, work.position)
+    position = _under_these_settings(collection, work.position)
     collection.needs_steps = False
     portions = in_process.ranges(collection, work)
     ranges = portions or _ranges(collection, work, work.span)
-    needless, due = sweeps.split(collection, work)
-    for sweep in needless:
+    needless_sweeps, due_sweeps = sweeps.split(collection, work)
+    for sweep in needless_sweeps:
         # Nothing to delete, but the position must name the sweep: its floor refuses events from before it.
-        reached = sweeps.position_after(collection, sweep, reached)
+        position = sweeps.position_after(collection, sweep, position)
     events, end = 0, time.monotonic() + seconds
     # The first range in any case, so that each turn makes progress.
     while ranges and not stop.is_set() and not (events and time.monotonic() > end):
@@ -84,13 +84,13 @@ def apply(
         counts = (
             work.counts if is_whole else survey.counts_of(collection.spark, collection.bronze, collection.namespace, range_)
         )
-        reached = _with_sweeps(collection, range_, counts, reached, collection_ends.within(due, range_))
+        position = _with_sweeps(collection, range_, counts, position, collection_ends.within(due_sweeps, range_))
         events += counts.events
         if ranges and portions and collection.needs_steps:
             # The rest goes through Spark, in as few ranges as the settings allow.
             ranges, portions = _ranges(collection, work, BatchRange(range_.to, work.to)), None
     collection.ahead.forget()
-    return Progress(reached, events)
+    return Progress(position, events)
 
 
 def _with_sweeps(

@@ -99,17 +99,17 @@ def rebuilt_for_rescued(
         log.warning("values stay rescued until the next start: %s", error)
         collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
         return reached
-    now = registry.silver_position(collection.spark, collection.writer.table)
-    collection.schema, collection.remembered = work.kept(now), now.deletes
-    return now
+    new_position = registry.silver_position(collection.spark, collection.writer.table)
+    collection.schema, collection.remembered = work.kept(new_position), new_position.deletes
+    return new_position
 
 
 def refuse(result: RebuildResult) -> None:
     """Raise `DecisionNeeded` if a rebuild swapped nothing because rows would be lost."""
-    lost = result.comparison.lost
-    if result.layer is Layer.SILVER and result.version is None and lost:
+    lost_count = result.comparison.lost
+    if result.layer is Layer.SILVER and result.version is None and lost_count:
         raise errors.DecisionNeeded(
-            f"{result.table}: bronze contains neither a delete nor all the data of {lost:,} of its documents (without "
+            f"{result.table}: bronze contains neither a delete nor all the data of {lost_count:,} of its documents (without "
             "keep.document no partial update is applied), so the table was not swapped. --dry-run shows some of them; "
             "--drop-missing drops them"
         )
@@ -140,20 +140,20 @@ class SilverRebuild:
             position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
         generation = uuid.uuid4().hex[:12]
-        kept = self.kept(position)
+        schema_version = self.kept(position)
         with self._shadows(generation) as shadows:
-            shadow, reached = self._retyped(shadows, seed, position.to)
+            shadow, shadow_position = self._retyped(shadows, seed, position.to)
             # Again: maintenance may have removed events before they were read. It says so before it removes any.
             self._check_bronze(position.to)
-            live, rebuilt = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
+            live_rows, rebuilt_rows = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
             deletes = self._deletes(shadow.layout)
-            found = table_comparison.compared(live, rebuilt, deletes=deletes)
-            changes = evolution.differences(kept.schema, shadow.schema.schema)
+            comparison = table_comparison.compared(live_rows, rebuilt_rows, deletes=deletes)
+            changes = evolution.differences(schema_version.schema, shadow.schema.schema)
             version = None
-            if not self.is_trial and (self.drops_lost or not found.lost):
+            if not self.is_trial and (self.drops_lost or not comparison.lost):
                 # Schema and deletes before the swap: a crash in between must leave neither a generation without a schema nor rows that a
                 # late event could bring back. A schema whose generation no table names has no effect.
-                self._note(kept, shadow.schema.schema, changes, position, generation)
+                self._note(schema_version, shadow.schema.schema, changes, position, generation)
                 self._remember(deletes)
                 # Before the swap, too: the rebuilt rows lack the quarantined events, and these batches are not read again.
                 quarantine_table.adopt(
@@ -164,10 +164,10 @@ class SilverRebuild:
                     replaces=is_of_other,
                 )
                 self.writer.replace(
-                    rebuilt,
+                    rebuilt_rows,
                     to=position.to,
                     extra=replace(
-                        reached,
+                        shadow_position,
                         generation=generation,
                         log=newest.log or position.log,
                         origin=position.origin,
@@ -179,7 +179,7 @@ class SilverRebuild:
                 )
                 version = self.writer.version
         label = self.writer.table.label
-        return RebuildResult(str(self.namespace), Layer.SILVER, label, position.to, found, changes, version)
+        return RebuildResult(str(self.namespace), Layer.SILVER, label, position.to, comparison, changes, version)
 
     # --- the shadow
 
@@ -215,17 +215,17 @@ class SilverRebuild:
         """
         seed: DocumentSchema | None = schema
         while seed is not None:
-            shadow, reached = self._built(next(shadows), seed, to)
+            shadow, position = self._built(next(shadows), seed, to)
             seed = _wider(shadow, self.spark.table(str(shadow.writer.table)))
             if seed is not None:
                 delta.remove(self.spark, shadow.layout)
-        return shadow, reached
+        return shadow, position
 
     def _built(
         self, layout: tables.Layout, seed: DocumentSchema, to: int
     ) -> tuple[SilverCollection, registry.SilverPosition]:
         """A shadow in `layout` with bronze's batches up to `to`, applied range by range, and its position."""
-        table, whole = layout.silver(*self.namespace), BatchRange(0, to)
+        table, span = layout.silver(*self.namespace), BatchRange(0, to)
         silver_tables.create(self.spark, table)
         shadow = SilverCollection(
             spark=self.spark,
@@ -235,7 +235,7 @@ class SilverRebuild:
                 str(self.namespace),
                 # Partial updates of an earlier capture mode.
                 has_waiting=lambda: collection_events.has_partial(
-                    self.spark, self._bronze, self.namespace, whole, is_last=True
+                    self.spark, self._bronze, self.namespace, span, is_last=True
                 ),
             ),
             layout=layout,
@@ -244,27 +244,31 @@ class SilverRebuild:
             schema=schemas.SchemaVersion(schema=seed),
             is_new=True,
         )
-        sweeps = self._sweeps(whole)
-        reached = registry.SilverPosition()
+        sweeps = self._sweeps(span)
+        position = registry.SilverPosition()
         renew = _Renewal(self.writer)
-        events = survey.events(self.spark, self._bronze, self.namespace, whole)
-        for range_ in survey.bounded(events, span=whole, limit=self._options().max_batch_events):
+        events = survey.events(self.spark, self._bronze, self.namespace, span)
+        for range_ in survey.bounded(events, span=span, limit=self._options().max_batch_events):
             if self.stop.is_set():
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is unchanged")
             counts = survey.counts_of(self.spark, self._bronze, self.namespace, range_)
-            due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
-            work = CollectionWork(self.namespace, reached, range_.to, counts, due)
+            due = tuple(
+                sweep
+                for sweep in sweeps
+                if sweep.batch <= range_.to and sweep.is_due(after=range_.after, swept=position.swept)
+            )
+            work = CollectionWork(self.namespace, position, range_.to, counts, due)
             # An event that is never set: a range is applied whole, and `stop` is checked between two ranges.
-            reached = ranges.apply(shadow, work, stop=threading.Event()).position
+            position = ranges.apply(shadow, work, stop=threading.Event()).position
             renew()
-        return shadow, reached
+        return shadow, position
 
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
 
     def _sweeps(self, whole: BatchRange) -> tuple[Sweep, ...]:
-        _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
-        return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
+        _, sweeps = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
+        return tuple(sweep for sweep in sweeps if sweep.db_collection == str(self.namespace))
 
     # --- stored before the swap
 
@@ -285,7 +289,7 @@ class SilverRebuild:
         generation: str,
     ) -> None:
         """Append the schema under its generation; it takes effect when a commit of the table names that."""
-        rebuilt = evolution.Change("", evolution.ChangeKind.REBUILT, position.generation or None, generation)
+        rebuild_change = evolution.Change("", evolution.ChangeKind.REBUILT, position.generation or None, generation)
         plan = typed.Plan(schema)
         schemas.append(
             self.spark,
@@ -293,7 +297,7 @@ class SilverRebuild:
             collection=str(self.namespace),
             version=kept.version + 1,
             batch=position.to,
-            evolution=schemas.Evolution(schema, (rebuilt, *changes), plan),
+            evolution=schemas.Evolution(schema, (rebuild_change, *changes), plan),
             generation=generation,
         )
 
@@ -306,10 +310,10 @@ class SilverRebuild:
         if deletes is None:
             return
         # Only new ones: a repeated rebuild must not make the table longer each time.
-        known = self._deletes(self.layout)
-        fresh = deletes if known is None else deletes.join(known, ["__key", "__sequence"], "left_anti")
+        old_deletes = self._deletes(self.layout)
+        new_deletes = deletes if old_deletes is None else deletes.join(old_deletes, ["__key", "__sequence"], "left_anti")
         table = self.layout.deletes(*self.namespace)
-        rows = fresh.select("__key", "__sequence", "__batch")
+        rows = new_deletes.select("__key", "__sequence", "__batch")
         if not rows.isEmpty():
             silver_tables.create_deletes(self.spark, table)
             rows.writeTo(str(table)).append()
@@ -332,14 +336,14 @@ class _Renewal:
 def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
     """The collection's schema, widened for the values that these rows of its table rescued; None if nothing gets wider."""
     schema = collection.schema.schema
-    found = read_conflicts(rows, schema)
-    wider, changes = retype.with_wider_types(schema, found, pins=collection.options.pins)
-    return wider if changes else None
+    conflicts = read_conflicts(rows, schema)
+    wider_schema, changes = retype.with_wider_types(schema, conflicts, pins=collection.options.pins)
+    return wider_schema if changes else None
 
 
 def read_conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Conflict, ...]:
     """The conflicts of a silver table's rescued values with its schema, each once."""
     # Distinct on the executors: a table may have as many rescued values as rows, but few kinds of conflicts.
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
-    found = entries.mapInArrow(exact.conflict_batches(schema.to_json()), "conflict STRING").distinct().collect()
-    return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(found))
+    rows = entries.mapInArrow(exact.conflict_batches(schema.to_json()), "conflict STRING").distinct().collect()
+    return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(rows))

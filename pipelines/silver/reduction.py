@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: one row per key, with what the commit needs to know about the rows."""
-    whole = batch.rows
+    events = batch.rows
     if batch.is_late and collection.keeps_document:
-        whole = partial_updates.with_awaited(collection, batch)
+        events = partial_updates.with_awaited(collection, batch)
     # Awaited events are partial updates that are not counted in `batch.partial`.
-    has_partial = batch.partial > 0 or whole is not batch.rows
-    described = replace(
+    has_partial = batch.partial > 0 or events is not batch.rows
+    described_batch = replace(
         batch,
         deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
         has_incomplete=has_partial,
         touched=batches.touched(collection, batch.rows, batch.counts),
     )
     if has_partial and collection.keeps_document:
-        return _folded(collection, described, whole)
-    return _latest(collection, described, has_partial=has_partial)
+        return _folded(collection, described_batch, events)
+    return _latest(collection, described_batch, has_partial=has_partial)
 
 
 def _latest(collection: SilverCollection, batch: RowBatch, *, has_partial: bool) -> RowBatch:
@@ -61,16 +61,16 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
     rows = batch.resources.enter_context(partial_updates.folded(collection, whole, batch))
     pending_deletes = batch.resources.enter_context(_finding_places(collection, rows, batch))
     texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
-    has_lost = batch.partial < batch.counts.events
-    if has_lost:  # the schema also covers documents that a later event of their key replaced
+    has_replaced = batch.partial < batch.counts.events
+    if has_replaced:  # the schema also covers documents that a later event of their key replaced
         events = evolve.looked_at(collection, batch.rows, batch.counts)
-        lost = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
-        texts = lost.unionByName(texts)
+        replaced_texts = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
+        texts = replaced_texts.unionByName(texts)
     # Again: a field that an update set is in no document that the step `evolved` has read.
     also = {"incomplete": "`__incomplete`"}
     evolution = evolve.evolve(collection, texts, also=also, events=batch.counts.events)
     # Reduced rows have the sequences of their last events, so the first one comes from the counts.
-    seen_at = evolution.seen_at if has_lost else batch.counts.low
+    seen_at = evolution.seen_at if has_replaced else batch.counts.low
     evolve.record(collection, replace(evolution, seen_at=seen_at), batch.number)
     return replace(
         batch,
@@ -103,10 +103,10 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
         return None
     # Events of a document that has an older event in quarantine must wait, which the check while writing does not see.
     keys = batches.keys(batch.rows, batch.counts)
-    parted = quarantine_table.applicable(
+    readable_events = quarantine_table.applicable(
         collection.spark, collection.quarantine, events=batch.rows, keys=keys, span=batch.range_, has_suspects=False
     )
-    if parted is not None:
+    if readable_events is not None:
         return None
     plan = typed.Plan(collection.schema.schema, collection.options.pins)
     # An observation counts while the rows are written, so that the documents are parsed only once.

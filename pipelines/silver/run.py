@@ -115,33 +115,33 @@ def run(
     error is raised at the end, or when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and
     `CommitConflict` among them. A refused run has committed nothing.
     """
-    ended = stop or threading.Event()
-    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, once)
-    started = time.monotonic()
+    stop_event = stop or threading.Event()
+    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), stop_event, to, once)
+    start = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
         while True:
-            applied = silver.run_round()
-            total = together(total, applied)
-            if news is not None and applied.collections:
-                news.tell(each.namespace for each in applied.collections)
-            if once or ended.is_set():
+            result = silver.run_round()
+            total = together(total, result)
+            if news is not None and result.collections:
+                news.tell(collection.namespace for collection in result.collections)
+            if once or stop_event.is_set():
                 break
-            if not applied.events:
-                (bronze_news or NewCommits()).wait(pause_seconds, stop=ended)
+            if not result.events:
+                (bronze_news or NewCommits()).wait(pause_seconds, stop=stop_event)
         silver.failures.raised()
     finally:
         silver.close()
-    return replace(total, seconds=time.monotonic() - started)
+    return replace(total, seconds=time.monotonic() - start)
 
 
 def together(total: SilverResult, last: SilverResult) -> SilverResult:
     """The sum of two consecutive results."""
-    by_name = {each.namespace: each for each in total.collections}
-    for each in last.collections:
-        before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
-        by_name[each.namespace] = replace(
-            each, after=before.after, events=before.events + each.events, seconds=before.seconds + each.seconds
+    by_name = {result.namespace: result for result in total.collections}
+    for result in last.collections:
+        previous = by_name.get(result.namespace, replace(result, events=0, seconds=0.0))
+        by_name[result.namespace] = replace(
+            result, after=previous.after, events=previous.events + result.events, seconds=previous.seconds + result.seconds
         )
     return SilverResult(last.batch, total.events + last.events, total.seconds + last.seconds, tuple(by_name.values()))
 
@@ -179,16 +179,16 @@ class _SilverRun:
     def close(self) -> None:
         """Release the claims, except those that another run has taken over."""
         # In every release: the next start reads it from whichever table has the newest.
-        settled = self.positions.settled_metadata()
+        metadata = self.positions.settled_metadata()
         for collection in self.collections.values():
             # Without Spark nothing can be committed, and the other claims end with this process.
             with suppress(Exception):
-                collection.writer.release(settled)
+                collection.writer.release(metadata)
         self.collections.clear()
 
     def run_round(self) -> SilverResult:
         """Apply what bronze holds now to all collections."""
-        started = time.monotonic()
+        start = time.monotonic()
         with stored_files.one_look():
             if not delta.exists(self.spark, self.bronze):
                 return SilverResult(0, 0, 0.0)
@@ -199,14 +199,14 @@ class _SilverRun:
             positions.read()
         self._release_idle()
         self.failures.begin_round()
-        reread = self._retry_failed()
+        reread_namespaces = self._retry_failed()
         positions.check_log()
-        surveying = time.monotonic()
+        survey_start = time.monotonic()
         works = due.works(self.spark, self.bronze, positions, to)
-        self.survey_seconds = time.monotonic() - surveying
+        self.survey_seconds = time.monotonic() - survey_start
         if not self.once:  # a run that ends moves all positions: the next start reads from the oldest
             works = due.with_few_idle(works)
-        for namespace in reread - {work.namespace for work in works}:
+        for namespace in reread_namespaces - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
         self.is_alone = len(works) == 1
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
@@ -216,24 +216,24 @@ class _SilverRun:
         positions.settle(to)
         events = sum(result.events for result in results)
         self.idle = {result.namespace for result in results if not result.events}
-        return SilverResult(to, events, time.monotonic() - started, tuple(results))
+        return SilverResult(to, events, time.monotonic() - start, tuple(results))
 
     def _retry_failed(self) -> set[registry.Namespace]:
         """Release and read again the collections that failed and may be retried now; returns those that could be read.
 
         Their errors stay noted, so that the same error is not logged twice.
         """
-        reread = set()
+        readable_namespaces = set()
         # Also those whose position could not be read at first, as in an outage of a store.
-        failed = (*self.positions.known, *self.positions.unread)
-        for namespace in [each for each in failed if str(each) in self.failures.found]:
+        all_namespaces = (*self.positions.known, *self.positions.unread)
+        for namespace in [each for each in all_namespaces if str(each) in self.failures.found]:
             if self.failures.is_set_aside(str(namespace)):
                 continue
             self._release(namespace)
             # Another run may have moved or rebuilt the table while it was not claimed here.
             if self.positions.reread(namespace):
-                reread.add(namespace)
-        return reread
+                readable_namespaces.add(namespace)
+        return readable_namespaces
 
     def _release(self, namespace: registry.Namespace) -> None:
         """Release a collection's table, if it is claimed; its next events claim it again."""
@@ -249,8 +249,8 @@ class _SilverRun:
             self._release(namespace)
 
     def _applied(self, spark: SparkSession, work: CollectionWork) -> SilverCollectionResult:
-        started = time.monotonic()
-        known, namespace = self.positions.known, work.namespace
+        start = time.monotonic()
+        positions, namespace = self.positions.known, work.namespace
         collection = self._collection(spark, work)
         if not self.once:
             if collection.mode.removes_row:
@@ -260,22 +260,22 @@ class _SilverRun:
             collection.held_files = maintenance.compact_facts(spark, collection.quarantine, collection.held_files)
         seconds = self._turn_seconds(collection)
         progress = ranges.apply(collection, work, stop=self.stop, seconds=seconds, is_alone=self.is_alone)
-        known[namespace] = reached = progress.position
+        positions[namespace] = position = progress.position
         # After the commit, in commits of its own: compaction changes no row.
         maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
             # All rows the first time: their rescued values may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
-            reached = silver_rebuild.rebuilt_for_rescued(collection, self.settings, reached, after=after, stop=self.stop)
-            known[namespace] = reached
+            position = silver_rebuild.rebuilt_for_rescued(collection, self.settings, position, after=after, stop=self.stop)
+            positions[namespace] = position
             self.retyped.add(namespace)
         return SilverCollectionResult(
             str(namespace),
             work.position.to,
-            reached.to,
+            position.to,
             progress.events,
             collection.writer.version,
-            time.monotonic() - started,
+            time.monotonic() - start,
         )
 
     def _turn_seconds(self, collection: SilverCollection) -> float:
@@ -336,30 +336,30 @@ class _SilverRun:
         options: unwrap_options.UnwrapOptions,
     ) -> schemas.SchemaVersion:
         """The schema of the table's columns. Their layout is fixed by the first of them; until then settings may change it."""
-        kept = self.positions.schemas.get(str(namespace), schemas.SchemaVersion())
-        is_laid_out = not kept.schema.fields or kept.schema.naming.lays_out_as(column_names.ColumnNaming.of(options))
-        if not is_laid_out and delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
-            return replace(kept, schema=document_schema.EMPTY)
+        version = self.positions.schemas.get(str(namespace), schemas.SchemaVersion())
+        is_laid_out = not version.schema.fields or version.schema.naming.lays_out_as(column_names.ColumnNaming.of(options))
+        if not is_laid_out and delta.columns(spark, table).isdisjoint(name for name, _ in version.schema.table()):
+            return replace(version, schema=document_schema.EMPTY)
         if namespace not in self.warned:
             self.warned.add(namespace)
-            self._warn_of_settings(namespace, kept.schema, is_laid_out=is_laid_out)
-        return kept
+            self._warn_of_settings(namespace, version.schema, is_laid_out=is_laid_out)
+        return version
 
     def _warn_of_settings(
         self, namespace: registry.Namespace, schema: document_schema.DocumentSchema, *, is_laid_out: bool
     ) -> None:
         """Log which settings do not apply to the existing columns before a rebuild."""
-        waiting = []
+        reasons = []
         if not is_laid_out:
-            waiting.append(f"one of {', '.join(column_names.LAYOUT_OPTIONS)} was changed")
-        pinned = ", ".join(evolution.waiting_pins(schema, self.settings.silver.for_collection(str(namespace)).pins))
-        if pinned:
-            waiting.append(f"schema or map.fields pins other types of {pinned}")
-        for what in waiting:
+            reasons.append(f"one of {', '.join(column_names.LAYOUT_OPTIONS)} was changed")
+        pinned_fields = ", ".join(evolution.waiting_pins(schema, self.settings.silver.for_collection(str(namespace)).pins))
+        if pinned_fields:
+            reasons.append(f"schema or map.fields pins other types of {pinned_fields}")
+        for reason in reasons:
             log.warning(
                 "%s: %s; the table keeps its columns. To apply the current settings, run medallion rebuild --collection %s",
                 namespace,
-                what,
+                reason,
                 shlex.quote(str(namespace)),
             )
 
@@ -373,17 +373,17 @@ class _SilverRun:
 
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
         """Raise if a table that was just claimed is not as this run has read it."""
-        known, metadata, label = self.positions.known[namespace], writer.metadata, writer.table.label
+        position, metadata, label = self.positions.known[namespace], writer.metadata, writer.table.label
         if metadata.get("to") is not None and (metadata["to"], metadata.get("generation") or "") != (
-            known.to,
-            known.generation,
+            position.to,
+            position.generation,
         ):
             raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table; start again")
         options = self.settings.silver.for_collection(str(namespace)).unwrap
-        added = {*known.added, *(each.name for each in (*options.add_fields, *options.add_headers))}
+        added_columns = {*position.added, *(each.name for each in (*options.add_fields, *options.add_headers))}
         is_known = str(namespace) in self.positions.schemas
-        is_unsaid = not is_known and silver_tables.has_documents(writer.spark, writer.table, added=added)
-        if is_unsaid and not self.positions.find_schema(namespace):
+        is_undescribed = not is_known and silver_tables.has_documents(writer.spark, writer.table, added=added_columns)
+        if is_undescribed and not self.positions.find_schema(namespace):
             raise errors.DecisionNeeded(
                 f"{label}: ops/schemas no longer describes its columns. To rebuild both, run medallion rebuild "
                 f"--collection {shlex.quote(str(namespace))}"

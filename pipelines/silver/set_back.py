@@ -41,8 +41,8 @@ def to_common_batch(
     """
 
     def shared_batch() -> int:
-        shared = table_history.last_commit(spark, table, matching=lambda metadata: _is_shared(spark, bronze, metadata))
-        return ((shared.metadata or {}).get("to") or 0) if shared is not None else 0
+        commit = table_history.last_commit(spark, table, matching=lambda metadata: _is_shared(spark, bronze, metadata))
+        return ((commit.metadata or {}).get("to") or 0) if commit is not None else 0
 
     with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
         position = registry.silver_position(spark, table)
@@ -75,5 +75,5 @@ def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosit
 
 def _is_shared(spark: SparkSession, bronze: tables.TableRef, metadata: Mapping[str, object]) -> bool:
     """Whether a commit names a commit of this bronze. One that is older than bronze's log counts as one: it precedes the copy."""
-    named = registry.bronze_commit(metadata)
-    return named is not None and bronze_log.is_held(spark, bronze, named) is not False
+    bronze_commit = registry.bronze_commit(metadata)
+    return bronze_commit is not None and bronze_log.is_held(spark, bronze, bronze_commit) is not False

@@ -46,29 +46,29 @@ def apply(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
         quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
     if in_process.swept(collection, sweep, next_position, number=range_.to):
         return
-    older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
-    gone = _without_waiting(collection, older, since=sweep.first)
-    if collection.mode.marks_deleted and "__deleted" in gone.columns:  # the mode may be newer than all rows
-        gone = gone.where("NOT coalesce(`__deleted`, false)")
-    edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
+    older_rows = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
+    swept_rows = _without_waiting(collection, older_rows, since=sweep.first)
+    if collection.mode.marks_deleted and "__deleted" in swept_rows.columns:  # the mode may be newer than all rows
+        swept_rows = swept_rows.where("NOT coalesce(`__deleted`, false)")
+    bounds = swept_rows.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
     # A sweep consists of deletes: a mode that keeps rows ignores them.
-    if collection.mode.keeps_row or edge.low is None:
+    if collection.mode.keeps_row or bounds.low is None:
         collection.move(next_position)
         return
-    latest = reduce.swept(sweep.first, keys=gone, columns=collection.bronze_columns)
+    latest = reduce.swept(sweep.first, keys=swept_rows, columns=collection.bronze_columns)
     batch = RowBatch(
         rows=reduce.decided(latest, mode=collection.mode, columns=collection.bronze_columns),
         range_=range_,
         next_position=next_position,
         # Deletes bring no documents, so the schema stays as it is.
         plan=typed.Plan(collection.schema.schema),
-        keys=(edge.low, edge.high),
-        deletes=Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
+        keys=(bounds.low, bounds.high),
+        deletes=Deletes(swept_rows.select("__key", F.lit(sweep.first).alias("__sequence")), bounds.rows),
     )
     batches.through(write.STEPS, collection, batch)
 
 
 def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:
     """The rows, without those of documents that have events in quarantine from `since` or later: these documents exist."""
-    waiting = quarantine_table.waiting_keys(collection.spark, collection.quarantine, since=since)
-    return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
+    waiting_keys = quarantine_table.waiting_keys(collection.spark, collection.quarantine, since=since)
+    return rows if waiting_keys is None else rows.join(waiting_keys, "__key", "left_anti")

@@ -41,9 +41,9 @@ _ENGINE = ("__guard", "__action")
 
 def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the rows with the table's columns, `__guard` and `__action`; the table gets columns that it lacks, and wider types."""
-    held = collection.rows().schema
-    source = _typed(collection, batch, held)
-    _make_room(collection, source, held, before=batch.range_.after)
+    schema = collection.rows().schema
+    source = _typed(collection, batch, schema)
+    _make_room(collection, source, schema, before=batch.range_.after)
     return replace(batch, rows=source)
 
 
@@ -54,8 +54,8 @@ def committed(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """
     if collection.is_empty():
         # Documents deleted within the first range get no row; `remembered` has stored their deletes.
-        first = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
-        _append(collection, first, batch)
+        first_rows = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
+        _append(collection, first_rows, batch)
         return batch
     if _is_upsert(collection, batch) and _upserted(collection, batch):
         return batch
@@ -98,8 +98,8 @@ def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
     if has_to_look or not collection.writer.is_direct:
         return False
     # Read again: `table_rows` may have altered the table.
-    held = collection.rows().schema
-    return table_columns.is_same(held, batch.rows.drop(*_ENGINE).schema)
+    schema = collection.rows().schema
+    return table_columns.is_same(schema, batch.rows.drop(*_ENGINE).schema)
 
 
 def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
@@ -109,7 +109,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
         documents = documents.where(F.col("__action") == reduce.Action.DOCUMENT.value)
     rows = documents.drop(*_ENGINE)
     assert batch.touched is not None
-    done = collection.writer.upsert(
+    version = collection.writer.upsert(
         rows,
         touched=batch.touched,
         pending_deletes=batch.pending_deletes,
@@ -119,7 +119,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
         unless=batch.unless,
         few=batch.counts.events <= survey.MAX_DRIVER_ROWS,
     )
-    return done is not None
+    return version is not None
 
 
 def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> DataFrame:
@@ -130,14 +130,14 @@ def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> D
     documents = batch.rows
     if "document" not in documents.columns:
         documents = typed.documents(documents, plan=batch.plan)
-    added = collection.added(batch.plan.schema)
+    added_columns = collection.added(batch.plan.schema)
     adds_deleted, keeps_document = collection.mode.adds_deleted, collection.keeps_document
-    given = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added), *silver_tables.ALWAYS}
-    given |= {"__deleted"} if adds_deleted else set()
-    given |= {"__document"} if keeps_document else set()
+    names = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added_columns), *silver_tables.ALWAYS}
+    names |= {"__deleted"} if adds_deleted else set()
+    names |= {"__document"} if keeps_document else set()
     return documents.select(
         "document.*",
-        *(each.value.alias(each.name) for each in added),
+        *(each.value.alias(each.name) for each in added_columns),
         *(["__deleted"] if adds_deleted else []),
         "__incomplete",
         "__known",
@@ -146,7 +146,7 @@ def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> D
         "__key",
         "__sequence",
         _uncompiled(batch.number).alias("__batch"),
-        *(_left(each) for each in held if each.name not in given),
+        *(_left(each) for each in held if each.name not in names),
         *_ENGINE,
     )
 
