@@ -157,24 +157,24 @@ class GoldTable:
 
     def rewritten(self, writer: Writer, *, extra: Mapping[str, object] | None = None) -> int:
         """Replace all rows by the current documents, and return their number; `extra` is added to the commit's metadata."""
-        current, seen = self.current(), self._counts
-        present = self.spark.table(str(writer.table)).schema
+        documents, counts = self.current(), self._counts
+        schema = self.spark.table(str(writer.table)).schema
         # The column comes with the first rescued value, and stays when there are none left: queries may name it.
-        has_rescued = seen.rescued > 0 or "__rescued" in present.names
+        has_rescued = counts.rescued > 0 or "__rescued" in schema.names
         columns = self._columns(has_rescued=has_rescued)
         if not self.audited:
             self.judge(writer.table)
-        self._settle_statistics(writer, present, self.wanted(has_rescued))
+        self._settle_statistics(writer, schema, self.wanted(has_rescued))
         metadata = self.extra() | dict(extra or {})
-        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=metadata, overwrite_schema=True)
-        return seen.n
+        writer.overwrite(documents.select(*columns), to=self.work.silver.to, extra=metadata, overwrite_schema=True)
+        return counts.n
 
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
         """Stop statistics of columns that are dropped, or get a type without an order: Delta would refuse the rows."""
-        listed = delta.properties(self.spark, writer.table).get(STATISTICS)
-        held = table_columns.fields_by_name(present)
-        common = statistics_columns(each for each in wanted if each.name in held and _has_order(held[each.name]))
-        if listed not in (None, common):
+        setting = delta.properties(self.spark, writer.table).get(STATISTICS)
+        fields = table_columns.fields_by_name(present)
+        common = statistics_columns(each for each in wanted if each.name in fields and _has_order(fields[each.name]))
+        if setting not in (None, common):
             writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
 
     def documents(self) -> DataFrame:
@@ -191,9 +191,9 @@ class GoldTable:
 
     def _merged(self, writer: Writer, changed: DataFrame) -> int:
         changes = self._key_changes(changed)
-        present = self.spark.table(str(writer.table)).schema
-        wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
-        alteration = table_columns.alterations(present, wanted)
+        schema = self.spark.table(str(writer.table)).schema
+        new_schema = self.wanted("__rescued" in schema.names or changes.has_rescued)
+        alteration = table_columns.alterations(schema, new_schema)
         # The type widening feature would exclude readers of gold: the rows are rewritten with the new type. So they are if a column that
         # somebody dropped or renamed has to be added: it would be null in all existing rows.
         if (
@@ -204,7 +204,7 @@ class GoldTable:
             return self.rewritten(writer)
         # Without a changed key the rows have been audited already, and the commit repeats the result.
         if changes.count:
-            columns = self._columns(has_rescued="__rescued" in wanted.names)
+            columns = self._columns(has_rescued="__rescued" in new_schema.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
         else:
             self.audited[:] = [unmoved(writer)]
@@ -213,8 +213,8 @@ class GoldTable:
         if not changes.count:
             # The position moves too: the next run would read the same batches again.
             writer.mark(to=self.work.silver.to, extra=self.extra())
-        elif not self._upserted(writer, changed, changes, wanted):
-            self._merge(writer, changed, changes, wanted)
+        elif not self._upserted(writer, changed, changes, new_schema):
+            self._merge(writer, changed, changes, new_schema)
         return changes.count
 
     def _upserted(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
@@ -222,7 +222,7 @@ class GoldTable:
         if not writer.can_upsert() or not table_columns.is_same(self.spark.table(str(writer.table)).schema, wanted):
             return False
         rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
-        made = writer.upsert(
+        version = writer.upsert(
             rows,
             touched=lambda: self._held(writer, changed, changes),
             to=self.work.silver.to,
@@ -230,14 +230,14 @@ class GoldTable:
             confs=MERGE_CONFS,
             few=changes.count <= survey.MAX_DRIVER_ROWS,
         )
-        return made is not None
+        return version is not None
 
     def _held(self, writer: Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
         """The locations (file and row index) of the changed keys' rows in the table."""
         keys = changed.select("__key")
         rows = self.spark.table(str(writer.table)).select("__key", *writer.row_locations())
-        few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
-        return upsert.located(rows, few, changes.spans)
+        join_keys = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
+        return upsert.located(rows, join_keys, changes.spans)
 
     def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
         source = changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone")
@@ -279,30 +279,32 @@ class GoldTable:
 
     def _is_gone(self, rows: DataFrame) -> Column:
         """Whether a row of silver is not a current document: it is deleted, or silver has only partial updates of it."""
-        unknown = F.expr(merge.HAS_NO_BASE)
+        has_no_base = F.expr(merge.HAS_NO_BASE)
         if "__deleted" not in rows.columns:
-            return unknown
-        return unknown | F.coalesce(F.col("__deleted"), F.lit(False))
+            return has_no_base
+        return has_no_base | F.coalesce(F.col("__deleted"), F.lit(False))
 
     def _changed(self) -> DataFrame:
         """Each key that changed since gold's position, with its row in silver; `__gone` if it has no current document."""
-        present = self._rows
-        rows = present.where(f"`__batch` > {self.work.gold.to}")
-        written = rows.withColumn("__gone", self._is_gone(rows))
+        all_rows = self._rows
+        rows = all_rows.where(f"`__batch` > {self.work.gold.to}")
+        changed_rows = rows.withColumn("__gone", self._is_gone(rows))
         if not delta.exists(self.spark, self.deletes):
-            return written
+            return changed_rows
         span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
-        deleted = self.spark.table(str(self.deletes)).where(span)
-        removed = deleted.groupBy("__key").agg(F.max("__sequence").alias("__sequence"))
+        deletes = self.spark.table(str(self.deletes)).where(span)
+        deleted_keys = deletes.groupBy("__key").agg(F.max("__sequence").alias("__sequence"))
         if self.is_few:  # used more than once below, and mostly empty: cheapest on the driver
-            found = removed.toArrow()
-            if not found.num_rows:
-                return written
-            removed = self.spark.createDataFrame(found)
-        alive = present if self._has_late(removed) else rows
+            key_table = deleted_keys.toArrow()
+            if not key_table.num_rows:
+                return changed_rows
+            deleted_keys = self.spark.createDataFrame(key_table)
+        live_rows = all_rows if self._has_late(deleted_keys) else rows
         # A key that was deleted and written again has a row, and is not gone.
-        gone = removed.join(alive.select("__key"), "__key", "left_anti").select("__key", F.lit(True).alias("__gone"))
-        return written.unionByName(gone, allowMissingColumns=True)
+        gone_keys = deleted_keys.join(live_rows.select("__key"), "__key", "left_anti").select(
+            "__key", F.lit(True).alias("__gone")
+        )
+        return changed_rows.unionByName(gone_keys, allowMissingColumns=True)
 
     def _has_late(self, removed: DataFrame) -> bool:
         """Whether one of these deletes may be older than the document that silver held of its key at gold's position.
@@ -314,15 +316,15 @@ class GoldTable:
         return high is None or not removed.where(F.col("__sequence") <= high).isEmpty()
 
     def _key_changes(self, changed: DataFrame) -> _KeyChanges:
-        rescued = F.when(~F.col("__gone"), F.col("__rescued")).isNotNull()
+        is_rescued = F.when(~F.col("__gone"), F.col("__rescued")).isNotNull()
         if self.is_few:
-            found = changed.select("__key", rescued.alias("is_rescued")).toArrow()
-            return _changes(found["__key"].to_pylist(), any(found["is_rescued"].to_pylist()))
+            flags = changed.select("__key", is_rescued.alias("is_rescued")).toArrow()
+            return _changes(flags["__key"].to_pylist(), any(flags["is_rescued"].to_pylist()))
         row = changed.agg(
             F.count("*").alias("n"),
             F.min("__key").alias("low"),
             F.max("__key").alias("high"),
-            F.count_if(rescued).alias("rescued"),
+            F.count_if(is_rescued).alias("rescued"),
         ).first()
         # A single key is a range already, and very many keys cost more to list than Delta can skip with them.
         if 1 < row.n <= FEW_KEYS:
@@ -340,24 +342,26 @@ def interpreted(table: GoldTable, place: tables.TableRef, stack: ExitStack) -> G
 
 def rows_of(metadata: Mapping[str, object]) -> str:
     """The identity of the rows of a gold table, or of a model's, with this metadata in its last commit; it changes with the rows only."""
-    if isinstance(handed_on := metadata.get(ROWS), str):
-        return handed_on
+    if isinstance(rows_id := metadata.get(ROWS), str):
+        return rows_id
     # Not the whole metadata: lease, owner and commit identifier differ for equal rows. Batches and versions alone do not identify rows:
     # they start again after silver or bronze was created again, or an older copy of bronze was restored.
     names = ("to", "silver", "generation", "origin", "log", "bronze", "model", REBUILT)
-    identity = {each: metadata.get(each) for each in names}
+    identity = {name: metadata.get(name) for name in names}
     return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def unmoved(writer: Writer) -> dict[str, object]:
     """Metadata for a commit that changes no rows: the audit's result, and the identity of the rows, as the table's last commit has them."""
-    held: dict[str, object] = {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
-    return {**held, ROWS: rows_of(writer.metadata)}
+    audit_result: dict[str, object] = {
+        name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata
+    }
+    return {**audit_result, ROWS: rows_of(writer.metadata)}
 
 
 def _changes(keys: Sequence[str], has_rescued: bool) -> _KeyChanges:
-    covering = key_ranges.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
-    return _KeyChanges(len(keys), covering, has_rescued)
+    spans = key_ranges.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
+    return _KeyChanges(len(keys), spans, has_rescued)
 
 
 STATISTICS = "delta.dataSkippingStatsColumns"
@@ -380,5 +384,5 @@ def _has_order(column: StructField) -> bool:
 
 def _statement(columns: Sequence[str], changes: _KeyChanges) -> sql_merge.Merge:
     """The MERGE of the changed keys, with literal bounds on the key, so that Delta skips files."""
-    among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
-    return sql_merge.Merge("t.`__key` = s.`__key`", sql_merge.replacing(columns), pruning=among)
+    key_bounds = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
+    return sql_merge.Merge("t.`__key` = s.`__key`", sql_merge.replacing(columns), pruning=key_bounds)

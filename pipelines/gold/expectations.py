@@ -75,20 +75,20 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
         hint = "it must contain one YAML or JSON file per table"
         raise errors.SettingsError(errors.Problem("gold.expectations", f"there is no folder {folder}", hint))
     problems: list[errors.Problem] = []
-    found: dict[str, suites.Suite] = {}
+    by_table: dict[str, suites.Suite] = {}
     for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS):
         try:
-            each = suites.parse(settings_file.document(path), name=path.stem, where=str(path))
+            suite = suites.parse(settings_file.document(path), name=path.stem, where=str(path))
         except errors.SettingsError as error:
             problems += error.problems
             continue
-        if each.table in found:
-            problems.append(errors.Problem(each.where, f"{found[each.table].where} is already about {each.table}"))
-        found.setdefault(each.table, each)
-        problems += library.mistakes(each)
+        if suite.table in by_table:
+            problems.append(errors.Problem(suite.where, f"{by_table[suite.table].where} is already about {suite.table}"))
+        by_table.setdefault(suite.table, suite)
+        problems += library.mistakes(suite)
     if problems:
         raise errors.SettingsError(problems)
-    return tuple(found.values())
+    return tuple(by_table.values())
 
 
 def check_tables(
@@ -96,18 +96,18 @@ def check_tables(
 ) -> None:
     """Raise `SettingsError` for suites of tables that cannot exist, and of histories, which are not checked."""
     problems = [
-        errors.Problem(each.where, f"{each.table} is a history, which expectations do not check", "use a model over it")
-        for each in found
-        if each.table in histories
+        errors.Problem(suite.where, f"{suite.table} is a history, which expectations do not check", "use a model over it")
+        for suite in found
+        if suite.table in histories
     ]
     problems += [
         errors.Problem(
-            each.where,
-            f"{each.table} is neither a collection nor a model",
-            values.did_you_mean(each.table, known) or f"known are {', '.join(known[:10])}",
+            suite.where,
+            f"{suite.table} is neither a collection nor a model",
+            values.did_you_mean(suite.table, known) or f"known are {', '.join(known[:10])}",
         )
-        for each in found
-        if each.table not in (*known, *histories) and not is_captured(each.table)
+        for suite in found
+        if suite.table not in (*known, *histories) and not is_captured(suite.table)
     ]
     if problems:
         raise errors.SettingsError(problems)
@@ -117,14 +117,14 @@ def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> Non
     """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before any check."""
     problems = [
         errors.Problem(
-            one.where,
-            f"{each.table} is a view: its readers see new rows at once, so it cannot be held back",
+            expectation.where,
+            f"{suite.table} is a view: its readers see new rows at once, so it cannot be held back",
             "use materialized='table', or severity: warning or info",
         )
-        for each in found
-        if each.table in views
-        for one in each.expectations
-        if one.severity is suites.Severity.CRITICAL
+        for suite in found
+        if suite.table in views
+        for expectation in suite.expectations
+        if expectation.severity is suites.Severity.CRITICAL
     ]
     if problems:
         raise errors.SettingsError(problems)
@@ -158,22 +158,23 @@ class Gate:
             return {}
         whole = _with_rescued(suite, candidate.whole())
         changed = None if candidate.changed is None else _with_rescued(suite, candidate.changed)
-        absent = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
-        problems = [problem for each, problem in absent if each.severity is suites.Severity.CRITICAL]
+        missing_columns = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
+        problems = [problem for each, problem in missing_columns if each.severity is suites.Severity.CRITICAL]
         if problems:
             raise errors.SettingsError(problems)
         outcomes = {
-            id(each): (library.unjudged(each, f"no column {', '.join(each.columns)}"), "whole") for each, _ in absent
+            id(each): (library.unjudged(each, f"no column {', '.join(each.columns)}"), "whole")
+            for each, _ in missing_columns
         }
-        judged = [each for each in suite.expectations if id(each) not in outcomes]
-        about_rows = [each for each in judged if changed is not None and self._was_met(suite, each, candidate.live)]
+        checkable = [each for each in suite.expectations if id(each) not in outcomes]
+        about_rows = [each for each in checkable if changed is not None and self._was_met(suite, each, candidate.live)]
         # Expectations about the whole table (a count, a unique column) depend on all rows, also on removed ones.
-        about_table = [each for each in judged if each not in about_rows]
+        about_table = [each for each in checkable if each not in about_rows]
         outcomes |= {
             id(each): (result, kind)
-            for frame, some, kind in ((changed, about_rows, "changed"), (whole, about_table, "whole"))
+            for frame, expectations, kind in ((changed, about_rows, "changed"), (whole, about_table, "whole"))
             if frame is not None
-            for each, result in zip(some, library.judged(frame, some, keys=candidate.keys))
+            for each, result in zip(expectations, library.judged(frame, expectations, keys=candidate.keys))
         }
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
         failed = [each for each in results if each.is_critical_failure]
@@ -196,8 +197,8 @@ class Gate:
 
         False after any change of the suite, and for a warning that was not met: the rows that did not meet it may still exist.
         """
-        recorded = live.get("expectations")
-        not_met = recorded.get("not_met") if isinstance(recorded, Mapping) else None
+        live_results = live.get("expectations")
+        not_met = live_results.get("not_met") if isinstance(live_results, Mapping) else None
         if live.get("suite") != suite.digest or not isinstance(not_met, list):
             return False
         return suite.expectations.index(expectation) not in not_met and library.is_about_rows(expectation)
@@ -211,22 +212,22 @@ class Gate:
                 "run": self.run,
                 "at_ms": at_ms,
                 "table": table,
-                "expectation": each.expectation.type,
-                "columns": list(each.expectation.columns),
-                "severity": each.expectation.severity.value,
-                "is_met": each.judged.is_met,
+                "expectation": outcome.expectation.type,
+                "columns": list(outcome.expectation.columns),
+                "severity": outcome.expectation.severity.value,
+                "is_met": outcome.judged.is_met,
                 "is_published": is_published,
-                "judged": each.kind,
-                "rows": each.judged.rows,
-                "unexpected": each.judged.unexpected,
-                "examples": list(each.judged.examples),
-                "observed": each.judged.observed,
-                "failure": each.judged.failure,
+                "judged": outcome.kind,
+                "rows": outcome.judged.rows,
+                "unexpected": outcome.judged.unexpected,
+                "examples": list(outcome.judged.examples),
+                "observed": outcome.judged.observed,
+                "failure": outcome.judged.failure,
                 "suite": suite.digest,
-                "result": each.judged.result,
+                "result": outcome.judged.result,
                 "name": self.settings.name,
             }
-            for each in results
+            for outcome in results
         ]
         ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA)
 
@@ -253,19 +254,19 @@ class _Outcome:
 
 def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
     """The error for expectations that were not met, with counts and keys but no values; `Unjudged` if only Spark failed."""
-    kind = errors.Unjudged if all(each.judged.passes for each in failed) else errors.GateFailed
+    kind = errors.Unjudged if all(outcome.judged.passes for outcome in failed) else errors.GateFailed
     lines = [f"{table}: the new version is not published, the last good one stays; ops/expectations has the results"]
-    for each in failed:
-        found = each.judged
-        if found.failure is not None:
-            reason = f"could not be checked ({found.failure})"
-        elif found.unexpected is not None:
-            among = "changed rows" if each.kind == "changed" else "rows"
-            keys = f", for example with the keys {'; '.join(found.examples[:5])}" if found.examples else ""
-            reason = f"{found.unexpected} of {found.rows} {among} do not meet it{keys}"
+    for outcome in failed:
+        result = outcome.judged
+        if result.failure is not None:
+            reason = f"could not be checked ({result.failure})"
+        elif result.unexpected is not None:
+            among = "changed rows" if outcome.kind == "changed" else "rows"
+            keys = f", for example with the keys {'; '.join(result.examples[:5])}" if result.examples else ""
+            reason = f"{result.unexpected} of {result.rows} {among} do not meet it{keys}"
         else:
-            reason = "the table does not meet it" + (f", found {found.observed}" if _is_number(found.observed) else "")
-        lines.append(f"  {each.expectation.label}: {reason}")
+            reason = "the table does not meet it" + (f", found {result.observed}" if _is_number(result.observed) else "")
+        lines.append(f"  {outcome.expectation.label}: {reason}")
     return kind("\n".join(lines))
 
 

@@ -77,17 +77,19 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
         import great_expectations.exceptions as raised
         from great_expectations.expectations.registry import list_registered_expectation_implementations
 
-        for each in suite.expectations:
+        for expectation in suite.expectations:
             try:
-                _configured(each)
+                _configured(expectation)
             except raised.ExpectationNotFoundError:
-                hint = values.did_you_mean(each.type, list_registered_expectation_implementations())
-                yield errors.Problem(each.where, f"there is no expectation {each.type}", hint)
+                hint = values.did_you_mean(expectation.type, list_registered_expectation_implementations())
+                yield errors.Problem(expectation.where, f"there is no expectation {expectation.type}", hint)
             except Exception as error:  # pydantic's, of either major version
                 details = getattr(error, "errors", None)
-                for found in details() if callable(details) else [{"loc": (), "msg": type(error).__name__}]:
-                    name = ".".join(str(part) for part in found["loc"] if part != "__root__")
-                    yield errors.Problem(f"{each.where}.kwargs{'.' + name if name else ''}", f"{each.type}: {found['msg']}")
+                for detail in details() if callable(details) else [{"loc": (), "msg": type(error).__name__}]:
+                    name = ".".join(str(part) for part in detail["loc"] if part != "__root__")
+                    yield errors.Problem(
+                        f"{expectation.where}.kwargs{'.' + name if name else ''}", f"{expectation.type}: {detail['msg']}"
+                    )
 
 
 def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[ExpectationResult]:
@@ -97,16 +99,16 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
     with plain names, in a pass of their own.
     """
     copies = {name: f"__copy_{number}" for number, name in enumerate(df.columns) if not _READ.isdisjoint(name)}
-    is_copied = [not copies.keys().isdisjoint(each.columns) for each in expectations]
-    copied = df.withColumns({copy: F.col(identifier(name)) for name, copy in copies.items()}) if any(is_copied) else df
+    are_copies = [not copies.keys().isdisjoint(each.columns) for each in expectations]
+    with_copies = df.withColumns({copy: F.col(identifier(name)) for name, copy in copies.items()}) if any(are_copies) else df
     of_copies = iter(
-        _judged(copied, [each.with_columns(copies) for each, chosen in zip(expectations, is_copied) if chosen], keys)
+        _judged(with_copies, [each.with_columns(copies) for each, is_copy in zip(expectations, are_copies) if is_copy], keys)
     )
-    of_others = iter(_judged(df, [each for each, chosen in zip(expectations, is_copied) if not chosen], keys))
-    found = [next(of_copies if chosen else of_others) for chosen in is_copied]
-    for reply, each in zip(found, expectations):
+    of_others = iter(_judged(df, [each for each, is_copy in zip(expectations, are_copies) if not is_copy], keys))
+    replies = [next(of_copies if is_copy else of_others) for is_copy in are_copies]
+    for reply, each in zip(replies, expectations):
         reply["expectation_config"]["kwargs"] |= each.kwargs
-    return [_result(reply, keys) for reply in found]
+    return [_result(reply, keys) for reply in replies]
 
 
 def _judged(df: DataFrame, expectations: Sequence[suites.Expectation], keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -123,18 +125,18 @@ def _judged(df: DataFrame, expectations: Sequence[suites.Expectation], keys: Seq
         source = context.data_sources.add_spark("gold", persist=False)
         asset = source.add_dataframe_asset("candidate")
         batch = asset.add_batch_definition_whole_dataframe("candidate").get_batch(batch_parameters={"dataframe": df})
-        wanted = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
+        result_format = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
         if keys:
             # Examples are identified by keys and never by values: messages must not contain document data.
-            wanted["unexpected_index_column_names"] = list(keys)
-        found = batch.validate(
+            result_format["unexpected_index_column_names"] = list(keys)
+        validation = batch.validate(
             gx.ExpectationSuite(
-                name="candidate", expectations=[_configured(each, n) for n, each in enumerate(expectations)]
+                name="candidate", expectations=[_configured(each, place) for place, each in enumerate(expectations)]
             ),
-            result_format=wanted,
+            result_format=result_format,
         )
-        configs = ((each.expectation_config, each) for each in found.results)
-        by_place = {config.meta["place"]: each.to_json_dict() for config, each in configs if config is not None}
+        configs = ((result.expectation_config, result) for result in validation.results)
+        by_place = {config.meta["place"]: result.to_json_dict() for config, result in configs if config is not None}
         return [by_place[place] for place in range(len(expectations))]
 
 
@@ -149,40 +151,40 @@ def _configured(each: suites.Expectation, place: int = 0) -> Any:
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.expectations.metadata_types import FailureSeverity
 
-    configured = ExpectationConfiguration(
+    configuration = ExpectationConfiguration(
         type=each.type,
         kwargs=dict(each.kwargs),
         severity=FailureSeverity(each.severity.value),
         meta={"place": place},
     )
-    return configured.to_domain_obj()
+    return configuration.to_domain_obj()
 
 
 def _result(reply: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
-    found = reply.get("result") or {}
+    result = reply.get("result") or {}
     examples = tuple(
-        ", ".join(str(example.get(name)) for name in keys) for example in found.get("partial_unexpected_index_list") or ()
+        ", ".join(str(example.get(name)) for name in keys) for example in result.get("partial_unexpected_index_list") or ()
     )
-    observed = found.get("observed_value")
-    raised = reply.get("exception_info") or {}
-    exception = _exception(raised)
+    observed = result.get("observed_value")
+    exception_info = reply.get("exception_info") or {}
+    exception = _exception(exception_info)
     return ExpectationResult(
         is_met=bool(reply["success"]) and exception is None,
-        rows=found.get("element_count"),
-        unexpected=found.get("unexpected_count"),
+        rows=result.get("element_count"),
+        unexpected=result.get("unexpected_count"),
         examples=examples,
         observed=None if observed is None else json.dumps(observed, default=str),
         failure=exception,
         result=json.dumps({**reply, "exception_info": exception}, default=str),
-        passes=all(map(_passes, _tracebacks(raised))) and exception is not None,
+        passes=all(map(_passes, _tracebacks(exception_info))) and exception is not None,
     )
 
 
 def _tracebacks(info: dict[str, Any]) -> list[str]:
     """The tracebacks of exceptions raised instead of a result."""
-    each = info.values() if "raised_exception" not in info else [info]
-    raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
-    return [str(one.get("exception_traceback") or "") for one in raised]
+    entries = info.values() if "raised_exception" not in info else [info]
+    exceptions = [entry for entry in entries if isinstance(entry, dict) and entry.get("raised_exception")]
+    return [str(entry.get("exception_traceback") or "") for entry in exceptions]
 
 
 def _passes(traceback: str) -> bool:

@@ -89,8 +89,8 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
         return
     is_behind = at.has_gap
     if not is_behind and at.to < bronze_log.trimmed_to(spark, bronze_table):
-        left = bronze_log.first_batches(spark, bronze_table, where=namespace.predicate)
-        is_behind = left.get(namespace, 0) > at.to
+        first_batches = bronze_log.first_batches(spark, bronze_table, where=namespace.predicate)
+        is_behind = first_batches.get(namespace, 0) > at.to
     if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
         raise errors.DecisionNeeded(
             f"{table.label}: events after its last version were removed from bronze, while no history was kept or "
@@ -134,14 +134,16 @@ class History:
         self.folds = self.settings.keeps_document(str(self.namespace))
         self.bronze = self.layout.bronze(self.settings.name)
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
-        kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
-        self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
-        added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self.added())}
-        own = {*column_names.ENGINE, *RESERVED, *added}
+        schema_versions = schemas.latest(
+            self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION}
+        )
+        self.schema = schema_versions.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
+        added_names = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self.added())}
+        reserved = {*column_names.ENGINE, *RESERVED, *added_names}
         columns = _columns_of(self.writer, self._stored)
         # An existing column is kept up when the mode changes: it would be wrong for versions that a late event ends.
         self.marks_deleted = self.mode.adds_deleted or "__deleted" in columns
-        if not kept and not own.issuperset(columns):
+        if not schema_versions and not reserved.issuperset(columns):
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: ops/schemas no longer describes its columns. Remove this table, and gold "
                 "rebuilds it from bronze, which may lack old versions: keep a copy"
@@ -156,7 +158,7 @@ class History:
         """Apply the events between a position and silver's, and return their number; 0 if it ended early, between two ranges, because
         `stop` was set or `seconds` have passed."""
         # A name stays reserved when the setting is removed: the column still exists, and a field must not mix with its values.
-        added = {*at.added, *(each.name for each in self.added())}
+        added_names = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
         span = BatchRange(start, silver.to)
         # Also partial updates of an earlier capture mode, if the history has documents to fold them onto.
@@ -167,9 +169,9 @@ class History:
                 and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
             ),
         )
-        begun = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
-        reached = replace(begun, added=tuple(sorted(added)), folds=self.folds)
-        if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
+        start_position = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
+        position = replace(start_position, added=tuple(sorted(added_names)), folds=self.folds)
+        if not position.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
                 "%s: old events were removed from bronze, so the history begins with what bronze still has. To get a "
                 "version of documents that did not change since, run %s",
@@ -179,17 +181,19 @@ class History:
         began = time.monotonic()
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
         seconds = max(seconds, parallel.TURN_SHARE * (time.monotonic() - began))
-        own = counts.get(self.namespace, survey.EventCounts())
-        due = [each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)]
-        ranges = self.local.ranges(self, span, own.events) or (span,)
-        if len(ranges) == 1 and own.events > self.options.max_batch_events:
+        event_counts = counts.get(self.namespace, survey.EventCounts())
+        due_sweeps = [
+            each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)
+        ]
+        ranges = self.local.ranges(self, span, event_counts.events) or (span,)
+        if len(ranges) == 1 and event_counts.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
         end = time.monotonic() + seconds
         for range_ in ranges:
             if stop.is_set() or (range_ is not ranges[0] and time.monotonic() > end):
                 return 0
-            reached = self._with_sweeps(range_, reached, collection_ends.within(due, range_), own.events)
-        return own.events
+            position = self._with_sweeps(range_, position, collection_ends.within(due_sweeps, range_), event_counts.events)
+        return event_counts.events
 
     def _with_sweeps(
         self, range_: BatchRange, reached: HistoryPosition, sweeps: Sequence[Sweep], events: int
@@ -198,9 +202,9 @@ class History:
         crash in between repeats the range."""
         reached = replace(reached, to=reached.to if sweeps else range_.to)
         if not self.local.is_applied(self, range_, reached):
-            touched = (self.writer.table, self.layout.silver(*self.namespace))
-            few = events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(*touched)
-            with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
+            tables_read = (self.writer.table, self.layout.silver(*self.namespace))
+            is_few = events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(*tables_read)
+            with query_execution.session_confs(self.spark, query_execution.INTERPRETED if is_few else {}):
                 self._range(range_, reached)
         for sweep in sweeps:
             floor = sweep.floor(reached.floor, keeps_row=self.mode.keeps_row)
@@ -215,26 +219,28 @@ class History:
 
     def _range(self, range_: BatchRange, reached: HistoryPosition) -> None:
         # An unreadable event leaves the versions after it incomplete, until it comes again or a whole document does.
-        found = quarantine_rules.readable(self._events(range_), with_holes=True)
+        events = quarantine_rules.readable(self._events(range_), with_holes=True)
         if reached.floor:
             # After a drop the key belongs to another document: an older event would open a version of one that is gone.
-            found = found.where(f"sequence >= {literal(reached.floor)}")
+            events = events.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
-            found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
+            events = events.where(f"op <> '{bronze.Op.DELETE.value}'")
         bounds = (F.min("sequence").alias("low"), F.min("key").alias("first"), F.max("key").alias("last"))
-        seen = found.agg(*bounds, F.count("*").alias("events")).first()
-        if not seen.events:
+        summary = events.agg(*bounds, F.count("*").alias("events")).first()
+        if not summary.events:
             self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
             return
         with ExitStack() as stack:
             if self.folds:
-                found = self._with_awaited(found, range_, seen, stack)
-            stored = self._versions_of(found, seen)
+                events = self._with_awaited(events, range_, summary, stack)
+            stored_versions = self._versions_of(events, summary)
             if self.writer.can_upsert():  # replaced by location: a MERGE would search for them twice more
-                stored = stack.enter_context(query_execution.held(stored))
+                stored_versions = stack.enter_context(query_execution.held(stored_versions))
             # Computed once: two queries of `_write` read it.
-            laid_out = stack.enter_context(query_execution.held(self._laid_out(found, stored)))
-            self._write(found, stored, laid_out, range_, reached, few=seen.events <= survey.MAX_DRIVER_ROWS)
+            version_changes = stack.enter_context(query_execution.held(self._laid_out(events, stored_versions)))
+            self._write(
+                events, stored_versions, version_changes, range_, reached, few=summary.events <= survey.MAX_DRIVER_ROWS
+            )
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
@@ -250,9 +256,9 @@ class History:
 
     def _with_awaited(self, found: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
         """The events and, for late documents, the updates after them from bronze, to be folded again."""
-        unknown = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
-        unknown = unknown.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
-        late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
+        incomplete = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
+        incomplete = incomplete.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
+        late = found.where("after IS NOT NULL").join(incomplete, "key").where("sequence < at")
         since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         first = since.agg(F.min("since")).first()[0]
         if first is None:
@@ -264,20 +270,20 @@ class History:
     def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
         """The stored versions of the events' keys that end at the first event or later: all columns, and the row location."""
         keys = found.select(F.col("key").alias("__key"))
-        few = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
+        join_keys = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
         ends_later = f"`__until` IS NULL OR `__until` >= {literal(seen.low)}"
         rows = self._stored().select("*", *self.writer.row_locations()).where(F.col("__key").between(seen.first, seen.last))
-        return rows.where(ends_later).join(few, "__key", "left_semi")
+        return rows.where(ends_later).join(join_keys, "__key", "left_semi")
 
     def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:
         """Each key's versions that are new or have another end."""
         is_whole = F.col("after").isNotNull().alias("is_whole")
         # Large columns only where a fold reads them.
         needed = {"after": F.lit(self.folds), "before": reduce.is_partial(), "updateDescription": reduce.is_partial()}
-        given = [F.when(is_needed, F.col(name)).alias(name) for name, is_needed in needed.items()]
-        events = found.select("key", "sequence", "offset", "op", is_whole, *given)
+        fold_columns = [F.when(is_needed, F.col(name)).alias(name) for name, is_needed in needed.items()]
+        events = found.select("key", "sequence", "offset", "op", is_whole, *fold_columns)
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
-        known = stored.select(
+        stored_versions = stored.select(
             "__key",
             F.struct(
                 F.col("__sequence").alias("sequence"),
@@ -289,7 +295,7 @@ class History:
                 (F.col("__document") if "__document" in stored.columns else F.lit(None).cast("string")).alias("document"),
             ).alias("version"),
         )
-        versions_by_key = known.groupBy("__key").agg(F.collect_list("version").alias("stored"))
+        versions_by_key = stored_versions.groupBy("__key").agg(F.collect_list("version").alias("stored"))
         joined = grouped.join(versions_by_key, "__key", "left").select("__key", "events", "stored")
         return joined.mapInArrow(versions.laid_out(self.folds), versions.LAID_OUT_DDL)
 
@@ -309,25 +315,23 @@ class History:
         dropped.check(self, self._stored().schema, before=range_.after, remedy=remedy)
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
-        joined = (
-            laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
-        )
-        joined = joined.withColumn("after", F.coalesce("document", "after")).drop("document")
-        with query_execution.held(joined) as made:
+        rows = laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
+        rows = rows.withColumn("after", F.coalesce("document", "after")).drop("document")
+        with query_execution.held(rows) as new_versions:
             evolution = schemas.evolve(
-                looks.SparkDocuments(made.select("after", "sequence")),
+                looks.SparkDocuments(new_versions.select("after", "sequence")),
                 current=self.schema.schema,
                 options=self.options.unwrap,
                 pins=self.options.pins,
                 reserved=self.reserved(reached),
             )
             self.record(evolution, range_.to)
-            source = self._typed(made, evolution.plan)
+            source = self._typed(new_versions, evolution.plan)
             names = self._made_room(source.schema)
             # A version without an event of this range exists already and only gets another end: its document stays.
-            ended = laid_out.where("offset IS NULL").select(*self._ends())
-            if not self._upserted(source, ended, stored, reached, few=few):
-                self._merge(source, ended, names, reached)
+            ended_versions = laid_out.where("offset IS NULL").select(*self._ends())
+            if not self._upserted(source, ended_versions, stored, reached, few=few):
+                self._merge(source, ended_versions, names, reached)
 
     def _upserted(self, new: DataFrame, ended: DataFrame, stored: DataFrame, reached: HistoryPosition, *, few: bool) -> bool:
         """Replace the changed versions by location, and add the new ones; False if a MERGE has to, with nothing committed."""
@@ -337,33 +341,35 @@ class History:
         is_altered = not table_columns.are_alike(schema, stored.drop(*upsert.ROW_LOCATION).schema)
         if is_altered and not stored.isEmpty():  # the table has other columns than were read, or was rewritten
             return False
-        version, names = ["__key", "__sequence"], [F.col(identifier(name)) for name in schema.names]
-        ends = [name for name in ended.columns if name not in version]
+        id_columns, names = ["__key", "__sequence"], [F.col(identifier(name)) for name in schema.names]
+        ends = [name for name in ended.columns if name not in id_columns]
         rows = new.select(*names)
         if not is_altered:
-            rows = rows.unionByName(stored.drop(*ends, *upsert.ROW_LOCATION).join(ended, version).select(*names))
-        again = new.select(*version).unionByName(ended.select(*version))
-        base = self.writer.version
+            rows = rows.unionByName(stored.drop(*ends, *upsert.ROW_LOCATION).join(ended, id_columns).select(*names))
+        version_ids = new.select(*id_columns).unionByName(ended.select(*id_columns))
+        base_version = self.writer.version
         try:
-            committed = self.writer.upsert(
+            version = self.writer.upsert(
                 rows,
-                touched=lambda: stored.join(again, version, "left_semi").select(*upsert.ROW_LOCATION),
+                touched=lambda: stored.join(version_ids, id_columns, "left_semi").select(*upsert.ROW_LOCATION),
                 to=reached.to,
                 extra=reached.extra,
-                unless=lambda: self.writer.version != base,
+                unless=lambda: self.writer.version != base_version,
                 few=few,
             )
         except Exception:
             # Another commit may have moved or changed the rows since they were read: a MERGE reads them again.
-            if self.writer.version == base:
+            if self.writer.version == base_version:
                 raise
             return False
-        return committed is not None
+        return version is not None
 
     def _merge(self, new: DataFrame, ended: DataFrame, names: Sequence[str], reached: HistoryPosition) -> None:
-        marked = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
-        with query_execution.held(marked[0].unionByName(marked[1], allowMissingColumns=True)) as both:
-            self.writer.merge(both, _statement(names, marks_deleted=self.marks_deleted), to=reached.to, extra=reached.extra)
+        parts = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
+        with query_execution.held(parts[0].unionByName(parts[1], allowMissingColumns=True)) as source:
+            self.writer.merge(
+                source, _statement(names, marks_deleted=self.marks_deleted), to=reached.to, extra=reached.extra
+            )
 
     def _ends(self) -> list[Column | str]:
         """The columns with a version's identity and validity."""
@@ -410,12 +416,12 @@ class History:
             self.writer.alter(statement)
         # Rewritten, so that readers need not support type widening.
         if changes.widened:
-            held = self._stored()
-            types = table_columns.widened(held.schema, wanted)
-            cast = [F.col(identifier(each.name)).cast(each.dataType).alias(each.name) for each in types]
-            before = self.writer.metadata
-            extra = {name: before.get(name) for name in HistoryPosition().extra}
-            self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
+            rows = self._stored()
+            types = table_columns.widened(rows.schema, wanted)
+            casts = [F.col(identifier(each.name)).cast(each.dataType).alias(each.name) for each in types]
+            metadata = self.writer.metadata
+            extra = {name: metadata.get(name) for name in HistoryPosition().extra}
+            self.writer.overwrite(rows.select(*casts), to=metadata.get("to"), extra=extra, overwrite_schema=True)
         return wanted.names
 
     # --- sweeps
@@ -429,33 +435,33 @@ class History:
             return
         if self.marks_deleted:  # the mode may be newer than all versions
             self._made_room(_MARKS)
-        at, stored = literal(sweep.first), self._stored()
+        sequence, stored_versions = literal(sweep.first), self._stored()
         is_snapshot = sweep.cause is SweepCause.SNAPSHOT  # a document that changed after its start existed
-        is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
-        ended = stored.where(f"{is_open} AND `__sequence` < {at}").select("__key", "__sequence")
+        is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {sequence})"
+        ended_versions = stored_versions.where(f"{is_open} AND `__sequence` < {sequence}").select("__key", "__sequence")
         if is_snapshot:
-            ended = self._but_waiting(ended, sweep.first)
-        end = {"__until": at, "valid_to": f"timestamp_seconds({int(sweep.first[:8], 16)})"}
+            ended_versions = self._but_waiting(ended_versions, sweep.first)
+        end = {"__until": sequence, "valid_to": f"timestamp_seconds({int(sweep.first[:8], 16)})"}
         if self.marks_deleted:
             end["__deleted"] = "true"
         statement = sql_merge.Merge(SAME_VERSION, (sql_merge.Clause(end),))
-        self.writer.merge(ended, statement, to=reached.to, extra=reached.extra)
+        self.writer.merge(ended_versions, statement, to=reached.to, extra=reached.extra)
 
     def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
         """The rows, without those of documents that have events in quarantine from `since` or later: these documents exist."""
         table = self.layout.quarantine(*self.namespace)
-        waiting = quarantine_table.waiting_keys(self.spark, table, since=since)
-        return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
+        waiting_keys = quarantine_table.waiting_keys(self.spark, table, since=since)
+        return rows if waiting_keys is None else rows.join(waiting_keys, "__key", "left_anti")
 
 
 def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:
     """The MERGE that writes all columns of a new version, and only the end of an existing one."""
     ends = ["__until", *(["__deleted"] if marks_deleted else []), "valid_to"]
-    whole, new = sql_merge.from_source(names), "s.`__is_new`"
+    all_columns, is_new = sql_merge.from_source(names), "s.`__is_new`"
     clauses = (
-        sql_merge.Clause(whole, new),
+        sql_merge.Clause(all_columns, is_new),
         sql_merge.Clause(sql_merge.from_source(ends)),
-        sql_merge.Clause(whole, is_matched=False),
+        sql_merge.Clause(all_columns, is_matched=False),
     )
     return sql_merge.Merge(SAME_VERSION, clauses)
 

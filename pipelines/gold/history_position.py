@@ -48,8 +48,8 @@ class HistoryPosition:
     @property
     def extra(self) -> dict[str, object]:
         """The metadata of a commit with this position, beside `to`."""
-        own = {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
-        return {**own, "bronze": self.bronze}
+        entries = {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
+        return {**entries, "bronze": self.bronze}
 
     def of_the_same_rows(self, held: Mapping[str, object]) -> dict[str, object]:
         """The same for a commit without rows after one with the metadata `held`: models need not be made again."""
@@ -59,15 +59,15 @@ class HistoryPosition:
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
     """The position of a history's table; the initial one if there is no such table."""
     metadata = table_history.standing(spark, table).metadata
-    found = metadata if is_history(metadata) else {}
+    entries = metadata if is_history(metadata) else {}
     return HistoryPosition(
-        found.get("to") or 0,
-        found.get("floor") or "",
-        found.get("log"),
-        tuple(found.get("added") or ()),
-        bool(found.get(GAP)),
-        found.get("folds"),
-        registry.bronze_commit(found),
+        entries.get("to") or 0,
+        entries.get("floor") or "",
+        entries.get("log"),
+        tuple(entries.get("added") or ()),
+        bool(entries.get(GAP)),
+        entries.get("folds"),
+        registry.bronze_commit(entries),
     )
 
 

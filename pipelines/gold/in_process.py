@@ -51,8 +51,8 @@ class SourceFiles:
         spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = SERVICE_ROWS
     ) -> SourceFiles | None:
         """The files of these tables; None if this process cannot read them."""
-        live = live_files.of(spark, silver), live_files.of(spark, deletes)
-        return None if live[0] is None or live[1] is None else SourceFiles(live[0], live[1], limit)
+        files = live_files.of(spark, silver), live_files.of(spark, deletes)
+        return None if files[0] is None or files[1] is None else SourceFiles(files[0], files[1], limit)
 
     def states(self, above: int) -> pa.Table | None:
         """`__key`, the state columns and `is_rescued` of silver's rows of batches after `above`; None if they may be more than `limit`.
@@ -69,8 +69,8 @@ class SourceFiles:
 
     def documents(self, above: int, schema: pa.Schema) -> Iterator[pa.Table]:
         """The current documents among the rows of batches after `above`, part by part, with gold's columns (`schema`)."""
-        wanted = {*schema.names, *_STATE}
-        names = [name for name in self.silver.schema.names if name in wanted]
+        columns = {*schema.names, *_STATE}
+        names = [name for name in self.silver.schema.names if name in columns]
         for part in self.silver.parts_above("__batch", above, columns=names):
             yield table_schema.conformed(part.filter(pc.invert(_is_gone(part))), schema)
 
@@ -107,7 +107,7 @@ def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, ab
     """Replace the rows of the keys by the current documents of batches after `above`; False if nothing was committed."""
     live = writer.live
     assert live is not None
-    done = writer.replace_arrow(
+    version = writer.replace_arrow(
         sources.documents(above, live.schema),
         schema=live.schema,
         keys=keys,
@@ -115,7 +115,7 @@ def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, ab
         extra=table.extra(),
         statistics=live_files.measured_columns(live),
     )
-    return done is not None
+    return version is not None
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | No
         return None
     if states is None:
         return None
-    present = states.filter(pc.invert(_is_gone(states)))
-    has_rescued = pc.any(present["is_rescued"]).as_py() or False
-    return FirstLoad(present.num_rows, _wanted(silver.spark_schema(), has_rescued=has_rescued))
+    documents = states.filter(pc.invert(_is_gone(states)))
+    has_rescued = pc.any(documents["is_rescued"]).as_py() or False
+    return FirstLoad(documents.num_rows, _wanted(silver.spark_schema(), has_rescued=has_rescued))
 
 
 def loaded(first: FirstLoad, table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
@@ -164,13 +164,13 @@ def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | N
     if states is None:
         return None
     keys = states["__key"].to_pylist()
-    removed = _removed(table, sources)
+    deletes = _removed(table, sources)
     # A delete that may be older than silver's row of its key must be compared with all of silver.
-    if removed and (work.gold.high is None or min(removed.values()) <= work.gold.high):
+    if deletes and (work.gold.high is None or min(deletes.values()) <= work.gold.high):
         return None
-    gone = sorted(removed.keys() - set(keys))
-    present = states.filter(pc.invert(_is_gone(states)))
-    return _GoldChanges([*keys, *gone], pc.any(present["is_rescued"]).as_py() or False)
+    gone_keys = sorted(deletes.keys() - set(keys))
+    documents = states.filter(pc.invert(_is_gone(states)))
+    return _GoldChanges([*keys, *gone_keys], pc.any(documents["is_rescued"]).as_py() or False)
 
 
 def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
@@ -181,12 +181,12 @@ def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
     if not deletes.at_newest():
         raise NotReadable
     assert table.work.gold.to is not None
-    found = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=sources.limit)
-    removed: dict[str, str] = {}
-    for key, sequence, batch in zip(*(found[name].to_pylist() for name in ("__key", "__sequence", "__batch"))):
+    rows = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=sources.limit)
+    sequences: dict[str, str] = {}
+    for key, sequence, batch in zip(*(rows[name].to_pylist() for name in ("__key", "__sequence", "__batch"))):
         if batch <= table.work.silver.to:
-            removed[key] = max(sequence, removed.get(key, ""))
-    return removed
+            sequences[key] = max(sequence, sequences.get(key, ""))
+    return sequences
 
 
 def _is_gone(rows: pa.Table) -> pa.Array:
@@ -199,15 +199,15 @@ def _is_gone(rows: pa.Table) -> pa.Array:
 
 def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> StructType | None:
     """Gold's columns with those that it lacks; None if one must change its type."""
-    held = gold.spark_schema()
-    wanted = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in held.names)
-    columns = table_columns.grown(held, wanted)
-    return columns if columns is not None and table_columns.is_same(columns, wanted) else None
+    gold_schema = gold.spark_schema()
+    new_schema = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in gold_schema.names)
+    columns = table_columns.grown(gold_schema, new_schema)
+    return columns if columns is not None and table_columns.is_same(columns, new_schema) else None
 
 
 def _wanted(silver: StructType, *, has_rescued: bool) -> StructType:
     """The columns that gold should have, as `GoldTable.wanted`."""
     names = [name for name in silver.names if name not in current.HIDDEN]
     names += ["__rescued", "__key"] if has_rescued else ["__key"]
-    held = table_columns.fields_by_name(silver)
-    return StructType([StructField(name, held[name].dataType) for name in names])
+    fields = table_columns.fields_by_name(silver)
+    return StructType([StructField(name, fields[name].dataType) for name in names])

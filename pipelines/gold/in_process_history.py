@@ -70,10 +70,10 @@ class _StoredVersions:
     def rows_of(self, wanted: Iterable[_VersionId]) -> list[tuple[dict[str, Any], list[int]]]:
         """The rows, by file, of those of these versions that are stored."""
         rows: dict[int, list[int]] = defaultdict(list)
-        for each in wanted:
-            if each in self.places:
-                rows[self.places[each].file].append(self.places[each].row)
-        return [(self.files[number], sorted(found)) for number, found in sorted(rows.items())]
+        for version_id in wanted:
+            if version_id in self.places:
+                rows[self.places[version_id].file].append(self.places[version_id].row)
+        return [(self.files[file], sorted(numbers)) for file, numbers in sorted(rows.items())]
 
 
 @dataclass
@@ -101,8 +101,8 @@ class InProcess:
         counts = None if live is None else survey.by_batch(history.spark, history.bronze, history.namespace, span)
         if live is None or counts is None:
             return None
-        most = history.options.max_batch_events
-        return collection_events.portions(counts, span, most=most, looked_through=live.row_count())
+        max_events = history.options.max_batch_events
+        return collection_events.portions(counts, span, most=max_events, looked_through=live.row_count())
 
     def is_applied(self, history: History, range_: BatchRange, reached: HistoryPosition) -> bool:
         """Apply the range's events, with the position `reached`; False if queries have to, with nothing committed."""
@@ -124,13 +124,13 @@ class InProcess:
         if live is None:
             return False
         try:
-            held = live.rows(live.files(), ("__sequence", "__until"))
+            rows = live.rows(live.files(), ("__sequence", "__until"))
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
-        is_open = pc.is_null(held["__until"])
+        is_open = pc.is_null(rows["__until"])
         if sweep.cause is not SweepCause.SNAPSHOT:
-            is_open = pc.or_(is_open, pc.fill_null(pc.greater(held["__until"], sweep.first), False))
-        if pc.any(pc.and_(is_open, pc.less(held["__sequence"], sweep.first))).as_py():
+            is_open = pc.or_(is_open, pc.fill_null(pc.greater(rows["__until"], sweep.first), False))
+        if pc.any(pc.and_(is_open, pc.less(rows["__sequence"], sweep.first))).as_py():
             return False
         history.writer.mark(to=reached.to, extra=reached.of_the_same_rows(history.writer.metadata))
         return True
@@ -147,9 +147,9 @@ def _events(history: History, range_: BatchRange, reached: HistoryPosition, *, l
     columns = ("updateDescription", "before", *added)
     size_bytes = collection_events.MANY_BYTES if limit > survey.MAX_DRIVER_ROWS else batch_rows.MANY_BYTES
     # Other collections' events are in the same files.
-    most = max(survey.MAX_DRIVER_ROWS, 2 * limit)
+    row_limit = max(survey.MAX_DRIVER_ROWS, 2 * limit)
     events = collection_events.in_order(
-        history.spark, history.bronze, history.namespace, range_, columns, limit=most, size_bytes=size_bytes
+        history.spark, history.bronze, history.namespace, range_, columns, limit=row_limit, size_bytes=size_bytes
     )
     if events is None or events.num_rows > limit:
         return None
@@ -167,30 +167,30 @@ def _events(history: History, range_: BatchRange, reached: HistoryPosition, *, l
 
 def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
     """Write the versions that the events make; False, or `NotReadable` raised, if queries have to, with nothing committed."""
-    stored = _stored(live, events, folds=history.folds)
-    if history.folds and _waits(events, stored):
+    stored_versions = _stored(live, events, folds=history.folds)
+    if history.folds and _waits(events, stored_versions):
         return False
     with without_collector():
-        laid_out = _laid_out(events, stored, folds=history.folds)
-    made = _made(history, events, laid_out, reached)
-    if made is None:
+        changes = _laid_out(events, stored_versions, folds=history.folds)
+    typed_versions = _made(history, events, changes, reached)
+    if typed_versions is None:
         return False
-    evolution, new = made
+    evolution, new_rows = typed_versions
     history.record(evolution, number)  # before the table holds it
-    columns = table_columns.grown(live.spark_schema(), from_arrow_schema(new.schema))
-    replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
+    columns = table_columns.grown(live.spark_schema(), from_arrow_schema(new_rows.schema))
+    new_ids = [_VersionId(key, each.sequence) for key, each in zip(changes.keys, changes.new)]
     # A replaced version keeps its values in columns of removed settings, which only a MERGE preserves.
-    if not stored.places.keys().isdisjoint(replaced) and not {*live.schema.names} <= {*new.column_names}:
+    if not stored_versions.places.keys().isdisjoint(new_ids) and not {*live.schema.names} <= {*new_rows.column_names}:
         return False
     if columns is None or (columns != live.spark_schema() and not history.writer.define(columns)):
         return False
     if not live.at(history.writer.version):
         return False
-    parts = [table_schema.conformed(new, live.schema), _ended(history, live.schema, stored, laid_out)]
+    parts = [table_schema.conformed(new_rows, live.schema), _ended(history, live.schema, stored_versions, changes)]
     version = history.writer.replace_arrow(
         parts,
         schema=live.schema,
-        places=stored.rows_of([*replaced, *laid_out.ended]),
+        places=stored_versions.rows_of([*new_ids, *changes.ended]),
         to=reached.to,
         extra=reached.extra,
         statistics=live_files.measured_columns(live),
@@ -203,15 +203,15 @@ def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int
 
 def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersions:
     """The versions of the events' keys that end at the first event or later. Raises `NotReadable` if they are too large."""
-    found = live_files.present(live, live.places(upsert.KEY, events["key"].to_pylist()))
-    found = _ending_later(live, found, pc.min(events["sequence"]).as_py())
+    places = live_files.present(live, live.places(upsert.KEY, events["key"].to_pylist()))
+    places = _ending_later(live, places, pc.min(events["sequence"]).as_py())
     # All columns: nearly all of these versions end now and are written again.
-    rows = _rows(live, found, live.schema.names)
+    rows = _rows(live, places, live.schema.names)
     columns = [*_STORED, "__deleted", *(("__document",) if folds else ())]
-    places = ((file, row) for file, (_, numbers) in enumerate(found) for row in numbers)
-    stored = _StoredVersions(rows, [file for file, _ in found], {}, defaultdict(list))
+    row_places = ((file, row) for file, (_, numbers) in enumerate(places) for row in numbers)
+    stored = _StoredVersions(rows, [file for file, _ in places], {}, defaultdict(list))
     for number, (place, row) in enumerate(
-        zip(places, rows.select([name for name in columns if name in rows.column_names]).to_pylist())
+        zip(row_places, rows.select([name for name in columns if name in rows.column_names]).to_pylist())
     ):
         stored.places[_VersionId(row["__key"], row["__sequence"])] = _RowPlace(*place, number)
         stored.versions[row["__key"]].append(
@@ -242,11 +242,15 @@ def _rows(live: LiveFiles, places: Places, columns: Sequence[str]) -> pa.Table:
 
 def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
     """Whether a document is older than updates of it that were applied already, which must then be read again from other batches."""
-    given = events.filter(pc.is_valid(events["after"]))
-    last = {
-        key: max((each.sequence for each in of if each.is_incomplete), default="") for key, of in stored.versions.items()
+    documents = events.filter(pc.is_valid(events["after"]))
+    last_incomplete = {
+        key: max((version.sequence for version in stored_versions if version.is_incomplete), default="")
+        for key, stored_versions in stored.versions.items()
     }
-    return any(at < last.get(key, "") for key, at in zip(given["key"].to_pylist(), given["sequence"].to_pylist()))
+    return any(
+        sequence < last_incomplete.get(key, "")
+        for key, sequence in zip(documents["key"].to_pylist(), documents["sequence"].to_pylist())
+    )
 
 
 # --- new and changed versions
@@ -255,30 +259,30 @@ def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
 def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _VersionChanges:
     """Each key's versions that are new or have another end. Raises `NotReadable` if their documents are too large."""
     # Large columns only where a fold reads them.
-    given = events.select(["sequence", "offset", "op", "before", "updateDescription"])
+    envelopes = events.select(["sequence", "offset", "op", "before", "updateDescription"])
     is_whole, is_partial = pc.is_valid(events["after"]).to_pylist(), collection_events.are_partial(events).to_pylist()
     texts = events["after"].to_pylist() if folds else [None] * events.num_rows
     by_key: dict[str, list[versions.DocumentEvent]] = defaultdict(list)
     row_of: dict[int, int] = {}
-    for number, (key, row) in enumerate(zip(events["key"].to_pylist(), given.to_pylist())):
+    for number, (key, row) in enumerate(zip(events["key"].to_pylist(), envelopes.to_pylist())):
         row_of[row["offset"]] = number
         # An unreadable pre-image counts as none: a fold works without it.
         before = row["before"] if is_partial[number] and fold.is_document(row["before"]) else None
         by_key[key].append(versions.event({**row, "before": before, "is_whole": is_whole[number], "after": texts[number]}))
-    found, size = _VersionChanges([], [], [], {}), 0
-    for key, own in by_key.items():
-        for version in versions.changed(stored.versions.get(key, ()), own, folds=folds):
+    changes, size = _VersionChanges([], [], [], {}), 0
+    for key, key_events in by_key.items():
+        for version in versions.changed(stored.versions.get(key, ()), key_events, folds=folds):
             if version.offset is None:
-                found.ended[_VersionId(key, version.sequence)] = version
+                changes.ended[_VersionId(key, version.sequence)] = version
                 continue
-            found.keys.append(key)
-            found.new.append(version)
-            found.rows.append(row_of[version.offset])
+            changes.keys.append(key)
+            changes.new.append(version)
+            changes.rows.append(row_of[version.offset])
             # Each event makes a version as large as the document.
             size += len(version.document or "")
             if size > collection_events.MANY_BYTES:
                 raise table_schema.NotReadable
-    return found
+    return changes
 
 
 def _made(
@@ -289,10 +293,10 @@ def _made(
     is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
     rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may read it, too
-    found = _typed(history, texts, table_schema.as_array(rows["sequence"]), reached)
-    if found is None:
+    typed_documents = _typed(history, texts, table_schema.as_array(rows["sequence"]), reached)
+    if typed_documents is None:
         return None
-    evolution, typed = found
+    evolution, typed = typed_documents
     document = typed.field("document")
     is_update = pc.and_(pc.equal(rows["op"], bronze.Op.UPDATE.value), pc.is_valid(rows["updateDescription"]))
     is_looked_up = history.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
@@ -314,12 +318,12 @@ def _typed(
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
     """The schema changed by the documents, and the typed documents; None if this process cannot type them all."""
     current, reserved = history.schema.schema, history.reserved(reached)
-    begun = history.typer.begun(texts, sequences, current=current, reserved=reserved)
-    if begun is None:
+    first_evolution = history.typer.begun(texts, sequences, current=current, reserved=reserved)
+    if first_evolution is None:
         return None
     batch = pa.table([texts, sequences], names=["after", "sequence"])
-    found = history.typer.typed(texts, begun, batches=[batch], current=current, reserved=reserved)
-    return None if found is None else (found[0][-1], found[1])
+    typed_documents = history.typer.typed(texts, first_evolution, batches=[batch], current=current, reserved=reserved)
+    return None if typed_documents is None else (typed_documents[0][-1], typed_documents[1])
 
 
 def _ended(history: History, schema: pa.Schema, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:

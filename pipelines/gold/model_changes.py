@@ -45,16 +45,16 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     works with and without deletion vectors, and after OPTIMIZE and RESTORE.
     """
     before, after = table_history.changed_between(spark, table, before, after)
-    seen = _seen(spark, table, before, after)
-    old, new = _few_rows(spark, seen) or _rows_of_files(spark, table, (before, after), seen)
+    files = _seen(spark, table, before, after)
+    old, new = _few_rows(spark, files) or _rows_of_files(spark, table, (before, after), files)
     names = [f"{identifier(name)} AS `__key_{number}`" for number, name in enumerate(columns)]
-    signed = (
+    signed_rows = (
         rows.selectExpr(*names, f"{_DIGEST} AS `__row`", f"{sign} AS `__sign`") for rows, sign in ((old, -1), (new, 1))
     )
-    both = next(signed).unionByName(next(signed))
+    all_rows = next(signed_rows).unionByName(next(signed_rows))
     keys = [f"__key_{number}" for number in range(len(columns))]
     # A row of both versions counts once on each side and cancels out.
-    return both.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
+    return all_rows.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
 
 
 _Seen: TypeAlias = "tuple[LiveFiles, LiveFiles] | None"
@@ -90,10 +90,10 @@ def _rows_of_files(
 ) -> tuple[DataFrame, DataFrame]:
     """The rows of each version in files that differ in the other one."""
     if seen is not None:
-        old, new = ({_name(each) for each in live.files() if not other.holds([each])} for live, other in (seen, seen[::-1]))
+        old, new = ({_name(file) for file in live.files() if not other.holds([file])} for live, other in (seen, seen[::-1]))
     else:
         places = [_places(spark, table, version) for version in versions]
-        old, new = ({file for file in own if own[file] != others.get(file)} for own, others in (places, places[::-1]))
+        old, new = ({file for file in these if these[file] != others.get(file)} for these, others in (places, places[::-1]))
     before, after = versions
     return _rows(spark, table, before, old), _rows(spark, table, after, new)
 

@@ -87,10 +87,10 @@ class ModelInputs:
             return None
         delta.check_ours(self.spark, table)
         id_, files = self._identified(table)
-        at = table_history.standing(self.spark, table)
+        standing = table_history.standing(self.spark, table)
         # A table is created, claimed and filled by a commit each: before the last one, and before it is rewritten after a repair, its rows
         # do not count. If its history does not say, it counts if it has rows.
-        if at.metadata.get("to") is None and (at.position is not None or not files):
+        if standing.metadata.get("to") is None and (standing.position is not None or not files):
             return None
         version, rows = self._version(name, table)
         return ModelInput(name, table, version, id_, rows)
@@ -110,9 +110,9 @@ class ModelInputs:
         pinned = self.pinned.get(name)
         # The commit is nearly always among the newest; otherwise the whole history is read.
         for limit in (30, None):
-            found = table_history.commits(self.spark, table, limit=limit)
-            version = found[0].version if pinned is None else pinned
-            for commit in found:
+            commits = table_history.commits(self.spark, table, limit=limit)
+            version = commits[0].version if pinned is None else pinned
+            for commit in commits:
                 if commit.version > version:
                     continue
                 if commit.restored is not None:

@@ -88,17 +88,17 @@ class ModelTable:
         """What a run has to do, from the positions in the table's last commit."""
         model, table = self.model, self.table
         to: dict[str, Any] = self.inputs.positions(model)
-        at = table_history.standing(self.spark, table)
-        if at.version < 0:
+        standing = table_history.standing(self.spark, table)
+        if standing.version < 0:
             return ModelWork("whole", to, {}, "it is not there yet")
-        live = dict(at.metadata)
+        live = dict(standing.metadata)
         # A table of documents or of their versions names no model: another pipeline's, or a history that is switched off.
         if live.get("to") is not None and "model" not in live:
             message = f"its table would be {table.label}, which contains a collection's documents or their versions"
             raise errors.SettingsError(errors.Problem(model.where, message, "rename the file"))
-        if (other := live.get("pipeline", self.inputs.pipeline)) != self.inputs.pipeline:
+        if (owner := live.get("pipeline", self.inputs.pipeline)) != self.inputs.pipeline:
             message = (
-                f"its table would be {table.label}, which belongs to a model of the pipeline {other}: each would overwrite "
+                f"its table would be {table.label}, which belongs to a model of the pipeline {owner}: each would overwrite "
                 "the other's rows"
             )
             raise errors.SettingsError(errors.Problem(model.where, message, "rename the file, or remove this table"))
@@ -107,23 +107,23 @@ class ModelTable:
         # Rows of another query cannot be changed into rows of this one key by key.
         if live.get("model") != model.digest:
             return ModelWork("whole", to, live, "the model is another one")
-        held = found if isinstance(found := live.get("to"), dict) else {}
-        moved = [name for name in to if not is_same(held.get(name), to[name])]
-        if not moved and held.keys() == to.keys():
+        positions = live_positions if isinstance(live_positions := live.get("to"), dict) else {}
+        moved_names = [name for name in to if not is_same(positions.get(name), to[name])]
+        if not moved_names and positions.keys() == to.keys():
             return ModelWork("nothing", to, live)
         if model.materialized is not sql_model.Materialization.INCREMENTAL:
             return ModelWork("whole", to, live)
-        if held.keys() != to.keys():
+        if positions.keys() != to.keys():
             return ModelWork("whole", to, live, "it refers to other tables")
-        keyed = {ref.name for ref in model.refs if ref.key}
-        unkeyed = {ref.name for ref in model.refs if not ref.key} | {name for name in to if name.startswith("view ")}
-        for name in moved:
+        keyed_names = {ref.name for ref in model.refs if ref.key}
+        unkeyed_names = {ref.name for ref in model.refs if not ref.key} | {name for name in to if name.startswith("view ")}
+        for name in moved_names:
             # Without a key any row of the model may depend on any row of that table.
-            if name in unkeyed or name not in keyed:
+            if name in unkeyed_names or name not in keyed_names:
                 return ModelWork("whole", to, live, f"{name} changed, which it reads without a key")
-            if held[name]["id"] != to[name]["id"] or held[name]["version"] > to[name]["version"]:
+            if positions[name]["id"] != to[name]["id"] or positions[name]["version"] > to[name]["version"]:
                 return ModelWork("whole", to, live, f"{name} was made anew or pinned before")
-        return ModelWork("changed", to, live, moved=tuple(moved))
+        return ModelWork("changed", to, live, moved=tuple(moved_names))
 
     def written(self, whole: DataFrame) -> tuple[str, int, int | None]:
         """Publish the rows of the query `whole`, or those of changed keys; returns what was done, the number of rows or keys, and the
@@ -151,9 +151,9 @@ class ModelTable:
                 ):
                     keys = self._affected(work)
                     if keys is not None:
-                        merged = self._merged(work, writer, keys)
+                        result = self._merged(work, writer, keys)
                         maintenance.compact(writer)  # each MERGE adds a file, and reads all files
-                        return "changed", *merged
+                        return "changed", *result
                 return "whole", *self._replaced(work, writer, whole.select(*columns))
 
     def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
@@ -204,20 +204,22 @@ class ModelTable:
             self._check_led(rows, [keys])
             self._check_apart(rows, [keys])
             live = self.spark.table(str(writer.table))
-            same = self._is_same_key(rows, keys)
+            is_same_key = self._is_same_key(rows, keys)
             # All rows that the table would have, for expectations about the whole table.
-            staying = live.alias("l").join(keys.alias("k"), same, "left_anti")
-            whole = staying.unionByName(rows)
+            other_rows = live.alias("l").join(keys.alias("k"), is_same_key, "left_anti")
+            all_rows = other_rows.unionByName(rows)
             verdict = self.audit(
                 self.spark,
-                Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self._named(rows), live=work.live),
+                Candidate(self.model.name, writer.table, lambda: all_rows, rows, keys=self._named(rows), live=work.live),
             )
             extra = {**verdict, **self._made_by}
             # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
-            gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
-            held = {each.name: each.dataType for each in rows.schema}
-            gone = gone.withColumns({name: F.col(identifier(name)).try_cast(held[name]) for name in self.model.unique_key})
-            source = rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True)
+            gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
+            types = {each.name: each.dataType for each in rows.schema}
+            gone_keys = gone_keys.withColumns(
+                {name: F.col(identifier(name)).try_cast(types[name]) for name in self.model.unique_key}
+            )
+            source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
             version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
             return keys.count(), version
 
@@ -225,14 +227,16 @@ class ModelTable:
         """SQL for a reference: the rows of the affected keys if it has a key, otherwise the whole table."""
         if not ref.key:
             return self.inputs.relation(ref)
-        on = " AND ".join(f"r.{identifier(of)} <=> k.{identifier(to)}" for of, to in zip(ref.key, self.model.unique_key))
+        on = " AND ".join(
+            f"r.{identifier(column)} <=> k.{identifier(key)}" for column, key in zip(ref.key, self.model.unique_key)
+        )
         return f"(SELECT r.* FROM {self.inputs.relation(ref)} AS r LEFT SEMI JOIN {identifier(affected)} AS k ON {on})"
 
     def _affected(self, work: ModelWork) -> DataFrame | None:
         """The keys of the changed rows, both before and after, as a row may move to another key; None if the older version cannot be
         read."""
-        held: dict[str, Any] = work.live["to"]
-        found: DataFrame | None = None
+        positions: dict[str, Any] = work.live["to"]
+        affected_keys: DataFrame | None = None
         try:
             for ref in self.model.refs:
                 if ref.name not in work.moved or not ref.key:
@@ -240,12 +244,12 @@ class ModelTable:
                 source = self.inputs.table(ref.name)
                 assert source is not None
                 keys = model_changes.changed_keys(
-                    self.spark, source.table, held[ref.name]["version"], source.version, ref.key
+                    self.spark, source.table, positions[ref.name]["version"], source.version, ref.key
                 )
-                named = keys.toDF(*self.model.unique_key)
-                found = named if found is None else found.unionByName(named)
-            assert found is not None
-            return query_execution.materialized(found.distinct())
+                model_keys = keys.toDF(*self.model.unique_key)
+                affected_keys = model_keys if affected_keys is None else affected_keys.unionByName(model_keys)
+            assert affected_keys is not None
+            return query_execution.materialized(affected_keys.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
             condition = spark_failures.condition(error) or type(error).__name__
             log.info("%s: computing the whole model, because the changes are not known (%s)", self.model.name, condition)
@@ -275,8 +279,8 @@ class ModelTable:
         if not self.model.unique_key:
             return
         with ExitStack() as stack:
-            held = (query_execution.held(self._keys_of(ref)) for ref in self.model.refs if ref.key)
-            keys = [stack.enter_context(each) for each in held]
+            contexts = (query_execution.held(self._keys_of(ref)) for ref in self.model.refs if ref.key)
+            keys = [stack.enter_context(context) for context in contexts]
             self._check_led(rows, keys)
             self._check_apart(rows, keys)
 
@@ -284,11 +288,11 @@ class ModelTable:
         """Raise `SettingsError` if rows have keys that are not in a table with a key: they would not be updated when their inputs
         change."""
         strays = rows
-        for each in keys:
-            strays = strays.alias("l").join(each.alias("k"), self._is_same_key(rows, each), "left_anti")
+        for table_keys in keys:
+            strays = strays.alias("l").join(table_keys.alias("k"), self._is_same_key(rows, table_keys), "left_anti")
         if not strays.isEmpty():
-            named = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
-            message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {named}"
+            references = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
+            message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {references}"
             hint = (
                 "key must name the columns that contain these values; if the query computes them, use materialized='table'"
             )
@@ -297,15 +301,15 @@ class ModelTable:
     def _check_apart(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
         """Raise `SettingsError` if keys without a row get one when the query runs for them alone: then it combines keys or selects among
         them, and the rows of one key cannot be computed without the others."""
-        some = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
-        name = f"without_{self.model.name}_{self.inputs.nonce}"
-        with query_execution.held(some.join(rows.alias("l"), self._is_same_key(rows, some), "left_anti")) as without:
-            if without.isEmpty():
+        all_keys = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
+        view = f"without_{self.model.name}_{self.inputs.nonce}"
+        with query_execution.held(all_keys.join(rows.alias("l"), self._is_same_key(rows, all_keys), "left_anti")) as rowless:
+            if rowless.isEmpty():
                 return
-            without.createOrReplaceTempView(name)
-            alone = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, name))
+            rowless.createOrReplaceTempView(view)
+            alone = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, view))
             is_apart = alone.isEmpty()
-            self.spark.catalog.dropTempView(name)
+            self.spark.catalog.dropTempView(view)
         if not is_apart:
             message = (
                 f"the rows of one {', '.join(self.model.unique_key)} depend on documents of several, so they cannot be "
@@ -319,10 +323,10 @@ class ModelTable:
             return
         # As one struct: a column of the key may be called `count`.
         key = F.struct(*map(identifier, self.model.unique_key)).alias("key")
-        repeated = rows.select(key).groupBy("key").count().where("`count` > 1").count()
-        if repeated:
+        repeats = rows.select(key).groupBy("key").count().where("`count` > 1").count()
+        if repeats:
             raise errors.DecisionNeeded(
-                f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeated} keys occur "
+                f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeats} keys occur "
                 "more than once. Nothing was published; use GROUP BY, or add columns to unique_key"
             )
 
@@ -352,9 +356,11 @@ def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:
 
 def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool:
     """Whether the table has the query's columns."""
-    present = {each.name: each.dataType for each in spark.table(str(table)).schema}
-    wanted = {each.name: each.dataType for each in frame.schema}
-    return present.keys() == wanted.keys() and all(table_columns.is_same(present[name], wanted[name]) for name in wanted)
+    table_types = {each.name: each.dataType for each in spark.table(str(table)).schema}
+    query_types = {each.name: each.dataType for each in frame.schema}
+    return table_types.keys() == query_types.keys() and all(
+        table_columns.is_same(table_types[name], query_types[name]) for name in query_types
+    )
 
 
 def _statement(columns: Sequence[str], keys: Sequence[str]) -> sql_merge.Merge:

@@ -119,20 +119,20 @@ def files(settings: Settings) -> ModelFiles:
             errors.Problem("gold.models", f"there is no folder {folder}", "it must contain one .sql file per model")
         )
     problems: list[errors.Problem] = []
-    found: list[sql_model.Model] = []
+    models: list[sql_model.Model] = []
     paths = sorted(folder.rglob("*.sql"))
     for path in paths:
         with _gathered(problems):
-            found.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
-    unread = tuple(path.stem for path in paths if str(path) not in {each.where for each in found})
+            models.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
+    unread = tuple(path.stem for path in paths if str(path) not in {each.where for each in models})
     # After all queries: a description may be in a file before or after that of its model.
-    described = tuple(sorted(found, key=lambda each: each.name))
-    undescribed: list[errors.Problem] = []
+    described = tuple(sorted(models, key=lambda each: each.name))
+    description_problems: list[errors.Problem] = []
     for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
-        with _gathered(undescribed):
+        with _gathered(description_problems):
             described = sql_model.described(described, settings_file.document(path), unread=unread, where=str(path))
-    if undescribed:
-        return ModelFiles((), tuple(path.stem for path in paths), (*problems, *undescribed))
+    if description_problems:
+        return ModelFiles((), tuple(path.stem for path in paths), (*problems, *description_problems))
     return ModelFiles(described, unread, tuple(problems))
 
 
@@ -156,29 +156,31 @@ def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
 
     Raises `SettingsError` if the folder does not exist.
     """
-    captured = filters.of(settings.source)
+    source_filter = filters.of(settings.source)
 
     def is_captured(name: str) -> bool:
         db, _, collection = name.partition(".")
-        of = collection.removesuffix("_history")
-        is_history = of != collection and settings.silver.for_collection(f"{db}.{of}").history
-        return bool(db and collection) and (captured.includes(db, collection) or (is_history and captured.includes(db, of)))
+        base = collection.removesuffix("_history")
+        is_history = base != collection and settings.silver.for_collection(f"{db}.{base}").history
+        return bool(db and collection) and (
+            source_filter.includes(db, collection) or (is_history and source_filter.includes(db, base))
+        )
 
-    found = files(settings)
-    if not found.models:
-        return graph.Order((), found.problems)
-    known = known_collections(spark, settings)
+    model_files = files(settings)
+    if not model_files.models:
+        return graph.Order((), model_files.problems)
+    collections = known_collections(spark, settings)
     layout = delta.layout(settings.lakehouse)
-    by_key = {collection_table(layout, name).key: name for name in known}
-    taken = {each.name: by_key.get(layout.model(each.name).key) for each in found.models}
+    by_key = {collection_table(layout, name).key: name for name in collections}
+    owners = {each.name: by_key.get(layout.model(each.name).key) for each in model_files.models}
     order = graph.ordered(
-        found.models,
-        collections=known,
+        model_files.models,
+        collections=collections,
         is_captured=is_captured,
-        unread=found.unread,
-        taken={name: owner for name, owner in taken.items() if owner is not None},
+        unread=model_files.unread,
+        taken={name: owner for name, owner in owners.items() if owner is not None},
     )
-    return graph.Order(order.models, (*found.problems, *order.problems))
+    return graph.Order(order.models, (*model_files.problems, *order.problems))
 
 
 def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
@@ -190,16 +192,16 @@ def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
     dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
     order = ordered(spark, settings)
     problems = list(order.problems)
-    planned = []
+    plans = []
     try:
         for model in order.models:
             with _gathered(problems):
-                planned.append(dry_run.planned(model))
+                plans.append(dry_run.planned(model))
     finally:
         inputs.close()
     if problems:
         raise errors.SettingsError(problems)
-    return tuple(planned)
+    return tuple(plans)
 
 
 def run(
@@ -223,41 +225,43 @@ def run(
     """
     started = time.monotonic()
     order = ordered(spark, settings)
-    refused: list[Exception] = [errors.SettingsError(list(order.problems))] if order.problems else []
-    failed: set[str] = set()
-    found: list[ModelResult] = []
+    failures: list[Exception] = [errors.SettingsError(list(order.problems))] if order.problems else []
+    failed_names: set[str] = set()
+    results: list[ModelResult] = []
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}), settings.name)
     run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, {} if judged is None else judged)
     try:
         for model in order.models:
             if stop is not None and stop.is_set():
                 break
-            if failed & set(model.names):  # nothing is made from a model that failed, or from one that was skipped for it
-                failed.add(model.name)
+            if failed_names & set(
+                model.names
+            ):  # nothing is made from a model that failed, or from one that was skipped for it
+                failed_names.add(model.name)
                 continue
             try:
-                before = run_.verdict(model)
-                if before is not None and before.is_refused:
-                    failed.add(model.name)
-                    found.append(ModelResult(model.name, "failed", 0, None, 0.0))
+                verdict = run_.verdict(model)
+                if verdict is not None and verdict.is_refused:
+                    failed_names.add(model.name)
+                    results.append(ModelResult(model.name, "failed", 0, None, 0.0))
                     continue
-                found.append(run_.made(model))
+                results.append(run_.made(model))
             except Exception as error:
-                known = spark_failures.translated(error) or error
-                if isinstance(known, errors.SparkLost) or sparks.is_cancelling():
+                failure = spark_failures.translated(error) or error
+                if isinstance(failure, errors.SparkLost) or sparks.is_cancelling():
                     raise
-                if isinstance(known, errors.MedallionError):
-                    run_.note_refusal(model, known)
-                refused.append(known)
-                failed.add(model.name)
-                found.append(ModelResult(model.name, "failed", 0, None, 0.0))
+                if isinstance(failure, errors.MedallionError):
+                    run_.note_refusal(model, failure)
+                failures.append(failure)
+                failed_names.add(model.name)
+                results.append(ModelResult(model.name, "failed", 0, None, 0.0))
     finally:
         inputs.close()
-    if refused:
-        together, worst = joined(refused), errors.worst(refused)
-        raise together from (None if together is worst else worst)
-    made = sum(each.did in ("whole", "changed", "view") for each in found)
-    return ModelsResult(made, time.monotonic() - started, tuple(found))
+    if failures:
+        joined_error, worst = joined(failures), errors.worst(failures)
+        raise joined_error from (None if joined_error is worst else worst)
+    made_count = sum(each.did in ("whole", "changed", "view") for each in results)
+    return ModelsResult(made_count, time.monotonic() - started, tuple(results))
 
 
 def joined(found: Sequence[Exception]) -> errors.MedallionError:
@@ -269,11 +273,11 @@ def joined(found: Sequence[Exception]) -> errors.MedallionError:
         return found[0]
     if all(isinstance(each, errors.SettingsError) for each in found):
         return errors.SettingsError([problem for each in found for problem in getattr(each, "problems", ())])
-    first = errors.worst(found)
-    message = "\n".join(errors.message_of(each) for each in (first, *(each for each in found if each is not first)))
-    if isinstance(first, errors.CollectionsFailed):
-        return errors.CollectionsFailed(message, first.exit_code)
-    return type(first)(message) if isinstance(first, errors.MedallionError) else errors.MedallionError(message)
+    worst = errors.worst(found)
+    message = "\n".join(errors.message_of(each) for each in (worst, *(each for each in found if each is not worst)))
+    if isinstance(worst, errors.CollectionsFailed):
+        return errors.CollectionsFailed(message, worst.exit_code)
+    return type(worst)(message) if isinstance(worst, errors.MedallionError) else errors.MedallionError(message)
 
 
 @dataclass
@@ -347,14 +351,14 @@ class _ModelsRun:
 
     def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
         """The last verdict, if the model's query and input rows are still the same."""
-        found = self.judged.get(model.name)
-        return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
+        verdict = self.judged.get(model.name)
+        return verdict if verdict is not None and model_table.is_same(verdict.made_from, self._made_from(model)) else None
 
     def _made_from(self, model: sql_model.Model) -> dict[str, object]:
-        is_left = model.materialized is sql_model.Materialization.VIEW and delta.exists(
+        has_table = model.materialized is sql_model.Materialization.VIEW and delta.exists(
             self.spark, self.inputs.layout.model(model.name)
         )
-        return {"the query": model.digest, "the table that a view was": is_left, **self.inputs.positions(model)}
+        return {"the query": model.digest, "the table that a view was": has_table, **self.inputs.positions(model)}
 
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
         """Remember a refusal that is due to the rows or the query; other errors may have passed in the next run."""
@@ -372,9 +376,9 @@ class _ModelsRun:
         # Before Spark analyses the query: the result of nearly every run in a service.
         if not is_view and table.work().kind == "nothing":
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
-        whole = queries.frame(self.spark, model, self.inputs.relation)
-        queries.check_columns(self.spark, model, whole, self.inputs.relation)
-        did, rows, version = self._viewed(model, whole) if is_view else table.written(whole)
+        frame = queries.frame(self.spark, model, self.inputs.relation)
+        queries.check_columns(self.spark, model, frame, self.inputs.relation)
+        did, rows, version = self._viewed(model, frame) if is_view else table.written(frame)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 
     def _viewed(self, model: sql_model.Model, frame: DataFrame) -> tuple[str, int, int | None]:

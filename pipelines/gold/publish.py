@@ -52,13 +52,15 @@ def run(
     # A single run reports mistakes in models at its end; a service is refused at its start, while somebody is watching.
     if audit is None:
         audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)
-    ended = stop or threading.Event()
+    stop_event = stop or threading.Event()
     results: dict[str, object] = {}
     failures: list[Exception] = []
 
     def made() -> None:
-        if settings.gold.models is not None and not (once and ended.is_set()):
-            results["models"] = models.run(spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=ended)
+        if settings.gold.models is not None and not (once and stop_event.is_set()):
+            results["models"] = models.run(
+                spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=stop_event
+            )
 
     def note(error: Exception) -> None:
         """Keep the error until everything else is done; if Spark is lost, raise it."""
@@ -69,10 +71,10 @@ def run(
     if only_models:
         made()
         return results
-    following = None
+    models_thread = None
     if not once and settings.gold.models is not None:
         query_execution.share(spark)
-        following = _ModelsThread(spark, settings, audit, take_over, ended, sessions)
+        models_thread = _ModelsThread(spark, settings, audit, take_over, stop_event, sessions)
     try:
         results["gold"] = gold.run(
             spark,
@@ -80,17 +82,17 @@ def run(
             once=once,
             take_over=take_over,
             sessions=sessions,
-            stop=ended if following is None else standstill.Either(ended, following.ended),
+            stop=stop_event if models_thread is None else standstill.Either(stop_event, models_thread.ended),
             audit=audit,
             silver_news=silver_news,
         )
     except Exception as error:  # of the gate or of collections, also a bug: models are made from the others
         note(error)
     finally:
-        if following is not None:
-            following.close()
-    if following is not None and following.lost is not None:
-        raise following.lost
+        if models_thread is not None:
+            models_thread.close()
+    if models_thread is not None and models_thread.lost is not None:
+        raise models_thread.lost
     if once:
         try:
             made()
@@ -99,8 +101,8 @@ def run(
     if len(failures) == 1:
         raise failures[0]
     if failures:
-        known = [spark_failures.translated(each) or each for each in failures]
-        raise models.joined(known) from errors.worst(known)
+        causes = [spark_failures.translated(each) or each for each in failures]
+        raise models.joined(causes) from errors.worst(causes)
     return results
 
 
@@ -109,28 +111,28 @@ def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
 
     Raises `SettingsError` with all mistakes in them, such as a suite for a table that does not exist.
     """
-    made = models.files(settings)
-    made.check()
-    return _gate(spark, settings, made)
+    model_files = models.files(settings)
+    model_files.check()
+    return _gate(spark, settings, model_files)
 
 
 def _gate(spark: SparkSession, settings: Settings, made: models.ModelFiles) -> expectations.Gate:
-    found = expectations.Gate.of(settings)
+    audit = expectations.Gate.of(settings)
     if settings.lakehouse.root is None:
         expectations.check_views(
-            tuple(found.suites.values()),
+            tuple(audit.suites.values()),
             views={each.name for each in made.models if each.materialized is sql_model.Materialization.VIEW},
         )
-    if found.suites:
-        captured = filters.of(settings.source)
-        known = [*map(str, registry.read(spark, settings).namespaces), *made.names]
+    if audit.suites:
+        source_filter = filters.of(settings.source)
+        table_names = [*map(str, registry.read(spark, settings).namespaces), *made.names]
         expectations.check_tables(
-            tuple(found.suites.values()),
-            known=known,
-            is_captured=lambda name: "." in name and captured.includes(*name.split(".", 1)),
-            histories={name for name in models.known_collections(spark, settings) if name not in known},
+            tuple(audit.suites.values()),
+            known=table_names,
+            is_captured=lambda name: "." in name and source_filter.includes(*name.split(".", 1)),
+            histories={name for name in models.known_collections(spark, settings) if name not in table_names},
         )
-    return found
+    return audit
 
 
 class _ModelsThread(threading.Thread):
@@ -158,7 +160,7 @@ class _ModelsThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        logged = ""
+        message = ""
         while not (self.stop.is_set() or self.ended.is_set()):
             try:
                 models.run(
@@ -169,15 +171,15 @@ class _ModelsThread(threading.Thread):
                     judged=self.judged,
                     stop=self.stop,
                 )
-                logged = ""
+                message = ""
             except Exception as error:  # such as a file that is being replaced: the next run tries again
-                known = spark_failures.translated(error) or error
-                if isinstance(known, errors.SparkLost):
-                    self.lost = known
+                failure = spark_failures.translated(error) or error
+                if isinstance(failure, errors.SparkLost):
+                    self.lost = failure
                     self.ended.set()
                     return
-                before, logged = logged, errors.message_of(known)
-                for line in logged.splitlines() if logged != before else ():  # not the same error every few seconds
+                last_message, message = message, errors.message_of(failure)
+                for line in message.splitlines() if message != last_message else ():  # not the same error every few seconds
                     models.log.warning("%s", line)
             self.take_over = False  # it covers owners at the start only
             # Not woken by new documents: a model over many tables would be made again for each of them.
@@ -195,7 +197,7 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, 
     Raises `SettingsError` with all mistakes of both folders.
     """
     problems: list[errors.Problem] = []
-    found: tuple[models.ModelPlan, ...] = ()
+    plans: tuple[models.ModelPlan, ...] = ()
     counts: Counter[str] = Counter()
     try:
         counts.update(
@@ -204,9 +206,9 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, 
     except errors.SettingsError as error:
         problems += error.problems
     try:
-        found = models.check(spark, settings)
+        plans = models.check(spark, settings)
     except errors.SettingsError as error:
         problems += [each for each in error.problems if each not in problems]
     if problems:
         raise errors.SettingsError(problems)
-    return tuple(dataclasses.replace(each, expectations=counts[each.name]) for each in found)
+    return tuple(dataclasses.replace(each, expectations=counts[each.name]) for each in plans)

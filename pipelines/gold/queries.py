@@ -56,15 +56,15 @@ def check_columns(
     problems = [errors.Problem(model.where, *each) for each in _unpublished(frame.schema)]
     for name in (*model.unique_key, *(name for name, _ in model.columns)):
         if name not in names:
-            near = values.did_you_mean(name, names) or f"it has {', '.join(names[:20])}"
-            problems.append(errors.Problem(model.where, f"the model has no column {name}", near))
+            hint = values.did_you_mean(name, names) or f"it has {', '.join(names[:20])}"
+            problems.append(errors.Problem(model.where, f"the model has no column {name}", hint))
     for ref in model.refs:
         if ref.key:
-            present = spark.sql(f"SELECT * FROM {relation(ref)}").columns
+            columns = spark.sql(f"SELECT * FROM {relation(ref)}").columns
             for name in ref.key:
-                if name not in present:
-                    near = values.did_you_mean(name, present) or f"it has {', '.join(present[:20])}"
-                    problems.append(errors.Problem(model.where, f"key: {ref.name} has no column {name}", near))
+                if name not in columns:
+                    hint = values.did_you_mean(name, columns) or f"it has {', '.join(columns[:20])}"
+                    problems.append(errors.Problem(model.where, f"key: {ref.name} has no column {name}", hint))
     if problems:
         raise errors.SettingsError(problems)
 
@@ -74,8 +74,8 @@ def _unpublished(type_: T.DataType, path: str = "") -> Iterator[tuple[str, str]]
     match type_:
         case T.StructType():
             yield from _unnamed(type_.names, f"{path}." if path else "")
-            for each in type_:
-                yield from _unpublished(each.dataType, f"{path}.{each.name}" if path else each.name)
+            for field in type_:
+                yield from _unpublished(field.dataType, f"{path}.{field.name}" if path else field.name)
         case T.ArrayType():
             yield from _unpublished(type_.elementType, path)
         case T.MapType():
@@ -87,8 +87,8 @@ def _unpublished(type_: T.DataType, path: str = "") -> Iterator[tuple[str, str]]
 
 def _unnamed(names: Sequence[str], within: str) -> Iterator[tuple[str, str]]:
     """The problems and hints for names of columns, or of fields `within` one, that a table cannot have."""
-    lowered = [name.lower() for name in names]
-    for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
+    lower_names = [name.lower() for name in names]
+    for name in sorted({name for name in names if lower_names.count(name.lower()) > 1}):
         yield f"the column {within}{name} is there twice", "give one of them another name"
     for name in names:
         if not name or NOT_IN_NAMES.intersection(name):
@@ -124,8 +124,8 @@ def errors_of_file(model: sql_model.Model, *, knows_missing: bool = False) -> It
 
 
 def _place(model: sql_model.Model, error: PySparkException) -> str:
-    found = re.search(r"\bline (\d+)", str(error))
-    return f"{model.where}:{found[1]}" if found else model.where
+    match = re.search(r"\bline (\d+)", str(error))
+    return f"{model.where}:{match[1]}" if match else model.where
 
 
 def _first_line(error: PySparkException) -> str:
@@ -142,12 +142,16 @@ def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        known = spark_failures.translated(error)
-        if known is not None:
-            raise known from error
+        failure = spark_failures.translated(error)
+        if failure is not None:
+            raise failure from error
         condition = spark_failures.condition(error) or spark_failures.class_name(error)
-        stays = "Nothing was published; the last good version stays"
+        consequence = "Nothing was published; the last good version stays"
         if spark_failures.sql_state(error)[:2] in OF_ROWS:
-            raise errors.DecisionNeeded(f"{model.where}: the query failed on these rows: {condition}. {stays}") from error
+            raise errors.DecisionNeeded(
+                f"{model.where}: the query failed on these rows: {condition}. {consequence}"
+            ) from error
         # A lost executor, memory, an unreadable file: the same rows may pass the next time.
-        raise errors.Temporary(f"{model.where}: the query could not be computed: {condition}. {stays}; try again") from error
+        raise errors.Temporary(
+            f"{model.where}: the query could not be computed: {condition}. {consequence}; try again"
+        ) from error

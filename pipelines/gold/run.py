@@ -108,32 +108,32 @@ def run(
     when all have failed (`errors.together` for several): `TableOwned`, `LeaseHeld`, `OwnershipLost` and `CommitConflict` among them. A
     refused run has committed nothing.
     """
-    ended = stop or threading.Event()
+    stop_event = stop or threading.Event()
     process_rows = in_process.ONE_RUN_ROWS if once else in_process.SERVICE_ROWS
     turn = math.inf if once else parallel.TURN_SECONDS
-    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit, process_rows, turn)
+    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), stop_event, audit, process_rows, turn)
     started = time.monotonic()
-    found: list[GoldTableResult] = []
-    only, all_at, changed = None, 0.0, 0
+    results: list[GoldTableResult] = []
+    only, next_look, changed_keys = None, 0.0, 0
     try:
         while True:
-            published = gold.published(only)
-            changed += sum(each.changed for each in published)
+            new_results = gold.published(only)
+            changed_keys += sum(each.changed for each in new_results)
             if once:  # a service would collect results for ever
-                found += published
-            if once or ended.is_set():
+                results += new_results
+            if once or stop_event.is_set():
                 break
             if silver_news is None:
-                if not published:
-                    NewCommits().wait(pause_seconds, stop=ended)
+                if not new_results:
+                    NewCommits().wait(pause_seconds, stop=stop_event)
                 continue
             if only is None:
-                all_at = time.monotonic() + max(pause_seconds, LOOK_SHARE * gold.look_seconds)
-            only = silver_news.wait(all_at - time.monotonic(), stop=ended) or None
+                next_look = time.monotonic() + max(pause_seconds, LOOK_SHARE * gold.look_seconds)
+            only = silver_news.wait(next_look - time.monotonic(), stop=stop_event) or None
         _raise(gold.failures, gold.refused if once else {})
     finally:
         gold.close()
-    return GoldResult(changed, time.monotonic() - started, tuple(found))
+    return GoldResult(changed_keys, time.monotonic() - started, tuple(results))
 
 
 LOOK_SHARE = 20
@@ -159,9 +159,9 @@ def _raise(failures: parallel.Failures, refused: Mapping[registry.Namespace, _Re
 
 def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:
     """One error for all refusals."""
-    found = [each.error for each in refused]
-    gates = [each for each in found if isinstance(each, errors.GateFailed)]
-    return errors.GateFailed("\n".join(map(str, found))) if gates else found[0]
+    refusal_errors = [each.error for each in refused]
+    gates = [each for each in refusal_errors if isinstance(each, errors.GateFailed)]
+    return errors.GateFailed("\n".join(map(str, refusal_errors))) if gates else refusal_errors[0]
 
 
 @dataclass
@@ -255,33 +255,35 @@ class _GoldRun:
         """Bring the tables of all collections, or of those in `only`, to the present position of silver."""
         began = time.monotonic()
         self.failures.begin_round()
-        found = registry.read(self.spark, self.settings)
-        for namespace, error in found.refused.items():
+        collections = registry.read(self.spark, self.settings)
+        for namespace, error in collections.refused.items():
             self.failures.note(str(namespace), error)
-        chosen = (each for each in found.namespaces if only is None or str(each) in only)
-        known = [each for each in chosen if not self.failures.is_set_aside(str(each))]
+        namespaces = (each for each in collections.namespaces if only is None or str(each) in only)
+        active = [each for each in namespaces if not self.failures.is_set_aside(str(each))]
         is_near = local_log.folder(self.bronze) is not None
-        due = [work for work in parallel.looks(self._due_work, known, is_near=is_near) if work is not None]
+        due = [work for work in parallel.looks(self._due_work, active, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
-        going = [each for each in known if str(each) not in self.failures.found]
-        results += self.pool.each(self._histories(going, found.namespaces), self._guarded(self._versioned), stop=self.stop)
-        if known and only is None:
-            self.failures.end_where_all_failed(map(str, found.namespaces))
-        self._apply_deletion_vectors(going)
+        healthy = [each for each in active if str(each) not in self.failures.found]
+        results += self.pool.each(
+            self._histories(healthy, collections.namespaces), self._guarded(self._versioned), stop=self.stop
+        )
+        if active and only is None:
+            self.failures.end_where_all_failed(map(str, collections.namespaces))
+        self._apply_deletion_vectors(healthy)
         return [result for result in results if result is not None]
 
     def _apply_deletion_vectors(self, known: Sequence[registry.Namespace]) -> None:
         """Apply the setting for deletion vectors to tables without changes; the others got it when they were claimed."""
-        wanted = self.settings.gold.deletion_vectors
+        setting = self.settings.gold.deletion_vectors
         for namespace in known:
-            if wanted is None or namespace in self.switched or self.stop.is_set():
+            if setting is None or namespace in self.switched or self.stop.is_set():
                 continue
             try:
                 for table in (self.layout.gold(*namespace), self.layout.history(*namespace)):
                     if table in self.claims or not delta.exists(self.spark, table):
                         continue
-                    if not maintenance.are_vectors_switched(self.spark, table, wanted):
+                    if not maintenance.are_vectors_switched(self.spark, table, setting):
                         self.claims.writer(self.spark, table)  # which applies it
             except Exception as error:
                 self.failures.note(str(namespace), error)
@@ -311,9 +313,9 @@ class _GoldRun:
 
     def _release_table(self, work: current.GoldWork | _HistoryWork) -> None:
         is_history = isinstance(work, _HistoryWork)
-        place, kept = (self.layout.history, self.histories) if is_history else (self.layout.gold, self.sources)
-        self.claims.release(place(*work.namespace))
-        kept.pop(work.namespace, None)
+        table_of, cache = (self.layout.history, self.histories) if is_history else (self.layout.gold, self.sources)
+        self.claims.release(table_of(*work.namespace))
+        cache.pop(work.namespace, None)
 
     def _release_idle(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
         """Release the table of a collection without changes: a service would otherwise hold every collection that ever existed."""
@@ -322,7 +324,7 @@ class _GoldRun:
 
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The histories that are due, of the collections `going`, whose documents did not fail."""
-        found = []
+        due = []
         owners: dict[str, registry.Namespace] = {}
         for namespace in going:
             name = _history_of(namespace)
@@ -338,24 +340,24 @@ class _GoldRun:
             if self._waits_for_silver(self.layout.history(*namespace), namespace, work.silver):
                 continue
             if history_position.is_due(work.at, work.silver):
-                found.append(work)
+                due.append(work)
             else:
                 self.failures.passed(name)
-        return found
+        return due
 
     def _history(self, namespace: registry.Namespace, owners: Mapping[str, registry.Namespace]) -> _HistoryWork:
         table = self.layout.history(*namespace)
-        at = history_position.position(self.spark, table)
+        position = history_position.position(self.spark, table)
         # A history that has begun continues: then the collection is refused.
-        if not at.to and table.key in owners:
+        if not position.to and table.key in owners:
             raise errors.DecisionNeeded(
                 f"{table.label}: the history of {namespace} would be in the same place as the table of the collection "
                 f"{owners[table.key]}; remove one of them from the pipeline, or switch history off"
             )
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
-        if self._is_outdated(table, at.bronze, silver):
-            at = replace(at, to=0)  # versions that exist are written over themselves
-        return _HistoryWork(namespace, silver, at)
+        if self._is_outdated(table, position.bronze, silver):
+            position = replace(position, to=0)  # versions that exist are written over themselves
+        return _HistoryWork(namespace, silver, position)
 
     def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
         started = time.monotonic()
@@ -364,13 +366,13 @@ class _GoldRun:
             history.check(spark, self.settings, work.namespace, work.at)
         history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
         writer = self.claims.writer(spark, table)
-        kept = self.histories.get(work.namespace)
-        if kept is None or kept.writer is not writer:
+        document_history = self.histories.get(work.namespace)
+        if document_history is None or document_history.writer is not writer:
             local = in_process_history.InProcess(min(self.process_rows, collection_events.ONE_RUN_EVENTS))
-            kept = history.History(spark, self.settings, self.layout, work.namespace, writer, local)
-            self.histories[work.namespace] = kept
-        kept.spark = spark  # the session of its writer
-        events = kept.brought_up(work.at, work.silver, stop=self.stop, seconds=self.turn_seconds)
+            document_history = history.History(spark, self.settings, self.layout, work.namespace, writer, local)
+            self.histories[work.namespace] = document_history
+        document_history.spark = spark  # the session of its writer
+        events = document_history.brought_up(work.at, work.silver, stop=self.stop, seconds=self.turn_seconds)
         self.published_tables.add(table)
         maintenance.compact(writer)
         if writer.metadata.get("to") == work.silver.to:  # not if it was interrupted between two ranges
@@ -383,23 +385,23 @@ class _GoldRun:
         # If silver was removed or repaired, readers keep the old rows until it has applied events again.
         if silver.version < 0 or not silver.to or self._waits_for_silver(self.layout.gold(*namespace), namespace, silver):
             return None
-        refused = self.refused.get(namespace)
+        refusal = self.refused.get(namespace)
         # The same rows would be refused again.
-        if refused is not None and refused.version == silver.version:
+        if refusal is not None and refusal.version == silver.version:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace, silver))
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
     def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
         table = self.layout.gold(*namespace)
-        at = table_history.standing(self.spark, table)
-        history_position.check_free(table, at.metadata, namespace)
+        standing = table_history.standing(self.spark, table)
+        history_position.check_free(table, standing.metadata, namespace)
         # A restored table, or one before forgotten deletes, is rewritten: silver may not know all that has changed since.
         deletes = self.layout.deletes(*namespace)
         if deletes not in self.forgotten:
             self.forgotten[deletes] = current.forgotten_to(self.spark, deletes)
-        is_older = at.is_restored or (at.metadata.get("to") or 0) < self.forgotten[deletes] <= silver.to
-        metadata = {} if is_older else at.metadata
+        is_older = standing.is_restored or (standing.metadata.get("to") or 0) < self.forgotten[deletes] <= silver.to
+        metadata = {} if is_older else standing.metadata
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
         # If rows of deleted documents stay: before the setting was changed, silver may have remembered a delete and been killed, and its
@@ -416,11 +418,11 @@ class _GoldRun:
 
     def _is_lost(self, commit: registry.BronzeCommit | None) -> bool:
         """Whether bronze's log lacks a commit that was its newest once; cached, because each look-up in a store is a request."""
-        if (found := self.lost.get(commit)) is None:
+        if (is_lost := self.lost.get(commit)) is None:
             if len(self.lost) >= _MAX_LOST:
                 self.lost.clear()
-            found = self.lost[commit] = bronze_log.is_held(self.spark, self.bronze, commit) is False
-        return found
+            is_lost = self.lost[commit] = bronze_log.is_held(self.spark, self.bronze, commit) is False
+        return is_lost
 
     def _waits_for_silver(
         self, table: tables.TableRef, namespace: registry.Namespace, silver: registry.SilverPosition
@@ -430,8 +432,8 @@ class _GoldRun:
 
         Not checked again once a table was published: copies are restored while nothing runs.
         """
-        is_due = table not in self.published_tables
-        return is_due and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*namespace), silver))
+        is_new = table not in self.published_tables
+        return is_new and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*namespace), silver))
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         try:
@@ -446,36 +448,36 @@ class _GoldRun:
 
     def _published(self, spark: SparkSession, work: current.GoldWork, stack: ExitStack) -> GoldTableResult | None:
         started = time.monotonic()
-        place, silver, deletes = (of(*work.namespace) for of in (self.layout.gold, self.layout.silver, self.layout.deletes))
+        gold, silver, deletes = (ref(*work.namespace) for ref in (self.layout.gold, self.layout.silver, self.layout.deletes))
         table = current.GoldTable(spark, work, silver, deletes, audit=self.audit)
         sources = self._sources(table)
         if sources is None:
-            table = current.interpreted(table, place, stack)
-        first = None
-        if place not in self.claims and not delta.exists(spark, place):
-            first = None if sources is None else in_process.first_load(table, sources)
-            if not first.count if first is not None else table.is_empty:
+            table = current.interpreted(table, gold, stack)
+        first_load = None
+        if gold not in self.claims and not delta.exists(spark, gold):
+            first_load = None if sources is None else in_process.first_load(table, sources)
+            if not first_load.count if first_load is not None else table.is_empty:
                 return None
-            table.judge(place)
-            wanted = table.wanted(False) if first is None else first.columns
-            columns = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in wanted)
+            table.judge(gold)
+            schema = table.wanted(False) if first_load is None else first_load.columns
+            columns = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in schema)
             properties = current.PROPERTIES | self.claims.table_properties()
-            properties |= {current.STATISTICS: current.statistics_columns(wanted)}
-            delta.create(spark, place, columns=columns, properties=properties)
-        writer = self.claims.writer(spark, place)
-        changed = None
-        if first is not None and sources is not None:
-            changed = in_process.loaded(first, table, sources, writer)
+            properties |= {current.STATISTICS: current.statistics_columns(schema)}
+            delta.create(spark, gold, columns=columns, properties=properties)
+        writer = self.claims.writer(spark, gold)
+        changed_keys = None
+        if first_load is not None and sources is not None:
+            changed_keys = in_process.loaded(first_load, table, sources, writer)
         elif sources is not None and not work.is_rewrite:
-            changed = in_process.merged(table, sources, writer)
-        if changed is None:
-            table = current.interpreted(table, place, stack)
-            changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
-        self.published_tables.add(place)
+            changed_keys = in_process.merged(table, sources, writer)
+        if changed_keys is None:
+            table = current.interpreted(table, gold, stack)
+            changed_keys = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
+        self.published_tables.add(gold)
         maintenance.compact(writer)
-        took = time.monotonic() - started
+        seconds = time.monotonic() - started
         return GoldTableResult(
-            str(work.namespace), work.gold.to or 0, work.silver.to, changed, work.is_rewrite, writer.version, took
+            str(work.namespace), work.gold.to or 0, work.silver.to, changed_keys, work.is_rewrite, writer.version, seconds
         )
 
     def _sources(self, table: current.GoldTable) -> in_process.SourceFiles | None:
@@ -484,8 +486,8 @@ class _GoldRun:
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            of = in_process.SourceFiles.of
-            self.sources[namespace] = of(self.spark, table.silver, table.deletes, limit=self.process_rows)
+            read_files = in_process.SourceFiles.of
+            self.sources[namespace] = read_files(self.spark, table.silver, table.deletes, limit=self.process_rows)
         return self.sources[namespace]
 
 
