@@ -58,8 +58,8 @@ class BronzeState:
         """The documents of these keys."""
         if not keys:
             return {}
-        found = self._documents(query_execution.with_values(self._events(), "key", keys))
-        return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in found.collect()}
+        documents = self._documents(query_execution.with_values(self._events(), "key", keys))
+        return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in documents.collect()}
 
     def compared(self, text: str, held: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
         """The differences of a source document and bronze's."""
@@ -67,23 +67,23 @@ class BronzeState:
 
     def sampled(self, documents: int) -> list[str]:
         """The keys of this many random documents."""
-        found = self._documents(self._events()).select("__key").orderBy(F.rand()).limit(documents)
-        return [row["__key"] for row in found.collect()]
+        keys = self._documents(self._events()).select("__key").orderBy(F.rand()).limit(documents)
+        return [row["__key"] for row in keys.collect()]
 
     def _events(self) -> DataFrame:
         """The events since the last drop, rename or snapshot of the whole collection."""
         span = BatchRange(0, self.batch)
-        _, found = survey.surveyed(self.spark, self.table, span, only=self.namespace)
-        own = [sweep.first for sweep in found if sweep.db_collection == str(self.namespace)]
+        _, sweeps = survey.surveyed(self.spark, self.table, span, only=self.namespace)
+        sweep_starts = [sweep.first for sweep in sweeps if sweep.db_collection == str(self.namespace)]
         events = survey.events(self.spark, self.table, self.namespace, span)
-        events = events.where(f"sequence >= {literal(max(own))}") if own else events
+        events = events.where(f"sequence >= {literal(max(sweep_starts))}") if sweep_starts else events
         return _with_holes(events)
 
     def _documents(self, events: DataFrame) -> DataFrame:
         """`__key, document, incomplete`: one row per key that is not deleted."""
-        counted = events.agg(F.count("*").alias("events"), F.count_if(reduce.is_partial()).alias("partial")).first()
-        if not counted.partial:
-            can_broadcast = counted.events <= survey.MAX_BROADCAST_EVENTS
+        counts = events.agg(F.count("*").alias("events"), F.count_if(reduce.is_partial()).alias("partial")).first()
+        if not counts.partial:
+            can_broadcast = counts.events <= survey.MAX_BROADCAST_EVENTS
             latest = reduce.latest_of_many(events) if can_broadcast else reduce.latest(events, has_partial=False)
             rows = latest.where(F.col("op") != bronze.Op.DELETE.value)
             return rows.select(
@@ -93,10 +93,10 @@ class BronzeState:
         rows = reduce.histories(events).where(~is_delete | is_updated)
         # Updates after a delete belong to another document of the key, which bronze never had.
         base = F.when(is_updated & ~is_delete, F.col("after")).alias("base")
-        prepared = rows.select(F.col("key").alias("__key"), "after", "updates", base)
-        folded = prepared.mapInArrow(reduce.fold_rows, f"__key STRING, after STRING, {reduce.FOLDED_DDL}")
+        fold_inputs = rows.select(F.col("key").alias("__key"), "after", "updates", base)
+        documents = fold_inputs.mapInArrow(reduce.fold_rows, f"__key STRING, after STRING, {reduce.FOLDED_DDL}")
         was_folded = F.col("incomplete").isNotNull()
-        return folded.select(
+        return documents.select(
             "__key",
             F.when(was_folded, F.col("document")).otherwise(F.col("after")).alias("document"),
             F.coalesce("incomplete", F.lit(False)).alias("incomplete"),
@@ -105,13 +105,13 @@ class BronzeState:
 
 def _with_holes(events: DataFrame) -> DataFrame:
     """The events, with unreadable ones as holes that leave a document incomplete, unless they came again and could be read."""
-    judged = events.withColumn("is_unreadable", quarantine_rules.reason().isNotNull())
-    wrong = judged.where("is_unreadable")
-    if wrong.isEmpty():
+    flagged_events = events.withColumn("is_unreadable", quarantine_rules.reason().isNotNull())
+    unreadable_events = flagged_events.where("is_unreadable")
+    if unreadable_events.isEmpty():
         return events
-    mended = judged.where("NOT is_unreadable").select(*quarantine_rules.IDENTITY)
-    holes = wrong.join(mended, [*quarantine_rules.IDENTITY], "left_anti").select(*events.columns)
-    readable = judged.where("NOT is_unreadable").select(*events.columns)
+    readable_ids = flagged_events.where("NOT is_unreadable").select(*quarantine_rules.IDENTITY)
+    holes = unreadable_events.join(readable_ids, [*quarantine_rules.IDENTITY], "left_anti").select(*events.columns)
+    readable = flagged_events.where("NOT is_unreadable").select(*events.columns)
     return readable.unionByName(quarantine_rules.readable(holes, with_holes=True).select(*events.columns))
 
 
@@ -119,8 +119,8 @@ def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         # An incomplete document gets no digest, so that it is looked at closely and reported as incomplete.
         texts = zip(batch.column("document").to_pylist(), batch.column("incomplete").to_pylist())
-        found = [0 if text is None or incomplete else equality.exact_digest(text) for text, incomplete in texts]
-        arrays = [batch.column("__key").cast(pa.string()), pa.array(found, pa.int64())]
+        digests = [0 if text is None or incomplete else equality.exact_digest(text) for text, incomplete in texts]
+        arrays = [batch.column("__key").cast(pa.string()), pa.array(digests, pa.int64())]
         yield pa.RecordBatch.from_arrays(arrays, schema=HELD)
 
 

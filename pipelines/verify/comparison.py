@@ -122,13 +122,13 @@ class CollectionComparison:
             return schemas.SchemaVersion()
         generations = {(name := str(self.namespace)): self.progress.generation()}
         ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
-        found = schemas.latest(self.spark, ops, generations=generations, until=to or None)
-        return found.get(name, schemas.SchemaVersion())
+        versions = schemas.latest(self.spark, ops, generations=generations, until=to or None)
+        return versions.get(name, schemas.SchemaVersion())
 
     def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.ReadSpec:
         assert self.collection is not None
-        given = self.context.settings.source
-        listed = field_filters.read(given.field_exclude_list, given.field_renames)
+        source = self.context.settings.source
+        field_rules = field_filters.read(source.field_exclude_list, source.field_renames)
         at = self.context.at if is_whole else None
         return documents.ReadSpec(
             connection=self.context.connection,
@@ -136,7 +136,7 @@ class CollectionComparison:
             after=at or self.begun,
             schema=None if self.context.layer is Layer.BRONZE else schema.schema.to_json(),
             is_exact=at is not None,
-            fields=listed.of(*self.namespace) if listed.entries else None,
+            fields=field_rules.of(*self.namespace) if field_rules.entries else None,
             condition=self._filter if is_whole else None,
             documents_per_second=self.context.documents_per_second,
         )
@@ -152,94 +152,96 @@ class CollectionComparison:
         """Compare all documents and rows."""
         for attempt in range(READ_TIMES):
             schema = self._schema()
-            first = self._first_sight(schema)
-            if len(first.suspects) <= SLICE or attempt == READ_TIMES - 1 or self._schema() == schema:
+            full_read = self._first_sight(schema)
+            if len(full_read.suspects) <= SLICE or attempt == READ_TIMES - 1 or self._schema() == schema:
                 break  # read again if a column was widened meanwhile, which changes every row's digest
-        settled = self._settled(first.suspects)
+        close_look = self._settled(full_read.suspects)
         # Documents that are judged equal count; keys that are gone from both do not.
-        equal = first.equal + settled.equal
-        unsettled = first.unsettled + settled.unsettled
-        result = self._result(first.documents, equal, settled.verdicts, unsettled=unsettled)
-        return replace(result, kept=result.kept + first.kept)
+        equal = full_read.equal + close_look.equal
+        unsettled = full_read.unsettled + close_look.unsettled
+        result = self._result(full_read.documents, equal, close_look.verdicts, unsettled=unsettled)
+        return replace(result, kept=result.kept + full_read.kept)
 
     def _first_sight(self, schema: schemas.SchemaVersion) -> _FullRead:
         threads = _threads(self.spark)
         if self.collection is None:
-            read = self.spark.createDataFrame([], documents.READ_DDL)
+            digests = self.spark.createDataFrame([], documents.READ_DDL)
         else:
             reading = self._reading(schema, is_whole=True)
             ranges = documents.ranges(self.context.client, reading, threads=threads)
             pace = reading.documents_per_second
-            shared = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
-            read = documents.digests(self.spark, shared, ranges)
-        with query_execution.held(read) as seen:
+            range_reading = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
+            digests = documents.digests(self.spark, range_reading, ranges)
+        with query_execution.held(digests) as source_digests:
             last = F.max(F.struct("seconds", "increment")).alias("last")
-            counted = seen.agg(F.count("*").alias("n"), last, F.max("error").alias("error")).first()
-            if counted.error is not None:
-                raise documents.error_of(counted.error)
-            self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
-            reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
-            self.version = reached.held.version
-            rows = reached.held.digests(schema.schema).groupBy("key")
+            totals = source_digests.agg(F.count("*").alias("n"), last, F.max("error").alias("error")).first()
+            if totals.error is not None:
+                raise documents.error_of(totals.error)
+            self.last = max(self.last, tuple(totals.last) if totals.last else self.begun)
+            progress = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
+            self.version = progress.held.version
+            rows = progress.held.digests(schema.schema).groupBy("key")
             # A key in two rows is an error, whatever their content.
             rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
-            both = seen.select("key", "digest").join(rows, "key", "full")
+            joined = source_digests.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
-            suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
+            suspects = joined.where(~F.coalesce(is_equal, F.lit(False)))
             is_document = F.col("digest").isNotNull()
             # There may be as many of these as the source ever deleted: they are not looked at closely.
             is_kept = ~is_document & (F.col("rows") == 1) & F.lit(self.known.keeps_rows())
-            described = suspects.select("key", is_document.alias("is_document"), is_kept.alias("is_kept"))
-            with query_execution.held(described) as others:
+            flags = suspects.select("key", is_document.alias("is_document"), is_kept.alias("is_kept"))
+            with query_execution.held(flags) as suspect_flags:
                 counts = [F.count("*").alias("n"), *(F.count_if(name).alias(name) for name in ("is_document", "is_kept"))]
-                differing = others.agg(*counts).first()
-                keys = [row.key for row in others.where("NOT is_kept").select("key").limit(MOST_SUSPECTS).collect()]
-        unlisted = differing.n - differing.is_kept - len(keys)
-        return _FullRead(counted.n, counted.n - differing.is_document, differing.is_kept, tuple(keys), unlisted)
+                suspect_counts = suspect_flags.agg(*counts).first()
+                keys = [row.key for row in suspect_flags.where("NOT is_kept").select("key").limit(MOST_SUSPECTS).collect()]
+        unlisted = suspect_counts.n - suspect_counts.is_kept - len(keys)
+        return _FullRead(totals.n, totals.n - suspect_counts.is_document, suspect_counts.is_kept, tuple(keys), unlisted)
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
         """Compare a random sample of this many documents of the source, and of as many rows of the table."""
-        held = self.progress.newest()
-        chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
-        wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
-        settled = self._settled(tuple(wanted))
-        read, equal = len(wanted) - len(self.gone), settled.equal
-        return replace(self._result(read, equal, settled.verdicts, unsettled=settled.unsettled), is_sample=True)
+        table = self.progress.newest()
+        source_keys = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
+        keys = {**source_keys, **dict.fromkeys(table.sampled(documents_wanted))}
+        close_look = self._settled(tuple(keys))
+        document_count, equal = len(keys) - len(self.gone), close_look.equal
+        return replace(
+            self._result(document_count, equal, close_look.verdicts, unsettled=close_look.unsettled), is_sample=True
+        )
 
     def _chosen_ids(self, wanted: int) -> list[str]:
         assert self.collection is not None
         condition = None if self._filter is None else query.loads(self._filter)
-        found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
-        return [canonical_keys.canonical_raw(raw) for raw in found]
+        ids = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
+        return [canonical_keys.canonical_raw(raw) for raw in ids]
 
     # --- close looks
 
     def _settled(self, keys: Sequence[str]) -> _SettledKeys:
         """The verdicts on the keys, slice by slice. Waiting and changing keys are read again for `patience` seconds."""
         self.gone.clear()
-        settled: list[KeyDifference] = []
+        verdicts: list[KeyDifference] = []
         waiting: list[KeyDifference] = []
-        wrong = done = 0
+        wrong_count = offset = 0
         end = time.monotonic() + LOOK_SECONDS
         size = self._slice()
         until = time.monotonic() + self.context.patience
-        while done < len(keys) and wrong < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
-            some = keys[done : done + size]
-            done += len(some)
+        while offset < len(keys) and wrong_count < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
+            slice_keys = keys[offset : offset + size]
+            offset += len(slice_keys)
             until = time.monotonic() + self.context.patience
-            found, moving = self._parted(some, until=until)
-            settled += found
+            explained, moving = self._parted(slice_keys, until=until)
+            verdicts += explained
             waiting += moving
-            wrong += sum(each.kind.is_wrong for each in found)
+            wrong_count += sum(each.kind.is_wrong for each in explained)
         while waiting and self._can_settle(waiting, until=until):
-            again, waiting = [each.key for each in waiting], []
-            for start in range(0, len(again), size):
-                found, moving = self._parted(again[start : start + size], until=until)
-                settled += found
+            waiting_keys, waiting = [each.key for each in waiting], []
+            for start in range(0, len(waiting_keys), size):
+                explained, moving = self._parted(waiting_keys[start : start + size], until=until)
+                verdicts += explained
                 waiting += moving
         # Keys that are gone from both sides are no documents.
-        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
-        return _SettledKeys([*settled, *waiting], equal, len(keys) - done)
+        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
+        return _SettledKeys([*verdicts, *waiting], equal, len(keys) - offset)
 
     def _slice(self) -> int:
         """How many keys are looked at in one close look."""
@@ -248,9 +250,9 @@ class CollectionComparison:
 
     def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
         """The verdicts of one close look: explained ones, and those that another look may change."""
-        looked = self._looked(keys, until=until)
-        moving = [each for each in looked if each.kind.is_moving]
-        return self.known.explained([each for each in looked if not each.kind.is_moving]), moving
+        verdicts = self._looked(keys, until=until)
+        moving = [each for each in verdicts if each.kind.is_moving]
+        return self.known.explained([each for each in verdicts if not each.kind.is_moving]), moving
 
     def _can_settle(self, waiting: Sequence[KeyDifference], *, until: float) -> bool:
         """Whether another look may change a verdict, and there is time for it."""
@@ -260,28 +262,31 @@ class CollectionComparison:
     def _looked(self, keys: Sequence[str], *, until: float) -> list[KeyDifference]:
         if self.collection is None:
             now = mongodb_server.operation_time(self.context.client)
-            seen = documents.nothing((now.time, now.inc), keys)
+            source_documents = documents.nothing((now.time, now.inc), keys)
         else:
             reading = self._reading(self._schema(), is_whole=False)
-            seen = documents.by_keys(self.context.client, reading, keys, wait=self.context.stop.wait)
-        first, last = min(each.at for each in seen.values()), max(each.at for each in seen.values())
+            source_documents = documents.by_keys(self.context.client, reading, keys, wait=self.context.stop.wait)
+        first, last = min(each.at for each in source_documents.values()), max(each.at for each in source_documents.values())
         self.last = max(self.last, last)
-        reached = self.progress.past(last, until=until)
-        self.version = reached.held.version
-        schema = self._schema(at=reached.to)
-        rows = reached.held.some(keys, schema.schema)
-        moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
+        progress = self.progress.past(last, until=until)
+        self.version = progress.held.version
+        schema = self._schema(at=progress.to)
+        rows = progress.held.some(keys, schema.schema)
+        key_events = self.progress.moved(progress, keys, since=first, first=self.first_batch)
 
         def difference(text: str, held: Any) -> tuple[equality.Difference, ...]:
-            return reached.held.compared(text, held, schema.schema)
+            return progress.held.compared(text, held, schema.schema)
 
-        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), difference) for key in keys]
+        verdicts = [
+            self._judged(key, source_documents[key], rows.get(key, []), progress, key_events.get(key), difference)
+            for key in keys
+        ]
         if self._schema() == schema:
-            return found
+            return verdicts
         # The table may have been at a later batch, with other columns, than its position said.
         return [
             replace(each, kind=KeyVerdict.CHANGING, paths=()) if each.kind is KeyVerdict.DIFFERENT else each
-            for each in found
+            for each in verdicts
         ]
 
     def _judged(
@@ -294,11 +299,11 @@ class CollectionComparison:
         difference: Callable[[str, Any], tuple[equality.Difference, ...]],
     ) -> KeyDifference:
         if len(rows) == 1 and seen.text is not None:
-            found = difference(seen.text, rows[0])
-            if not found:
+            paths = difference(seen.text, rows[0])
+            if not paths:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
-            found = ()
+            paths = ()
         # Before any verdict on the difference, which an event that is not applied yet would explain.
         if key in reached.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
@@ -312,12 +317,12 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.MISSING)
         # Known from the events; for silver, `explanations` looks at the column.
         if any(isinstance(row, bronze_state.FoldedDocument) and row.is_incomplete for row in rows):
-            return KeyDifference(key, KeyVerdict.INCOMPLETE, found)
+            return KeyDifference(key, KeyVerdict.INCOMPLETE, paths)
         if len(rows) > 1:
             return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
         if seen.text is None:
             return KeyDifference(key, KeyVerdict.WAITING if reached.awaits_sweep else KeyVerdict.EXTRA)
-        return KeyDifference(key, KeyVerdict.DIFFERENT, found)
+        return KeyDifference(key, KeyVerdict.DIFFERENT, paths)
 
     # --- result
 
@@ -326,16 +331,16 @@ class CollectionComparison:
         now = mongodb_server.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
         verdicts = self._settled(keys).verdicts
-        again = {each.key for each in verdicts}
-        left = [each for each in before.differences if each.key not in again]
-        mended = [each for each in verdicts if each.kind is KeyVerdict.EQUAL]
-        documents_mended = sum(each.key not in self.gone for each in mended)
-        result = self._result(before.documents, before.equal + documents_mended, [*left, *verdicts])
+        repaired_keys = {each.key for each in verdicts}
+        other_differences = [each for each in before.differences if each.key not in repaired_keys]
+        equal_verdicts = [each for each in verdicts if each.kind is KeyVerdict.EQUAL]
+        repaired_documents = sum(each.key not in self.gone for each in equal_verdicts)
+        result = self._result(before.documents, before.equal + repaired_documents, [*other_differences, *verdicts])
         unlisted = before.kept - sum(each.kind is KeyVerdict.KEPT for each in before.differences)
         return replace(
             result,
             kept=result.kept + unlisted,
-            repaired=len(mended),
+            repaired=len(equal_verdicts),
             unsettled=before.unsettled,
             is_sample=before.is_sample,
         )
@@ -343,9 +348,9 @@ class CollectionComparison:
     def _result(
         self, read: int, equal: int, verdicts: Sequence[KeyDifference], *, unsettled: int = 0
     ) -> CollectionVerification:
-        others = sorted((each for each in verdicts if each.kind is not KeyVerdict.EQUAL), key=lambda each: each.key)
+        differences = sorted((each for each in verdicts if each.kind is not KeyVerdict.EQUAL), key=lambda each: each.key)
         counts = {
-            kind.value: sum(each.kind is kind for each in others) for kind in KeyVerdict if kind is not KeyVerdict.EQUAL
+            kind.value: sum(each.kind is kind for each in differences) for kind in KeyVerdict if kind is not KeyVerdict.EQUAL
         }
         return CollectionVerification(
             collection=str(self.namespace),
@@ -357,7 +362,7 @@ class CollectionComparison:
             equal=equal,
             unsettled=unsettled,
             is_sample=False,
-            differences=tuple(others),
+            differences=tuple(differences),
             **counts,
         )
 

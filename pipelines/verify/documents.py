@@ -125,13 +125,13 @@ def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[s
     if reading.documents_per_second:
         # Each thread reads at its share of the pace.
         documents = min(documents, int(reading.documents_per_second / threads * RANGE_SECONDS))
-    found: list[snapshot_read.IdRange] = []
+    id_ranges: list[snapshot_read.IdRange] = []
     lo: bytes | None = None
     while True:
         hi = snapshot_read.boundary(client, reading.collection, lo=lo, documents=max(1, documents))
-        found.append(snapshot_read.IdRange(lo, hi))
+        id_ranges.append(snapshot_read.IdRange(lo, hi))
         if hi is None:
-            return found
+            return id_ranges
         # The end of a range is exclusive and the start of the next one inclusive: each `_id` is in exactly one.
         lo = snapshot_read.hi_as_lo(hi)
 
@@ -168,9 +168,9 @@ def _read_ranges(
                     continue
                 # Returned as data: Spark would replace an executor's exception, with its text but without its class.
                 except Exception as error:
-                    failed = failure(reading.collection.namespace, error)
+                    range_error = failure(reading.collection.namespace, error)
                     _failed.clear()
-                    _failed[read] = json.dumps({"class": type(failed).__name__, "message": str(failed)})
+                    _failed[read] = json.dumps({"class": type(range_error).__name__, "message": str(range_error)})
             yield pa.RecordBatch.from_pylist([{"error": _failed[read]}], schema=READ)
 
 
@@ -181,16 +181,16 @@ def _read_range(
 
     def read() -> pa.RecordBatch:
         # Empty for each attempt, which reads the whole range again at a later time.
-        found: dict[str, list[Any]] = {name: [] for name in READ.names}
+        columns: dict[str, list[Any]] = {name: [] for name in READ.names}
         for chunk in reading.chunk(client, bounds, condition):
             for raw in chunk.documents:
-                found["key"].append(canonical_keys.canonical_raw(raw))
-                found["digest"].append(_digest(reading.text(raw), schema))
-                found["seconds"].append(chunk.at.time)
-                found["increment"].append(chunk.at.inc)
-                found["error"].append(None)
+                columns["key"].append(canonical_keys.canonical_raw(raw))
+                columns["digest"].append(_digest(reading.text(raw), schema))
+                columns["seconds"].append(chunk.at.time)
+                columns["increment"].append(chunk.at.inc)
+                columns["error"].append(None)
             pace.after(len(chunk.documents))
-        return pa.RecordBatch.from_pydict(found, schema=READ)
+        return pa.RecordBatch.from_pydict(columns, schema=READ)
 
     return _tried(reading, read)
 
@@ -257,25 +257,27 @@ def by_keys(
     client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
 ) -> dict[str, SourceDocument]:
     """The source's document for each key, read in portions; `wait` limits the pace."""
-    found: dict[str, SourceDocument] = {}
+    documents: dict[str, SourceDocument] = {}
     pace = _RateLimit(reading.documents_per_second, wait)
-    for some in key_filter.portions(wanted, most=BY_KEY):
-        found |= _some_by_keys(client, reading, some)
-        pace.after(len(some))
-    return found
+    for portion in key_filter.portions(wanted, most=BY_KEY):
+        documents |= _some_by_keys(client, reading, portion)
+        pace.after(len(portion))
+    return documents
 
 
 def _some_by_keys(client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str]) -> dict[str, SourceDocument]:
-    named = [key for key in wanted if key_filter.is_key(key)]
+    valid_keys = [key for key in wanted if key_filter.is_key(key)]
 
     def read() -> dict[str, SourceDocument]:
-        found: dict[str, SourceDocument] = {}
+        documents: dict[str, SourceDocument] = {}
         at: Time | None = None
-        for chunk in reading.chunk(client, snapshot_read.IdRange(), key_filter.condition(named)):
+        for chunk in reading.chunk(client, snapshot_read.IdRange(), key_filter.condition(valid_keys)):
             at = (chunk.at.time, chunk.at.inc)
-            found |= {canonical_keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
+            documents |= {
+                canonical_keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents
+            }
         assert at is not None
-        return {key: found.get(key, SourceDocument(None, at)) for key in wanted}
+        return {key: documents.get(key, SourceDocument(None, at)) for key in wanted}
 
     return _tried(reading, read)
 

@@ -31,26 +31,29 @@ class Explanations:
 
     def explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
         """The same differences, with `KEPT`, `QUARANTINED`, `INCOMPLETE` or `WAITING` as their kind if that explains them."""
-        wrong = [each.key for each in found if each.kind.is_wrong]
-        if not wrong:
+        wrong_keys = [each.key for each in found if each.kind.is_wrong]
+        if not wrong_keys:
             return list(found)
-        incomplete, held = self._in_silver(wrong, "coalesce(`__incomplete`, false)"), self._quarantined(wrong)
+        incomplete, quarantined = (
+            self._in_silver(wrong_keys, "coalesce(`__incomplete`, false)"),
+            self._quarantined(wrong_keys),
+        )
         # Only if something is wrong: each of these reads bronze or silver.
         is_kept, is_unread = self.keeps_rows(), self._is_being_read()
-        left = set() if is_kept else self._in_silver(wrong, self._left_by_a_drop())
-        explained = []
-        for each in found:
-            kind = each.kind
-            if kind is KeyVerdict.EXTRA and (is_kept or each.key in left):
+        dropped_keys = set() if is_kept else self._in_silver(wrong_keys, self._left_by_a_drop())
+        differences = []
+        for difference in found:
+            kind = difference.kind
+            if kind is KeyVerdict.EXTRA and (is_kept or difference.key in dropped_keys):
                 kind = KeyVerdict.KEPT
-            elif kind.is_wrong and each.key in held:
+            elif kind.is_wrong and difference.key in quarantined:
                 kind = KeyVerdict.QUARANTINED
-            elif kind.is_wrong and each.key in incomplete:
+            elif kind.is_wrong and difference.key in incomplete:
                 kind = KeyVerdict.INCOMPLETE
             elif kind.is_wrong and is_unread:
                 kind = KeyVerdict.WAITING
-            explained.append(replace(each, kind=kind))
-        return explained
+            differences.append(replace(difference, kind=kind))
+        return differences
 
     def keeps_rows(self) -> bool:
         """Whether the settings keep the rows of documents that are gone."""
@@ -68,25 +71,25 @@ class Explanations:
             return "false"
         spark, bronze = self.progress.spark, self.progress.bronze
         span = BatchRange(0, table_progress.position_of(spark, bronze).batch)
-        found = survey.sweeps(spark, bronze, span, among=[self.progress.namespace])
-        kept = {*found} - {*survey.sweeps_to_apply(found, options)}
-        return f"`__sequence` < {literal(max((each.first for each in kept), default=''))}"
+        sweeps = survey.sweeps(spark, bronze, span, among=[self.progress.namespace])
+        kept_sweeps = {*sweeps} - {*survey.sweeps_to_apply(sweeps, options)}
+        return f"`__sequence` < {literal(max((each.first for each in kept_sweeps), default=''))}"
 
     def _in_silver(self, keys: Iterable[str], where: str) -> set[str]:
         """Those of the keys whose rows in silver satisfy `where`."""
         table = self.progress.silver
         if where == "false" or self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
             return set()
-        marked = self.progress.spark.table(str(table)).where(where).select("__key")
-        return {row["__key"] for row in query_execution.with_values(marked, "__key", keys).collect()}
+        rows = self.progress.spark.table(str(table)).where(where).select("__key")
+        return {row["__key"] for row in query_execution.with_values(rows, "__key", keys).collect()}
 
     def _quarantined(self, keys: Sequence[str]) -> set[str]:
         """Those of the keys with events in quarantine; read once, as it may have a million events and this is called for each slice."""
         spark, table = self.progress.spark, self.progress.layout.quarantine(*self.progress.namespace)
         if not delta.exists(spark, table):
             return set()
-        here = None if self._held_events is None else self._held_events.keys()
-        return quarantine_table.held_among(spark, table, keys) if here is None else set(here.intersection(keys))
+        held_keys = None if self._held_events is None else self._held_events.keys()
+        return quarantine_table.held_among(spark, table, keys) if held_keys is None else set(held_keys.intersection(keys))
 
     @functools.cached_property
     def _held_events(self) -> quarantine_table.HeldEvents | None:

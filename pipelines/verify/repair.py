@@ -64,7 +64,7 @@ def through_bronze(
             )
         )
     # All signals are sent before the wait: the capture handles them one after the other.
-    ids = [_send(spark, settings, namespace, some) for some in key_filter.portions(keys, most=KEYS)]
+    ids = [_send(spark, settings, namespace, portion) for portion in key_filter.portions(keys, most=KEYS)]
     if owners.is_held(spark, delta.layout(settings.lakehouse).bronze(settings.name)):
         # The running pipeline's silver and gold claim tables only when there is something to write: a run here could stop them.
         _wait(spark, settings, ids, stop=stop)
@@ -88,16 +88,16 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
     """Wait until the running capture has read the keys of these signals again, or has planned nothing for them."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     end = time.monotonic() + SIGNAL_SECONDS
-    waiting = set(ids)
+    pending = set(ids)
     while not stop.wait(PAUSE):
         # Before the states: a signal's row is committed with the plan that it leads to.
         handled = bronze_log.handled_signal_ids(spark, table)
         states = snapshot_state.states(bronze_log.snapshot_heartbeats(spark, table))
         unplanned = handled.intersection(ids) - {state.signal for state in states}
-        left = waiting - unplanned - {state.signal for state in states if state.is_done}
-        if len(left) < len(waiting):  # the time is per signal: they are handled one after the other
-            waiting, end = left, time.monotonic() + SIGNAL_SECONDS
-        if not left:
+        remaining = pending - unplanned - {state.signal for state in states if state.is_done}
+        if len(remaining) < len(pending):  # the time is per signal: they are handled one after the other
+            pending, end = remaining, time.monotonic() + SIGNAL_SECONDS
+        if not remaining:
             if unplanned:
                 log.warning(
                     "%s: the capture does not read %s again; see its log for the reason", table.label, ", ".join(unplanned)
@@ -106,7 +106,7 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
         if time.monotonic() > end:
             raise errors.Temporary(
                 f"{table.label}: the capture did not read the differing documents again in {SIGNAL_SECONDS:.0f} s; the "
-                f"signals {', '.join(sorted(waiting)[:3])} are still waiting. Check whether it is paused or behind"
+                f"signals {', '.join(sorted(pending)[:3])} are still waiting. Check whether it is paused or behind"
             )
 
 

@@ -116,17 +116,17 @@ def run(
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
-        chosen = run_.chosen()
-        found, failures = [], parallel.Failures()
+        namespaces = run_.chosen()
+        results, failures = [], parallel.Failures()
         with sparks.cancelling(spark, stop):
-            for namespace in chosen:
+            for namespace in namespaces:
                 try:
-                    each = run_.compared(namespace)
+                    result = run_.compared(namespace)
                     if stop.is_set():
                         break
                     # Before the note, so that the result is reported even if it cannot be appended.
-                    found.append(each)
-                    run_.note(each, run=id_)
+                    results.append(result)
+                    run_.note(result, run=id_)
                 except Exception as error:  # such as a collection that is dropped meanwhile
                     if stop.is_set():
                         break
@@ -134,11 +134,11 @@ def run(
                     if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
                         break
     if stop.is_set():
-        left = {*map(str, chosen)} - {each.collection for each in found} - {*failures.found}
+        unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.found}
         failures.found.update(
-            (name, errors.Temporary(f"verifying {name}: stopped; start it again")) for name in sorted(left)
+            (name, errors.Temporary(f"verifying {name}: stopped; start it again")) for name in sorted(unreached)
         )
-    return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began, failures.found)
+    return Verification(settings.name, options.layer, tuple(results), time.monotonic() - began, failures.found)
 
 
 def refuse(result: Verification) -> None:
@@ -158,10 +158,10 @@ def refuse(result: Verification) -> None:
 
 def _refusal(result: Verification) -> errors.MedallionError | None:
     """The error for differences in the compared collections; None if there are none."""
-    wrong = [each.collection for each in result.collections if each.is_wrong]
-    if wrong:
+    names = [each.collection for each in result.collections if each.is_wrong]
+    if names:
         return errors.DecisionNeeded(
-            f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} differs from "
+            f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}: {result.layer.value} differs from "
             "the source; medallion verify --repair reads the differing documents again"
         )
     if waiting := sum(each.waiting for each in result.collections):
@@ -180,16 +180,16 @@ def _refusal(result: Verification) -> errors.MedallionError | None:
 def to_json(result: Verification) -> str:
     """The result as a JSON object with the dataclasses' field names."""
     messages = {name: errors.message_of(error) for name, error in result.failures.items()}
-    found = dataclasses.asdict(replace(result, failures={})) | {"failures": messages}
-    for shown, each in zip(found["collections"], result.collections, strict=True):
-        shown |= {"is_equal": each.is_equal, "is_judged": each.is_judged}
-    return json.dumps({**found, "is_equal": result.is_equal, "is_judged": result.is_judged}, indent=2)
+    fields = dataclasses.asdict(replace(result, failures={})) | {"failures": messages}
+    for entry, verification in zip(fields["collections"], result.collections, strict=True):
+        entry |= {"is_equal": verification.is_equal, "is_judged": verification.is_judged}
+    return json.dumps({**fields, "is_equal": result.is_equal, "is_judged": result.is_judged}, indent=2)
 
 
 def as_of(text: str) -> documents.Time | None:
     """The cluster time of `--as-of`, in the formats of `gold --as-of`; None for now. Raises `SettingsError`."""
-    found = times.parsed(text)
-    return None if found is None else (int(found[:8], 16), int(found[8:], 16))
+    time_ = times.parsed(text)
+    return None if time_ is None else (int(time_[:8], 16), int(time_[8:], 16))
 
 
 @dataclass(frozen=True)
@@ -232,25 +232,28 @@ class _VerifyRun:
 
     def chosen(self) -> list[registry.Namespace]:
         """The captured collections, also those that are gone from the source; or the one that the options name."""
-        names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
-        noted = registry.read(self.context.spark, self.context.settings).namespaces
+        source_namespaces = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
+        table_namespaces = registry.read(self.context.spark, self.context.settings).namespaces
         if self.context.layer is Layer.BRONZE:  # silver, which notes collections, may never have run
-            in_log = bronze_log.captured_collections(self.context.spark, self.context.bronze)
-            noted = tuple({*noted, *(registry.Namespace(*each) for each in in_log)})
-        captured = filters.of(self.context.settings.source)
-        known = sorted(names | {each for each in noted if captured.includes(each.db, each.collection)}, key=str)
-        wanted = self.options.collection
-        if wanted is None:
-            return known
-        found = [each for each in known if str(each) == wanted]
-        if not found:
-            all_names = [str(each) for each in known]
-            known_are = (
+            log_collections = bronze_log.captured_collections(self.context.spark, self.context.bronze)
+            table_namespaces = tuple({*table_namespaces, *(registry.Namespace(*each) for each in log_collections)})
+        source_filter = filters.of(self.context.settings.source)
+        namespaces = sorted(
+            source_namespaces | {each for each in table_namespaces if source_filter.includes(each.db, each.collection)},
+            key=str,
+        )
+        name = self.options.collection
+        if name is None:
+            return namespaces
+        matches = [each for each in namespaces if str(each) == name]
+        if not matches:
+            all_names = [str(each) for each in namespaces]
+            known_names = (
                 f"known are {', '.join(all_names[:10])}" if all_names else "there is none yet: medallion capture begins it"
             )
-            hint = values.did_you_mean(wanted, all_names) or known_are
-            raise errors.SettingsError(errors.Problem("--collection", f"{wanted} is not a captured collection", hint))
-        return found
+            hint = values.did_you_mean(name, all_names) or known_names
+            raise errors.SettingsError(errors.Problem("--collection", f"{name} is not a captured collection", hint))
+        return matches
 
     def compared(self, namespace: registry.Namespace) -> CollectionVerification:
         """Compare one collection and, with `repair`, repair it and compare it again."""
@@ -259,24 +262,29 @@ class _VerifyRun:
             bronze_state.check_whole(self.context.spark, self.context.bronze, namespace)
         comparison = self._comparison(namespace)
         try:
-            found = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()
+            result = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()
         except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired) as error:
             raise documents.failure(str(namespace), error) from error
         # Keys that no document can have cannot be read again.
-        differing = [each.key for each in found.differences if each.kind.is_wrong]
-        wrong = [key for key in differing if key_filter.is_key(key)]
-        if self.options.repair and len(wrong) < len(differing):
+        wrong_keys = [each.key for each in result.differences if each.kind.is_wrong]
+        repairable_keys = [key for key in wrong_keys if key_filter.is_key(key)]
+        if self.options.repair and len(repairable_keys) < len(wrong_keys):
             log.warning(
                 "%s: %d rows have keys that no document can have; --repair cannot remove them, medallion rebuild does",
                 namespace,
-                len(differing) - len(wrong),
+                len(wrong_keys) - len(repairable_keys),
             )
-        if self.options.repair and wrong:
+        if self.options.repair and repairable_keys:
             repair.through_bronze(
-                self.context.spark, self.context.settings, namespace, wrong, layer=self.options.layer, stop=self.context.stop
+                self.context.spark,
+                self.context.settings,
+                namespace,
+                repairable_keys,
+                layer=self.options.layer,
+                stop=self.context.stop,
             )
-            found = comparison.repaired(found, wrong)
-        return replace(found, seconds=round(time.monotonic() - began, 3))
+            result = comparison.repaired(result, repairable_keys)
+        return replace(result, seconds=round(time.monotonic() - began, 3))
 
     def _comparison(self, namespace: registry.Namespace) -> CollectionComparison:
         options = self.context.settings.silver.for_collection(str(namespace))
@@ -295,7 +303,7 @@ class _VerifyRun:
     def note(self, found: CollectionVerification, *, run: str) -> None:
         """Append the result to `ops/verifications`."""
         counts = {name: getattr(found, name) for name in SCHEMA.names if hasattr(found, name)}
-        kept = [dataclasses.asdict(each) for each in found.differences[:KEPT_DIFFERENCES]]
+        differences = [dataclasses.asdict(each) for each in found.differences[:KEPT_DIFFERENCES]]
         row = {
             **counts,
             "run": run,
@@ -303,7 +311,7 @@ class _VerifyRun:
             "layer": found.layer.value,
             "at_ms": clock.now_ms(),
             "milliseconds": round(found.seconds * 1000),
-            "differences": json.dumps(kept),
+            "differences": json.dumps(differences),
         }
         ops_tables.note(self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA)
 

@@ -129,8 +129,8 @@ class TableProgressReader:
         began = time.monotonic()
         while True:
             position = position_of(self.spark, self.bronze)
-            reached = resume_token.position(position.token)
-            is_past, is_captured = (reached.seconds, reached.increment) > at, self.captures()
+            bronze_time = resume_token.position(position.token)
+            is_past, is_captured = (bronze_time.seconds, bronze_time.increment) > at, self.captures()
             # Waiting only helps while a capture is running.
             if not is_past and is_captured and self._has_time(min(began + CAPTURE_SECONDS, until)):
                 time.sleep(PAUSE)
@@ -147,8 +147,8 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             # The position was read before the version: what the version has beyond it counts as not applied, and is looked at again.
-            held = self._bronze(to) if self.layer is Layer.BRONZE else self.newest()
-            return TableProgress(held, to, position.batch, unseen, awaits_sweep)
+            table = self._bronze(to) if self.layer is Layer.BRONZE else self.newest()
+            return TableProgress(table, to, position.batch, unseen, awaits_sweep)
 
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()
@@ -170,7 +170,7 @@ class TableProgressReader:
         """The keys that the source changed up to the time, after bronze's position."""
         name = str(self.namespace)
         try:
-            found = document_keys.changed_keys(
+            raw_keys = document_keys.changed_keys(
                 self.client,
                 self.namespace.db,
                 self.namespace.collection,
@@ -189,19 +189,19 @@ class TableProgressReader:
                 "catch up and try again"
             ) from None
         # The list is cut there: keys beyond it would be judged as if they had not changed.
-        if len(found) >= MOST_UNSEEN:
+        if len(raw_keys) >= MOST_UNSEEN:
             raise errors.Temporary(
                 f"verifying {name}: bronze lacks more than {MOST_UNSEEN:,} changes; let the capture catch up first"
             )
-        return frozenset(map(canonical_keys.canonical_raw, found))
+        return frozenset(map(canonical_keys.canonical_raw, raw_keys))
 
     def _unapplied(self, to: int, batch: int) -> tuple[bool, bool]:
         """Whether the table lacks events or sweeps of bronze's batches up to `batch`, and whether it lacks sweeps."""
         if to >= batch:
             return False, False
-        counts, found = survey.surveyed(self.spark, self.bronze, BatchRange(to, batch), only=self.namespace)
-        own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
-        is_sweep = bool(survey.sweeps_to_apply(own, self.options))
+        counts, sweeps = survey.surveyed(self.spark, self.bronze, BatchRange(to, batch), only=self.namespace)
+        collection_sweeps = (sweep for sweep in sweeps if sweep.db_collection == str(self.namespace))
+        is_sweep = bool(survey.sweeps_to_apply(collection_sweeps, self.options))
         return is_sweep or self.namespace in counts, is_sweep
 
     def moved(
@@ -214,13 +214,13 @@ class TableProgressReader:
         if not keys:
             return {}
         # The sequence of a snapshot's row: changes at `since` itself are in the read.
-        after = names.literal(resume_token.snapshot_sequence(*since))
+        last_sequence = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
             f"SELECT key, batch, sequence FROM {self.bronze} WHERE batch > {min(first, progress.to)} "
             f"AND {bronze_log.DOCUMENT_EVENTS} AND {self.namespace.predicate} "
-            f"AND (batch > {progress.to} OR sequence > {after})"
+            f"AND (batch > {progress.to} OR sequence > {last_sequence})"
         )
-        found = (
+        key_events = (
             query_execution.with_values(events, "key", keys)
             .groupBy("key")
             .agg(
@@ -228,4 +228,4 @@ class TableProgressReader:
                 F.coalesce(F.max("sequence"), F.lit("")).alias("sequence"),
             )
         )
-        return {row.key: KeyEvents(row.unapplied, row.sequence) for row in found.collect()}
+        return {row.key: KeyEvents(row.unapplied, row.sequence) for row in key_events.collect()}

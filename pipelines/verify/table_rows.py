@@ -57,23 +57,25 @@ class TableVersion:
         rows = self.current()
         if rows is None:
             return self.spark.createDataFrame([], HELD_DDL)
-        chosen = self._chosen(rows, schema)
+        selected_rows = self._chosen(rows, schema)
         # Renamed: mapInArrow would take a dot in a column's name for a field of a struct.
-        numbered = chosen.toDF(*(f"c{number}" for number in range(len(chosen.columns))))
-        return numbered.mapInArrow(functools.partial(_digests, self._part(schema), tuple(chosen.columns)), HELD_DDL)
+        renamed_rows = selected_rows.toDF(*(f"c{number}" for number in range(len(selected_rows.columns))))
+        return renamed_rows.mapInArrow(
+            functools.partial(_digests, self._part(schema), tuple(selected_rows.columns)), HELD_DDL
+        )
 
     def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[equality.TableRow]]:
         """The rows of these keys, by key."""
         rows = self.current()
         if rows is None or not keys:
             return {}
-        wanted = query_execution.with_values(rows, "__key", keys)
-        found: dict[str, list[equality.TableRow]] = {}
+        key_rows = query_execution.with_values(rows, "__key", keys)
+        by_key: dict[str, list[equality.TableRow]] = {}
         part = self._part(schema)
-        for batch in self._chosen(wanted, schema).toArrow().to_batches():
+        for batch in self._chosen(key_rows, schema).toArrow().to_batches():
             for key, row in part.rows(batch):
-                found.setdefault(key, []).append(row)
-        return found
+                by_key.setdefault(key, []).append(row)
+        return by_key
 
     def compared(self, text: str, held: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
         """The differences of a source document and a row."""
@@ -130,11 +132,14 @@ class _Parts:
 
 def _digests(part: _Parts, columns: tuple[str, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        found = [
+        digests = [
             (key, equality.digest(row))
             for key, row in part.rows(pa.RecordBatch.from_arrays(batch.columns, names=list(columns)))
         ]
-        arrays = [pa.array([key for key, _ in found], pa.string()), pa.array([each for _, each in found], pa.int64())]
+        arrays = [
+            pa.array([key for key, _ in digests], pa.string()),
+            pa.array([digest for _, digest in digests], pa.int64()),
+        ]
         yield pa.RecordBatch.from_arrays(arrays, schema=HELD)
 
 
