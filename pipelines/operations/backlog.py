@@ -54,9 +54,9 @@ def captured_rate(
         ).collect()[0]
         events, first, last = row.events, row.first, row.last
     else:
-        newest = pc.max(rows.filter(pc.equal(rows["batch"], batch))["ts_ms"]).as_py() or 0
+        newest_ms = pc.max(rows.filter(pc.equal(rows["batch"], batch))["ts_ms"]).as_py() or 0
         times = rows.filter(survey.are_of_documents(rows))["ts_ms"]
-        times = times.filter(pc.greater_equal(times, newest - within_seconds * 1000))
+        times = times.filter(pc.greater_equal(times, newest_ms - within_seconds * 1000))
         events, (first, last) = len(times), pc.min_max(times).as_py().values()
     return events / ((last - first) / 1000) if events and last > first else None
 
@@ -67,32 +67,32 @@ def of_layers(
     """The backlog of each layer, for each collection with events after its bounds: bronze is read once for all of them."""
     if not bounds:
         return {}
-    after = min(at for each in bounds.values() for pair in each for at in pair)
+    after = min(batch for pairs in bounds.values() for pair in pairs for batch in pair)
     rows = batch_rows.behind(log, after, ["kind", "db", "collection", "batch", "ts_ms", "payload"], limit=MANY_ROWS)
     if rows is None:
         return _by_query(spark, log, after, bounds)
     is_end = pc.equal(rows["kind"], bronze.RowKind.SCHEMA_CHANGE.value)
-    of_end = functools.reduce(
-        pc.or_kleene, (pc.starts_with(rows["payload"], each) for each in collection_ends.PAYLOAD_STARTS)
+    has_end_payload = functools.reduce(
+        pc.or_kleene, (pc.starts_with(rows["payload"], start) for start in collection_ends.PAYLOAD_STARTS)
     )
-    is_own = pc.or_(survey.are_of_documents(rows), pc.fill_null(pc.and_kleene(is_end, of_end), False))
-    return _counted_here(rows.filter(is_own), bounds)
+    is_counted = pc.or_(survey.are_of_documents(rows), pc.fill_null(pc.and_kleene(is_end, has_end_payload), False))
+    return _counted_here(rows.filter(is_counted), bounds)
 
 
 def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds]) -> dict[registry.Namespace, list[Backlog]]:
-    place = survey.places(events, bounds)
-    events, place = events.filter(pc.is_valid(place)), place.drop_null().combine_chunks()
-    found: dict[registry.Namespace, list[Backlog]] = {}
+    indices = survey.places(events, bounds)
+    events, indices = events.filter(pc.is_valid(indices)), indices.drop_null().combine_chunks()
+    backlogs: dict[registry.Namespace, list[Backlog]] = {}
     for layer in zip(*bounds.values()):  # (from, to) of each collection
-        before, to = (pa.array(each, pa.int64()).take(place) for each in zip(*layer))
-        batch, waits = events["batch"], pc.greater(events["batch"], to)
-        is_done = pc.and_(pc.greater(batch, before), pc.invert(waits))
+        before, to = (pa.array(each, pa.int64()).take(indices) for each in zip(*layer))
+        batch, is_waiting = events["batch"], pc.greater(events["batch"], to)
+        is_done = pc.and_(pc.greater(batch, before), pc.invert(is_waiting))
         table = pa.table(
             {
-                "place": place,
-                "events": waits.cast(pa.int64()),
-                "batches": pc.if_else(waits, batch, None),
-                "since": pc.if_else(waits, events["ts_ms"], None),
+                "place": indices,
+                "events": is_waiting.cast(pa.int64()),
+                "batches": pc.if_else(is_waiting, batch, None),
+                "since": pc.if_else(is_waiting, events["ts_ms"], None),
                 "done": is_done.cast(pa.int64()),
             }
         )
@@ -100,9 +100,9 @@ def _counted_here(events: pa.Table, bounds: Mapping[registry.Namespace, Bounds])
             [("events", "sum"), ("batches", "count_distinct"), ("since", "min"), ("done", "sum")]
         )
         namespaces = [*bounds]
-        for each, *counts in zip(*(column.to_pylist() for column in grouped.columns)):
-            found.setdefault(namespaces[each], []).append(Backlog(*counts))
-    return found
+        for index, *counts in zip(*(column.to_pylist() for column in grouped.columns)):
+            backlogs.setdefault(namespaces[index], []).append(Backlog(*counts))
+    return backlogs
 
 
 def _by_query(
@@ -112,8 +112,8 @@ def _by_query(
     layers = range(len(next(iter(bounds.values()))))
     names = ", ".join(f"from_{layer}, to_{layer}" for layer in layers)
     values = ", ".join(
-        f"({literal(namespace.db)}, {literal(namespace.collection)}, {', '.join(str(at) for pair in each for at in pair)})"
-        for namespace, each in bounds.items()
+        f"({literal(namespace.db)}, {literal(namespace.collection)}, {', '.join(str(at) for pair in pairs for at in pair)})"
+        for namespace, pairs in bounds.items()
     )
     begins = " OR ".join(f"payload LIKE {literal(each + '%')}" for each in collection_ends.PAYLOAD_STARTS)
     is_end = f"(kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND ({begins}))"

@@ -88,11 +88,11 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
 
 def refuse(findings: Sequence[Finding]) -> None:
     """Raise the class of the first error, naming all findings with errors; does nothing without any."""
-    wrong = [(finding.about, finding.error) for finding in findings if finding.error is not None]
-    if wrong:
-        kind = type(wrong[0][1])
-        what = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
-        raise kind(f"{what} to fix before this pipeline can run: {', '.join(about for about, _ in wrong)}")
+    problems = [(finding.about, finding.error) for finding in findings if finding.error is not None]
+    if problems:
+        error_class = type(problems[0][1])
+        number = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise error_class(f"{number} to fix before this pipeline can run: {', '.join(about for about, _ in problems)}")
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
@@ -113,14 +113,14 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
             yield _store(bronze.path, session)
         return
     root = local_log.folder(tables.TableRef.at(layout.root or "")) or Path()
-    there = next(parent for parent in (root, *root.parents) if parent.exists())
-    if there.is_dir() and os.access(there, os.W_OK):
+    folder = next(parent for parent in (root, *root.parents) if parent.exists())
+    if folder.is_dir() and os.access(folder, os.W_OK):
         yield Finding("lakehouse", CheckVerdict.FINE, str(layout.root))
     else:
-        found, mend = f"{there} is not a folder", "choose another lakehouse.root"
-        if there.is_dir():
-            found, mend = f"{there} is not writable", f"give this user write access, or {mend}"
-        yield Finding("lakehouse", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
+        message, mend = f"{folder} is not a folder", "choose another lakehouse.root"
+        if folder.is_dir():
+            message, mend = f"{folder} is not writable", f"give this user write access, or {mend}"
+        yield Finding("lakehouse", CheckVerdict.WRONG, message, mend, errors.DecisionNeeded())
 
 
 def _catalog(bronze: tables.TableRef, session: Callable[[], SparkSession]) -> Finding:
@@ -129,9 +129,9 @@ def _catalog(bronze: tables.TableRef, session: Callable[[], SparkSession]) -> Fi
         delta.found(session(), bronze)
         return Finding("lakehouse", CheckVerdict.FINE, bronze.label)
     except Exception as error:
-        if (known := spark_failures.translated(error)) is None:
+        if (failure := spark_failures.translated(error)) is None:
             raise
-        return _wrong("lakehouse", known)
+        return _wrong("lakehouse", failure)
 
 
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
@@ -154,8 +154,8 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
 
 def _connection_string(uri: str) -> Iterator[Finding]:
     if names := mongodb.left_out(uri):
-        found = f"the connection string has options that are unknown or have an invalid value: {', '.join(names)}"
-        yield Finding("server", CheckVerdict.WARNING, found, "check their spelling: the driver ignores them")
+        message = f"the connection string has options that are unknown or have an invalid value: {', '.join(names)}"
+        yield Finding("server", CheckVerdict.WARNING, message, "check their spelling: the driver ignores them")
 
 
 def _server(client: mongodb.Client) -> Finding:
@@ -175,49 +175,49 @@ def _listed(
 
     If databases cannot be listed, they are the ones that the include lists name.
     """
-    chosen = filters.of(settings.source)
-    names = {*catalog.database_names(client), *(db for db, _ in chosen.named())}
-    found: list[catalog.SourceCollection] = []
-    refused: dict[str, errors.AccessRefused] = {}
+    source_filter = filters.of(settings.source)
+    names = {*catalog.database_names(client), *(db for db, _ in source_filter.named())}
+    collections: list[catalog.SourceCollection] = []
+    refusals: dict[str, errors.AccessRefused] = {}
     for db in sorted(connections.captured_databases(settings.source, names)):
         try:
-            found.extend(catalog.collections(client, [db]))
+            collections.extend(catalog.collections(client, [db]))
         except errors.AccessRefused as error:
-            refused[db] = error
-    return found, refused
+            refusals[db] = error
+    return collections, refusals
 
 
 def _captured(checked: CheckedSource) -> list[catalog.SourceCollection]:
-    chosen = filters.of(checked.settings.source)
-    return [each for each in checked.collections if chosen.includes(each.db, each.name)]
+    source_filter = filters.of(checked.settings.source)
+    return [each for each in checked.collections if source_filter.includes(each.db, each.name)]
 
 
 def _collections(checked: CheckedSource) -> Iterator[Finding]:
     """Check that named collections exist, and that captured ones have a change stream: views and time-series collections do not."""
     source = checked.settings.source
-    chosen = filters.of(source)
-    named = set(chosen.named())
-    written = (*checked.settings.silver.collections, *source.snapshot_collection_filter_overrides)
-    meant = named | {(db, name) for db, _, name in (each.partition(".") for each in written)}
-    captured = _captured(checked)
-    for each in captured:
-        if each.kind != "collection":
-            yield _unwatchable(each, is_named=(each.db, each.name) in named)
-    known = {(each.db, each.name) for each in checked.collections}
+    source_filter = filters.of(source)
+    included_names = set(source_filter.named())
+    setting_names = (*checked.settings.silver.collections, *source.snapshot_collection_filter_overrides)
+    all_names = included_names | {(db, name) for db, _, name in (each.partition(".") for each in setting_names)}
+    collections = _captured(checked)
+    for collection in collections:
+        if collection.kind != "collection":
+            yield _unwatchable(collection, is_named=(collection.db, collection.name) in included_names)
+    source_names = {(each.db, each.name) for each in checked.collections}
     for db, error in checked.refused.items():
         yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
-    let_in = {(db, name) for db, name in meant if chosen.includes(db, name)}
-    for db, name in sorted(meant - let_in):
-        yield _left_out(f"{db}.{name}", is_named=(db, name) in named)
-    for db, name in sorted((db, name) for db, name in let_in - known if db not in checked.refused):
+    captured_names = {(db, name) for db, name in all_names if source_filter.includes(db, name)}
+    for db, name in sorted(all_names - captured_names):
+        yield _left_out(f"{db}.{name}", is_named=(db, name) in included_names)
+    for db, name in sorted((db, name) for db, name in captured_names - source_names if db not in checked.refused):
         mend = "names are case-sensitive in MongoDB; a collection that is created later is captured from then on"
         yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
-    watched = [each.namespace for each in captured if each.kind == "collection"]
-    if watched:
-        shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
-        yield Finding("collections", CheckVerdict.FINE, f"{len(watched)} to capture: {shown}")
-        yield from _guardrail(source, len(watched))
-        yield from _unread(source, watched)
+    stream_names = [each.namespace for each in collections if each.kind == "collection"]
+    if stream_names:
+        examples = ", ".join(stream_names[:8]) + (f" and {len(stream_names) - 8} more" if len(stream_names) > 8 else "")
+        yield Finding("collections", CheckVerdict.FINE, f"{len(stream_names)} to capture: {examples}")
+        yield from _guardrail(source, len(stream_names))
+        yield from _unread(source, stream_names)
     elif not checked.refused:
         mend = "check source.collection.include.list and database.include.list: they contain regular expressions"
         yield Finding("collections", CheckVerdict.WARNING, "no existing collection matches the lists", mend)
@@ -227,11 +227,11 @@ def _guardrail(source: Source, captured: int) -> Iterator[Finding]:
     """Check `guardrail.collections.max`, over which a capture warns or ends."""
     if not deployment.is_over_limit(source, captured):
         return
-    found = f"{captured} are captured, but guardrail.collections.max is {source.guardrail_collections_max}"
+    message = f"{captured} are captured, but guardrail.collections.max is {source.guardrail_collections_max}"
     if source.guardrail_collections_limit_action is LimitAction.FAIL:
-        yield Finding("collections", CheckVerdict.WRONG, found, deployment.NARROW, errors.SourceUnsuitable())
+        yield Finding("collections", CheckVerdict.WRONG, message, deployment.NARROW, errors.SourceUnsuitable())
     else:
-        yield Finding("collections", CheckVerdict.WARNING, found, deployment.NARROW)
+        yield Finding("collections", CheckVerdict.WARNING, message, deployment.NARROW)
 
 
 def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
@@ -239,8 +239,10 @@ def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
     entries = zip(source.snapshot_include_collection_list, filters.of(source).snapshots.include, strict=True)
     for text, entry in entries:
         if not any(map(entry.matches, captured)):
-            found = f"{text} in source.snapshot.include.collection.list matches no captured collection"
-            yield Finding("snapshot", CheckVerdict.WARNING, found, "a snapshot only reads collections that match that list")
+            message = f"{text} in source.snapshot.include.collection.list matches no captured collection"
+            yield Finding(
+                "snapshot", CheckVerdict.WARNING, message, "a snapshot only reads collections that match that list"
+            )
 
 
 def _left_out(namespace: str, *, is_named: bool) -> Finding:
@@ -253,16 +255,16 @@ def _left_out(namespace: str, *, is_named: bool) -> Finding:
 
 def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Finding:
     kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
-    found = f"{collection.namespace} is a {kind}, which has no change stream"
+    message = f"{collection.namespace} is a {kind}, which has no change stream"
     if not is_named:
-        return Finding("collections", CheckVerdict.WARNING, f"{found}: it is not captured")
+        return Finding("collections", CheckVerdict.WARNING, f"{message}: it is not captured")
     mend = "remove it from source.collection.include.list"
-    return Finding("collections", CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
+    return Finding("collections", CheckVerdict.WRONG, message, mend, errors.SourceUnsuitable())
 
 
 def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
-    for found in deployment.same_tables(delta.layout(checked.settings.lakehouse), _captured(checked)):
-        yield Finding("names", CheckVerdict.WRONG, found, deployment.APART, errors.SourceUnsuitable())
+    for message in deployment.same_tables(delta.layout(checked.settings.lakehouse), _captured(checked)):
+        yield Finding("names", CheckVerdict.WRONG, message, deployment.APART, errors.SourceUnsuitable())
 
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:
@@ -286,11 +288,11 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
 
 def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     """Read one document of each collection as a snapshot does."""
-    watched = [each for each in _captured(checked) if each.kind == "collection"]
-    refused = [(each, error) for each in watched if (error := _refusal(checked.client, each)) is not None]
-    for collection, error in refused:
+    collections = [each for each in _captured(checked) if each.kind == "collection"]
+    refusals = [(each, error) for each in collections if (error := _refusal(checked.client, each)) is not None]
+    for collection, error in refusals:
         yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
-    if watched and not refused:
+    if collections and not refusals:
         yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on every collection")
 
 
@@ -303,8 +305,8 @@ def _filters(checked: CheckedSource) -> Iterator[Finding]:
             reason = snapshot_read.refusal_of_filter(checked.client, namespace, query.loads(texts[namespace]))
             if reason is not None:
                 mend = f"fix source.snapshot.collection.filter.overrides.{namespace}"
-                found = f"the server refuses its filter: {reason}"
-                yield Finding(f"snapshot of {namespace}", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
+                message = f"the server refuses its filter: {reason}"
+                yield Finding(f"snapshot of {namespace}", CheckVerdict.WRONG, message, mend, errors.DecisionNeeded())
 
 
 def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> errors.MedallionError | None:
@@ -312,12 +314,12 @@ def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> er
     try:
         with contextlib.closing(
             snapshot_read.read_chunk(client, collection, snapshot_read.IdRange(), after=after, fetch_size=1)
-        ) as read:
-            next(read, None)
+        ) as batches:
+            next(batches, None)
     except errors.MedallionError as error:
         return error
-    except mongodb_failures.ReadRefused as refused:
-        return errors.SourceUnsuitable(f"{collection.namespace}: {refused}")
+    except mongodb_failures.ReadRefused as refusal:
+        return errors.SourceUnsuitable(f"{collection.namespace}: {refusal}")
     except (
         mongodb_failures.SnapshotExpired,
         mongodb_failures.CollectionChanged,
@@ -335,32 +337,32 @@ def _oplog(checked: CheckedSource) -> Iterator[Finding]:
         )
         return
     seconds = window.last - window.first
-    found = f"reaches back {units.duration(seconds)}"
+    message = f"reaches back {units.duration(seconds)}"
     if seconds >= checked.settings.source.oplog_headroom_warning_hours * 3600:
-        yield Finding("oplog", CheckVerdict.FINE, found)
+        yield Finding("oplog", CheckVerdict.FINE, message)
         return
     mend = (
         "a capture that is down for longer loses its position: make the oplog larger "
         "(replSetResizeOplog with minRetentionHours), unless this server is new"
     )
-    yield Finding("oplog", CheckVerdict.WARNING, found, mend)
+    yield Finding("oplog", CheckVerdict.WARNING, message, mend)
 
 
 def _images(checked: CheckedSource) -> Iterator[Finding]:
     """Check that each collection keeps the pre- or post-images that the capture mode needs; MongoDB keeps both or neither."""
-    given = checked.settings.source
-    wanted = ["pre-images"] * given.capture_mode.has_pre_images
-    is_post_image = given.capture_mode_full_update_type is FullUpdateType.POST_IMAGE
-    wanted += ["post-images"] * (given.capture_mode.has_full_updates and is_post_image)
-    if not wanted:
+    source = checked.settings.source
+    images = ["pre-images"] * source.capture_mode.has_pre_images
+    is_post_image = source.capture_mode_full_update_type is FullUpdateType.POST_IMAGE
+    images += ["post-images"] * (source.capture_mode.has_full_updates and is_post_image)
+    if not images:
         return
-    about = " and ".join(wanted)
-    without = [each for each in _captured(checked) if each.kind == "collection" and not each.has_images]
-    for each in without:
+    about = " and ".join(images)
+    without_images = [each for each in _captured(checked) if each.kind == "collection" and not each.has_images]
+    for each in without_images:
         mend = f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
-        found = f"{each.namespace} does not keep them, but the capture mode needs them"
-        yield Finding(about, CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
-    if not without:
+        message = f"{each.namespace} does not keep them, but the capture mode needs them"
+        yield Finding(about, CheckVerdict.WRONG, message, mend, errors.SourceUnsuitable())
+    if not without_images:
         yield Finding(about, CheckVerdict.FINE, "enabled on every collection")
 
 

@@ -46,9 +46,9 @@ def make(root: str | None = None) -> Path:
     draft = archive.with_suffix(f".{os.getpid()}")
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
-        for left in draft.parent.glob(f"{archive.stem}.*"):  # left by a run that was killed
-            if scratch.is_gone(left.suffix[1:]):
-                left.unlink()
+        for old_draft in draft.parent.glob(f"{archive.stem}.*"):  # left by a run that was killed
+            if scratch.is_gone(old_draft.suffix[1:]):
+                old_draft.unlink()
         draft.touch()
         draft.unlink()
     except OSError as error:
@@ -182,13 +182,13 @@ def main() -> None:
     )
     parser.add_argument("--root", help="where the tables will lie: for s3a://… the classes that reach S3 are archived, too")
     root = parser.parse_args().root
-    begun = time.monotonic()
+    began = time.monotonic()
     print("Archiving the classes of Spark and Delta, for quick starts (about a minute)", flush=True)
     try:
-        made = make(root)
+        archive = make(root)
     except errors.MedallionError as error:
         sys.exit(f"No archive of Spark's classes: {error}")
-    print(f"Archived in {made} ({made.stat().st_size / 1e6:.0f} MB, {time.monotonic() - begun:.0f} s)")
+    print(f"Archived in {archive} ({archive.stat().st_size / 1e6:.0f} MB, {time.monotonic() - began:.0f} s)")
 
 
 if __name__ == "__main__":

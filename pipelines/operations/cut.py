@@ -82,8 +82,8 @@ class CutTable:
     @property
     def relation(self) -> str:
         """The query that reads the table at the cut."""
-        at = "" if self.version is None else f" VERSION AS OF {self.version}"
-        return f"SELECT * FROM {self.identifier}{at}" + (f" WHERE {self.where}" if self.where else "")
+        version_clause = "" if self.version is None else f" VERSION AS OF {self.version}"
+        return f"SELECT * FROM {self.identifier}{version_clause}" + (f" WHERE {self.where}" if self.where else "")
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,23 @@ class Cut:
         """A query over all tables at the cut, to copy and change."""
         if not self.tables:
             return ""
-        named = dict(zip(self.tables, _query_names([each.name for each in self.tables])))
-        read = ",\n     ".join(f"{name} AS ({each.relation})" for each, name in named.items())
-        counted = "\nUNION ALL ".join(
-            f"SELECT {literal(each.name)} AS `table`, count(*) AS `rows` FROM {name}" for each, name in named.items()
+        query_names = dict(zip(self.tables, _query_names([each.name for each in self.tables])))
+        parts = ",\n     ".join(f"{name} AS ({each.relation})" for each, name in query_names.items())
+        counts = "\nUNION ALL ".join(
+            f"SELECT {literal(each.name)} AS `table`, count(*) AS `rows` FROM {name}" for each, name in query_names.items()
         )
-        return f"WITH {read}\n{counted}"
+        return f"WITH {parts}\n{counts}"
 
 
 def _query_names(names: Sequence[str]) -> list[str]:
     """Quoted names for the parts of a query: easy to type, and unique without regard to case, as Spark compares them."""
-    taken: dict[str, str] = {}
+    used_names: dict[str, str] = {}
     for name in names:
         plain = "".join(c if c.isalnum() else "_" for c in name)
         choices = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
-        chosen = next(each for each in choices if each.lower() not in taken)
-        taken[chosen.lower()] = identifier(chosen)
-    return list(taken.values())
+        unique_name = next(choice for choice in choices if choice.lower() not in used_names)
+        used_names[unique_name.lower()] = identifier(unique_name)
+    return list(used_names.values())
 
 
 def run(
@@ -143,39 +143,41 @@ def run(
     """
     requested = times.parsed(as_of)
     audit = publish.gate(spark, settings)
-    chosen = _awaited(spark, settings, requested, until=time.monotonic() + patience, stop=stop or threading.Event(), ask=ask)
+    boundary = _awaited(
+        spark, settings, requested, until=time.monotonic() + patience, stop=stop or threading.Event(), ask=ask
+    )
     # Only silver needs the limit: gold never goes further than silver.
-    silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
+    silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=boundary.batch)
     # After silver, not at the same time: no table may be published from a silver table that is still before the batch.
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
-    found = [*_collections(spark, settings, chosen)]
-    waiting: list[str] = []
+    cut_tables = [*_collections(spark, settings, boundary)]
+    waiting_models: list[str] = []
     if settings.gold.models is not None:
-        pinned = {each.name: each.version for each in found if each.version is not None}
-        made = models.run(spark, settings, audit=audit, take_over=take_over, pinned=pinned, stop=stop)
+        pinned = {each.name: each.version for each in cut_tables if each.version is not None}
+        results = models.run(spark, settings, audit=audit, take_over=take_over, pinned=pinned, stop=stop)
         layout = delta.layout(settings.lakehouse)
-        waiting += [each.name for each in made.models if each.did == "waits"]
-        for each in made.models:
-            table = layout.model(each.name)
+        waiting_models += [each.name for each in results.models if each.did == "waits"]
+        for model in results.models:
+            table = layout.model(model.name)
             # A view has no versions to travel to, and a model that waits is not at the cut.
-            if each.did not in ("view", "waits") and delta.exists(spark, table):
-                version = each.version if each.version is not None else table_history.version(spark, table)
-                found.append(CutTable(each.name, str(table), version))
+            if model.did not in ("view", "waits") and delta.exists(spark, table):
+                version = model.version if model.version is not None else table_history.version(spark, table)
+                cut_tables.append(CutTable(model.name, str(table), version))
     # A run that was stopped ends without an error, and its tables may be anywhere before the cut.
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables had reached the cut; nothing was recorded")
-    noted = Cut(
-        name=_name(chosen.time),
+    new_cut = Cut(
+        name=_name(boundary.time),
         made_ms=clock.now_ms(),
-        time=chosen.time,
-        until=chosen.until,
-        batch=chosen.batch,
+        time=boundary.time,
+        until=boundary.until,
+        batch=boundary.batch,
         documents=_documents(settings),
-        missing=(*_missing(spark, settings, chosen), *waiting),
-        tables=tuple(sorted(found, key=lambda each: each.name)),
+        missing=(*_missing(spark, settings, boundary), *waiting_models),
+        tables=tuple(sorted(cut_tables, key=lambda each: each.name)),
     )
-    _note(spark, settings, noted)
-    return noted
+    _note(spark, settings, new_cut)
+    return new_cut
 
 
 def _name(time_: str) -> str:
@@ -197,37 +199,37 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     reached the time, and `DecisionNeeded` for a time before bronze begins.
     """
     requested = times.parsed(as_of)
-    held = _histories(spark, settings)
-    reached = _applied(spark, settings, held)
-    near = _near_batch(spark, settings, requested, reached)
+    histories = _histories(spark, settings)
+    last_batch = _applied(spark, settings, histories)
+    near_batch = _near_batch(spark, settings, requested, last_batch)
     # Read all batches (tens of millions in a year) only if the near ones are not enough.
-    for at in dict.fromkeys((near, 0)):
-        found = _boundaries(spark, settings, at=at)
-        applied = [each for each in found if each.batch <= reached]
-        time_ = requested if requested is not None else applied[-1].time if applied else ""
-        before = [each for each in applied if each.time <= time_]
-        if before and not (_are_behind(found, requested) or _are_behind(applied, requested)):
+    for first_batch in dict.fromkeys((near_batch, 0)):
+        boundaries = _boundaries(spark, settings, at=first_batch)
+        usable = [each for each in boundaries if each.batch <= last_batch]
+        time_ = requested if requested is not None else usable[-1].time if usable else ""
+        earlier = [each for each in usable if each.time <= time_]
+        if earlier and not (_are_behind(boundaries, requested) or _are_behind(usable, requested)):
             break
-    _check_reached(settings, found, requested)
-    if _are_behind(applied, requested):
+    _check_reached(settings, boundaries, requested)
+    if _are_behind(usable, requested):
         raise errors.Temporary("a table of versions is behind: run medallion gold, and ask again")
-    if not before:
+    if not earlier:
         raise errors.DecisionNeeded(
-            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}. If old "
+            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(boundaries[0].time)}. If old "
             "events were removed, query the history tables yourself, by valid_from and valid_to"
         )
     # The greatest sequence of a cluster time: that of a snapshot's rows.
-    last = literal(f"{time_}ffffffff")
-    where = f"`__sequence` <= {last} AND (`__until` IS NULL OR `__until` > {last})"
+    last_sequence = literal(f"{time_}ffffffff")
+    where = f"`__sequence` <= {last_sequence} AND (`__until` IS NULL OR `__until` > {last_sequence})"
     return Cut(
         name=_name(time_),
         made_ms=clock.now_ms(),
         time=time_,
         until=f"{int(time_, 16) + 1:016x}",
-        batch=reached,
+        batch=last_batch,
         documents=_documents(settings),
-        missing=_missing(spark, settings, before[-1]),
-        tables=tuple(CutTable(name, str(table), None, where) for (name, table), _ in held),
+        missing=_missing(spark, settings, earlier[-1]),
+        tables=tuple(CutTable(name, str(table), None, where) for (name, table), _ in histories),
     )
 
 
@@ -255,15 +257,15 @@ def _histories(
 ) -> list[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]]:
     """The existing history tables with their collections' names and their positions."""
     layout = delta.layout(settings.lakehouse)
-    found = []
+    histories = []
     for namespace in registry.read(spark, settings).namespaces:
         table = layout.history(*namespace)
         if settings.silver.for_collection(str(namespace)).history and delta.exists(spark, table):
-            found.append(((str(namespace), table), history_position.position(spark, table)))
-    if not found:
+            histories.append(((str(namespace), table), history_position.position(spark, table)))
+    if not histories:
         message = "no collection has a history table"
         raise errors.SettingsError(errors.Problem("silver", message, "set history: true; medallion gold then creates it"))
-    return found
+    return histories
 
 
 def _applied(
@@ -280,27 +282,27 @@ def _applied(
         return 0
     _, newest = _reached(spark, table)
     histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
-    silver_at = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
+    silver_positions = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
     log = bronze_log.newest(spark, table).log
     # The batch numbers of another bronze log mean nothing here: none of this one's events are applied.
-    if log is not None and {*(each.log for each in silver_at.values()), *(at.log for _, at in held)} - {None, log}:
+    if log is not None and {*(each.log for each in silver_positions.values()), *(at.log for _, at in held)} - {None, log}:
         return 0
-    starts = {namespace: each.to for namespace, each in silver_at.items()}
+    starts = {namespace: each.to for namespace, each in silver_positions.items()}
     counts, sweeps = survey.surveyed(spark, table, BatchRange(min(starts.values()), newest), starts=starts)
 
     def lacks(namespace: registry.Namespace) -> bool:
-        options, at = settings.silver.for_collection(str(namespace)), silver_at[namespace]
+        options, position = settings.silver.for_collection(str(namespace)), silver_positions[namespace]
         return (
-            histories[namespace] < at.to
+            histories[namespace] < position.to
             or counts.get(namespace, survey.EventCounts()).events > 0
             or any(
-                sweep.db_collection == str(namespace) and sweep.is_due(after=at.to, swept=at.swept)
+                sweep.db_collection == str(namespace) and sweep.is_due(after=position.to, swept=position.swept)
                 for sweep in survey.sweeps_to_apply(sweeps, options)
             )
         )
 
-    lacking = [to for namespace, to in histories.items() if lacks(namespace)]
-    return min(lacking, default=newest)
+    positions = [to for namespace, to in histories.items() if lacks(namespace)]
+    return min(positions, default=newest)
 
 
 def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[times.CutBoundary]:
@@ -308,17 +310,17 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
-    reached, newest = _reached(spark, table)
-    return times.boundaries(_batches(spark, table, newest, at=at), reached=reached)
+    complete_time, newest = _reached(spark, table)
+    return times.boundaries(_batches(spark, table, newest, at=at), reached=complete_time)
 
 
 def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], requested: str | None) -> None:
     """Raise `Temporary` if bronze does not have all changes up to a time."""
     if requested is not None and _are_behind(found, requested):
-        to = times.shown(found[-1].time) if found else "nothing"
+        end = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
-            f"{table.label}: bronze has reached {to}, which is before {times.shown(requested)}; try again later, or use now"
+            f"{table.label}: bronze has reached {end}, which is before {times.shown(requested)}; try again later, or use now"
         )
 
 
@@ -345,18 +347,18 @@ def _awaited(
 
 def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
-    known = registry.read(spark, settings).namespaces
-    positions = [_silver_position(spark, settings, each) for each in known]
+    namespaces = registry.read(spark, settings).namespaces
+    positions = [_silver_position(spark, settings, each) for each in namespaces]
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     log = bronze_log.newest(spark, table).log if delta.exists(spark, table) else None
     # Silver itself refuses tables that were made from another bronze log, and says what to do.
-    at = max((each.to for each in positions if not each.is_of_other(log)), default=0)
-    found = _boundaries(spark, settings, at=at)
-    _check_reached(settings, found, requested)
-    boundary = times.chosen(found, at_least=at, latest=requested)
+    at_least = max((each.to for each in positions if not each.is_of_other(log)), default=0)
+    boundaries = _boundaries(spark, settings, at=at_least)
+    _check_reached(settings, boundaries, requested)
+    boundary = times.chosen(boundaries, at_least=at_least, latest=requested)
     if boundary is not None:
         return boundary
-    if times.chosen(found, at_least=at, latest=None) is not None and requested is not None:
+    if times.chosen(boundaries, at_least=at_least, latest=None) is not None and requested is not None:
         raise errors.DecisionNeeded(
             f"silver is already past {times.shown(requested)} and cannot go back. medallion cut list shows existing cuts; "
             "medallion cut show --as-of reads tables with history: true at any time"
@@ -370,8 +372,8 @@ def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> t
 def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, int]:
     """The cluster time before which bronze is complete, None if its newest batch does not say; and the newest batch."""
     # Later commits may be of others, such as an OPTIMIZE, which adds no events.
-    at = table_history.standing(spark, table)
-    metadata = {} if at.is_restored else at.metadata
+    standing = table_history.standing(spark, table)
+    metadata = {} if standing.is_restored else standing.metadata
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     complete = metadata.get("complete")
     # A statement from before the newest batch says nothing about the events in it.
@@ -401,26 +403,26 @@ def _silver_position(spark: SparkSession, settings: Settings, namespace: registr
 def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
     """The collections' tables with the versions that show the cut; raises `CommitConflict` if another run has advanced one."""
     layout = delta.layout(settings.lakehouse)
-    found = []
+    cut_tables = []
     for namespace in registry.read(spark, settings).namespaces:
-        silver_at = _silver_position(spark, settings, namespace)
-        makes = {str(namespace): layout.gold}
+        silver_position = _silver_position(spark, settings, namespace)
+        locations = {str(namespace): layout.gold}
         if settings.silver.for_collection(str(namespace)).history:
-            makes[f"{namespace}_history"] = layout.history
-        for name, make in makes.items():
-            table = make(*namespace)
-            at = table_history.standing(spark, table)
-            if at.version < 0:
+            locations[f"{namespace}_history"] = layout.history
+        for name, locate in locations.items():
+            table = locate(*namespace)
+            standing = table_history.standing(spark, table)
+            if standing.version < 0:
                 continue
-            to = at.metadata.get("to")
+            to = standing.metadata.get("to")
             # Silver may be before the batch: the position of a collection without events does not advance with every batch.
-            if silver_at.to > chosen.batch or to != silver_at.to:
+            if silver_position.to > chosen.batch or to != silver_position.to:
                 raise errors.CommitConflict(
                     f"{table.label}: another run advanced silver or gold while the cut was made; nothing was recorded. Stop "
                     "that run, or try again"
                 )
-            found.append(CutTable(name, str(table), at.version))
-    return found
+            cut_tables.append(CutTable(name, str(table), standing.version))
+    return cut_tables
 
 
 def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> tuple[str, ...]:
@@ -431,7 +433,7 @@ def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary)
 
 def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
     table = delta.layout(settings.lakehouse).ops("cuts")
-    shared = {
+    common = {
         "name": settings.name,
         "cut": made.name,
         "made_ms": made.made_ms,
@@ -441,7 +443,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
         "documents": made.documents,
         "missing": list(made.missing),
     }
-    rows = [{**shared, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
+    rows = [{**common, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
     ops_tables.note(spark, table, rows, SCHEMA)
 
 
@@ -456,16 +458,16 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
         if row["name"] not in (None, settings.name):
             continue
         by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)
-    found: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = {}
     for _, rows in sorted(by_cut.items(), reverse=True):
-        each = _cut_of_rows(rows)
-        found.setdefault(each.name, each)
-    return list(found.values())
+        cut = _cut_of_rows(rows)
+        cuts.setdefault(cut.name, cut)
+    return list(cuts.values())
 
 
 def _cut_of_rows(rows: Sequence[dict[str, object]]) -> Cut:
     first = rows[0]
-    listed = sorted((str(row["table"]), str(row["identifier"]), int(str(row["version"]))) for row in rows)
+    cut_tables = sorted((str(row["table"]), str(row["identifier"]), int(str(row["version"]))) for row in rows)
     missing = first["missing"]
     return Cut(
         name=str(first["cut"]),
@@ -475,7 +477,7 @@ def _cut_of_rows(rows: Sequence[dict[str, object]]) -> Cut:
         batch=int(str(first["batch"])),
         documents=str(first["documents"]),
         missing=tuple(missing) if isinstance(missing, list) else (),
-        tables=tuple(CutTable(*each) for each in listed),
+        tables=tuple(CutTable(*each) for each in cut_tables),
     )
 
 
@@ -488,5 +490,5 @@ def named(found: Sequence[Cut], name: str | None) -> Cut:
         raise errors.SettingsError(
             errors.Problem("--cut", "there is no cut yet", "make one with medallion gold --as-of now")
         )
-    known = ", ".join(each.name for each in found[:10])
-    raise errors.SettingsError(errors.Problem("--cut", f"there is no cut {name}", f"known are {known}"))
+    names = ", ".join(each.name for each in found[:10])
+    raise errors.SettingsError(errors.Problem("--cut", f"there is no cut {name}", f"known are {names}"))

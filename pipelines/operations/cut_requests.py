@@ -95,8 +95,8 @@ def _rows(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     table = _table(settings)
     if not delta.exists(spark, table):
         return []
-    found = ops_tables.rows(spark, table, SCHEMA).to_pylist()
-    return sorted((row for row in found if row["name"] == settings.name), key=lambda row: row["at_ms"])
+    rows = ops_tables.rows(spark, table, SCHEMA).to_pylist()
+    return sorted((row for row in rows if row["name"] == settings.name), key=lambda row: row["at_ms"])
 
 
 def _record(spark: SparkSession, settings: Settings, state: str, id_: str = "", **fields: object) -> None:
@@ -115,8 +115,8 @@ def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | 
     holder = owners.holder(spark, delta.layout(settings.lakehouse).bronze(settings.name))
     if holder is None:
         return False
-    serving = [by] if by is not None else [row for row in _rows(spark, settings) if row["state"] == SERVING]
-    return _process(holder) in map(_process, serving)
+    serving_rows = [by] if by is not None else [row for row in _rows(spark, settings) if row["state"] == SERVING]
+    return _process(holder) in map(_process, serving_rows)
 
 
 # The client
@@ -127,22 +127,22 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
     _record(spark, settings, ASKED, id_, as_of=as_of)
     log.info("%s: asking the running pipeline for the cut", settings.name)
     until = time.monotonic() + TAKE_SECONDS
-    taken: Mapping[str, Any] | None = None
+    taken_row: Mapping[str, Any] | None = None
     while not stop.wait(LOOK_SECONDS):
         # Check this before reading the rows: a pipeline that ends right after the cut has written `made` by then.
-        is_served = _is_served(spark, settings, taken)
+        is_served = _is_served(spark, settings, taken_row)
         states = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
         if MADE in states:
             return cut.named(cut.read(spark, settings), states[MADE]["cut"])
         if FAILED in states:
             raise _error(states[FAILED])
         if not is_served:
-            ended = "the pipeline that runs ended before the cut was made; nothing was noted. Try again"
-            return _withdrawn(spark, settings, id_, ended)
-        taken = states.get(TAKEN)
-        if taken is None and time.monotonic() > until:
-            busy = f"the pipeline that runs did not take the request up in {TAKE_SECONDS:.0f} s; try again"
-            return _withdrawn(spark, settings, id_, busy)
+            end_message = "the pipeline that runs ended before the cut was made; nothing was noted. Try again"
+            return _withdrawn(spark, settings, id_, end_message)
+        taken_row = states.get(TAKEN)
+        if taken_row is None and time.monotonic() > until:
+            busy_message = f"the pipeline that runs did not take the request up in {TAKE_SECONDS:.0f} s; try again"
+            return _withdrawn(spark, settings, id_, busy_message)
     return _withdrawn(spark, settings, id_, "stopped before the cut was made")
 
 
@@ -176,35 +176,35 @@ class _RequestOutcome:
 
 def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut], *, stop: threading.Event) -> int:
     """Make requested cuts until `stop` is set; returns how many. Errors go to the client; only `SparkLost` is raised."""
-    pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
-    said_at: float | None = None
+    pause, cuts_made, last_version = settings.source.signal_poll_interval_ms / 1000, 0, -1
+    serving_at: float | None = None
     last_warning = ""
     # Kept until they are written: the client waits as long as this process lives.
     unrecorded: dict[str, _RequestOutcome] = {}
     while not stop.is_set():
         try:
-            if said_at is None or time.monotonic() - said_at > SAY_SECONDS:
+            if serving_at is None or time.monotonic() - serving_at > SAY_SECONDS:
                 _record(spark, settings, SERVING)
-                said_at = time.monotonic()
+                serving_at = time.monotonic()
             _record_outcomes(spark, settings, unrecorded)
             # Reading the version is cheaper than reading rows, and requests are rare.
             version = table_history.version(spark, _table(settings))
-            for request in _open(spark, settings) if version != seen else ():
-                unrecorded[request["id"]] = answer = _answer(spark, settings, request, make)
-                made += answer.state == MADE
+            for request in _open(spark, settings) if version != last_version else ():
+                unrecorded[request["id"]] = outcome = _answer(spark, settings, request, make)
+                cuts_made += outcome.state == MADE
                 _record_outcomes(spark, settings, unrecorded)
-            seen, last_warning = version, ""
+            last_version, last_warning = version, ""
         except Exception as error:  # for example an unreadable table: the next poll tries again
-            known = spark_failures.translated(error) or error
+            failure = spark_failures.translated(error) or error
             if stop.is_set():
                 break
-            if isinstance(known, errors.SparkLost):  # layers that run no query would not notice
-                raise known from error
-            before, last_warning = last_warning, errors.message_of(known)
-            if last_warning != before:  # repeated every few seconds while a store is down, it would hide other messages
+            if isinstance(failure, errors.SparkLost):  # layers that run no query would not notice
+                raise failure from error
+            earlier, last_warning = last_warning, errors.message_of(failure)
+            if last_warning != earlier:  # repeated every few seconds while a store is down, it would hide other messages
                 log.warning("requests for cuts were not looked at: %s", last_warning)
         stop.wait(pause)
-    return made
+    return cuts_made
 
 
 def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
@@ -213,8 +213,8 @@ def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     Includes old ones, because the clocks of two hosts may differ: at worst a cut is made for a client that was killed.
     """
     rows = _rows(spark, settings)
-    settled = {row["id"] for row in rows if row["state"] not in (ASKED, SERVING)}
-    return [row for row in rows if row["state"] == ASKED and row["id"] not in settled]
+    settled_ids = {row["id"] for row in rows if row["state"] not in (ASKED, SERVING)}
+    return [row for row in rows if row["state"] == ASKED and row["id"] not in settled_ids]
 
 
 def _answer(
@@ -224,17 +224,17 @@ def _answer(
     try:
         # If this commit fails with an unknown outcome, the request may count as taken and would never be retried: it fails.
         _record(spark, settings, TAKEN, request["id"])
-        found = make(request["as_of"])
+        new_cut = make(request["as_of"])
     except Exception as error:
-        known = spark_failures.translated(error) or error
-        log.warning("a requested cut was not made: %s", errors.message_of(known))
-        return _RequestOutcome(FAILED, {"code": errors.code(known), "message": errors.message_of(known)})
-    log.info("%s: made the requested cut %s", settings.name, found.name)
-    return _RequestOutcome(MADE, {"cut": found.name, "made_ms": found.made_ms})
+        failure = spark_failures.translated(error) or error
+        log.warning("a requested cut was not made: %s", errors.message_of(failure))
+        return _RequestOutcome(FAILED, {"code": errors.code(failure), "message": errors.message_of(failure)})
+    log.info("%s: made the requested cut %s", settings.name, new_cut.name)
+    return _RequestOutcome(MADE, {"cut": new_cut.name, "made_ms": new_cut.made_ms})
 
 
 def _record_outcomes(spark: SparkSession, settings: Settings, unrecorded: dict[str, _RequestOutcome]) -> None:
     """Write outcomes for the clients; those that could not be written stay in `unrecorded`."""
-    for id_, answer in list(unrecorded.items()):
-        _record(spark, settings, answer.state, id_, **answer.fields)
+    for id_, outcome in list(unrecorded.items()):
+        _record(spark, settings, outcome.state, id_, **outcome.fields)
         del unrecorded[id_]

@@ -128,24 +128,24 @@ def run(
     collection that silver does not know.
     """
     began = time.monotonic()
-    ended = stop or threading.Event()
-    maintaining = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms(), capture)
+    stop_event = stop or threading.Event()
+    run_ = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms(), capture)
 
     def one(_: SparkSession, table: _Table) -> TableResult:
-        return maintaining.maintained(table)
+        return run_.maintained(table)
 
-    maintained = failures.guarding(one, name=lambda table: table.ref.label)
-    found: list[TableResult | None] = []
-    left = maintaining.tables(collection)
+    maintain_table = failures.guarding(one, name=lambda table: table.ref.label)
+    results: list[TableResult | None] = []
+    remaining = run_.tables(collection)
     if collection is None:
         try:
-            left += maintaining.models()
+            remaining += run_.models()
         except errors.SettingsError as error:  # the names of models come from their folder
             failures.note("models", error)
-    while left and not ended.is_set():
-        found.append(maintained(spark, left.pop(0)))
-    done, not_begun = tuple(each for each in found if each is not None), tuple(each.ref.label for each in left)
-    return MaintenanceResult(settings.name, done, time.monotonic() - began, not_begun)
+    while remaining and not stop_event.is_set():
+        results.append(maintain_table(spark, remaining.pop(0)))
+    done, labels = tuple(each for each in results if each is not None), tuple(each.ref.label for each in remaining)
+    return MaintenanceResult(settings.name, done, time.monotonic() - began, labels)
 
 
 def refuse(result: MaintenanceResult) -> None:
@@ -199,17 +199,17 @@ class _MaintenanceRun:
     def tables(self, collection: str | None) -> list[_Table]:
         """The existing tables of a collection, or of the pipeline without its models."""
         namespaces = registry.chosen(self.spark, self.settings, collection)
-        found = [each for namespace in namespaces for each in self._of_collection(namespace)]
+        candidates = [each for namespace in namespaces for each in self._of_collection(namespace)]
         if collection is None:
             ops = [_Table(self.layout.ops(name), TableKind.OPS, age=age) for name, age in OPS.items()]
             ops += [_Table(self.layout.ops(name), TableKind.OPS) for name in KEPT_OPS]
-            found = [_Table(self.bronze, TableKind.BRONZE), *found, *ops]
-        return [each for each in found if delta.exists(self.spark, each.ref)]
+            candidates = [_Table(self.bronze, TableKind.BRONZE), *candidates, *ops]
+        return [each for each in candidates if delta.exists(self.spark, each.ref)]
 
     def models(self) -> list[_Table]:
         """The existing tables of the models; views are not tables."""
-        found = [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
-        return [each for each in found if delta.exists(self.spark, each.ref)]
+        candidates = [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
+        return [each for each in candidates if delta.exists(self.spark, each.ref)]
 
     def _of_collection(self, namespace: registry.Namespace) -> Iterator[_Table]:
         yield _Table(self.layout.silver(*namespace), TableKind.SILVER, namespace)
@@ -307,28 +307,28 @@ class _MaintenanceRun:
         """Remove old remembered deletes that every layer has applied, if no late event can precede them."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
-        held = quarantine_table.count(self.spark, self.layout.quarantine(*table.namespace))
-        if held:
-            words.left.append(f"remembered deletes kept: {held} quarantined events may be older than them")
+        event_count = quarantine_table.count(self.spark, self.layout.quarantine(*table.namespace))
+        if event_count:
+            words.left.append(f"remembered deletes kept: {event_count} quarantined events may be older than them")
             return
-        applied = self._applied(table.namespace)
+        applied_batch = self._applied(table.namespace)
         # By sequence, the time of the delete in the source: an old delete may have been captured just now.
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
-        where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
+        where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied_batch}"
         last = _scalar(self.spark, table.ref, "max(`__batch`)", where)
         if last is not None:  # recorded before they are removed: a gold table that has not applied them must be rewritten
-            known = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
-            entry = f"'{registry.FORGOTTEN_TO}' = '{max(last, known)}'"
+            earlier_batch = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
+            entry = f"'{registry.FORGOTTEN_TO}' = '{max(last, earlier_batch)}'"
             self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({entry})").collect()
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:
         """The batch up to which silver, gold and the history have applied events."""
-        found = [self.layout.silver(*namespace), self.layout.gold(*namespace)]
+        layer_tables = [self.layout.silver(*namespace), self.layout.gold(*namespace)]
         if self.settings.silver.for_collection(str(namespace)).history:
-            found.append(self.layout.history(*namespace))
+            layer_tables.append(self.layout.history(*namespace))
         # A table that does not exist counts as batch 0: it is still to be built from this data.
-        return min(self._position(each) for each in found)
+        return min(self._position(each) for each in layer_tables)
 
     def _position(self, table: TableRef) -> int:
         metadata = table_history.standing(self.spark, table).metadata
@@ -342,25 +342,25 @@ class _MaintenanceRun:
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
             return
-        before, stays = self._before(days), f"events older than {days} days kept: the capture is running"
+        before, reason = self._before(days), f"events older than {days} days kept: the capture is running"
         # Without the claim nothing can be removed: do not query each collection.
         if self.capture is None and owners.is_held(self.spark, table):
-            words.left += [stays] * _has_rows(self.spark, table, f"ts_ms < {before}")
+            words.left += [reason] * _has_rows(self.spark, table, f"ts_ms < {before}")
             return
-        newest = _scalar(self.spark, table, "max(batch)", "true") or 0
+        newest_batch = _scalar(self.spark, table, "max(batch)", "true") or 0
         # The first batch stays as proof that bronze has its beginning, the last one for its position.
-        passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
-        idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
-        own = self._trimmed(registry.read(self.spark, self.settings).namespaces, before, words)
+        unneeded_rows = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
+        idle = f"{unneeded_rows} AND ts_ms < {before} AND batch > 1 AND batch < {newest_batch}"
+        last_batches = self._trimmed(registry.read(self.spark, self.settings).namespaces, before, words)
         # Check first: the claim refuses a capture that starts meanwhile, and each property is a commit.
         has_idle = _has_rows(self.spark, table, idle)
-        if not (has_idle or _has_rows(self.spark, table, survey.old_events(own, before))):
+        if not (has_idle or _has_rows(self.spark, table, survey.old_events(last_batches, before))):
             return
         try:
             with _claimed(self.spark, table, self.capture) as claimed:
-                self._remove_events(table, own, idle if has_idle else "false", before, claimed, words)
+                self._remove_events(table, last_batches, idle if has_idle else "false", before, claimed, words)
         except (errors.TableOwned, errors.LeaseHeld):
-            words.left.append(stays)
+            words.left.append(reason)
         except errors.CommitConflict as error:
             words.left.append(f"events older than {days} days kept: {error}")
 
@@ -375,34 +375,34 @@ class _MaintenanceRun:
     ) -> None:
         """Remove old events of each collection, and idle rows, as bronze's writer."""
         # Only under the claim: if a capture in another process is alive nothing is removed, and no history gets a gap.
-        gone = {
-            each: last
-            for each, last in own.items()
-            if self._is_gap_noted(each, survey.old_events({each: last}, before), words)
+        removable = {
+            namespace: last
+            for namespace, last in own.items()
+            if self._is_gap_noted(namespace, survey.old_events({namespace: last}, before), words)
         }
-        events = survey.old_events(gone, before)
+        events = survey.old_events(removable, before)
         last = _scalar(self.spark, table, "max(batch)", events)
         # Recorded before anything is removed: a rebuild must never take the remaining events for all of them. Never moved back when
         # the retention is made longer: earlier runs have removed events all the same.
-        known = delta.properties(self.spark, table)
-        taken = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
-        entries = (f"{names.literal(name)} = '{max(to, int(known.get(name) or 0))}', " for name, to in taken.items())
-        count = others = 0
+        properties = delta.properties(self.spark, table)
+        marks = {} if last is None else {bronze_log.TRIMMED: before, bronze_log.TRIMMED_TO: last}
+        entries = (f"{names.literal(name)} = '{max(to, int(properties.get(name) or 0))}', " for name, to in marks.items())
+        event_count = idle_count = 0
         try:
             with claimed() as writer:
                 writer.alter(f"SET TBLPROPERTIES ({''.join(entries)}'delta.appendOnly' = 'false')")
             for batches in _days(self.spark, table, events):
                 with claimed() as writer:
-                    count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)
+                    event_count += maintenance.delete_claimed(writer, f"{events} AND {batches}", among=batches)
             with claimed() as writer:
-                others = maintenance.delete_claimed(writer, idle)
+                idle_count = maintenance.delete_claimed(writer, idle)
         finally:  # after any error; if this process is killed, the next start of the capture does it
             with claimed() as writer:
                 writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         days = self.settings.maintenance.bronze_retention_days
-        _note_removed(words, count, f"events older than {days} days")
-        _note_removed(words, others, f"rows without a document (heartbeats, transactions) older than {days} days")
-        if count:
+        _note_removed(words, event_count, f"events older than {days} days")
+        _note_removed(words, idle_count, f"rows without a document (heartbeats, transactions) older than {days} days")
+        if event_count:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
     def _trimmed(self, of: Iterable[registry.Namespace], before: int, words: _ResultLines) -> dict[registry.Namespace, int]:
@@ -411,34 +411,34 @@ class _MaintenanceRun:
         That is the last batch that all layers have applied, which itself stays to show what a table has not applied, or the first one
         with an event that is not old: after that nothing may be missing, though replayed events have old times and clocks can be set back.
         """
-        applied = {each: self._applied(each) for each in of if not self._waits(each, words)}
-        if not applied:
+        batches = {each: self._applied(each) for each in of if not self._waits(each, words)}
+        if not batches:
             return {}
         # One query for all collections: there may be thousands.
-        bounds = ", ".join(f"({names.literal(db)}, {names.literal(name)}, {to})" for (db, name), to in applied.items())
+        bounds = ", ".join(f"({names.literal(db)}, {names.literal(name)}, {to})" for (db, name), to in batches.items())
         young = f"min(CASE WHEN ts_ms >= {before} THEN batch END)"
-        chosen = f"""SELECT db, collection, least(max(batch), {young}) AS last FROM {self.bronze}
+        query = f"""SELECT db, collection, least(max(batch), {young}) AS last FROM {self.bronze}
             JOIN (SELECT * FROM VALUES {bounds} AS bounds(db, collection, applied)) USING (db, collection)
             WHERE {bronze_log.DOCUMENT_EVENTS} AND batch <= applied GROUP BY db, collection"""
-        return {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(chosen).collect()}
+        return {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(query).collect()}
 
     def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
         """Whether events must stay: for quarantined events, or for incomplete rows if updates are folded, or were under another `capture.mode`."""
-        waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
-        at = registry.silver_position(self.spark, silver := self.layout.silver(*namespace))
-        if at.version >= 0 and (at.documents or self.settings.keeps_document(str(namespace))):
-            waiting += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
-        words.left += [f"{namespace}: events kept for {waiting} incomplete rows or quarantined events"] if waiting else []
-        return bool(waiting)
+        count = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
+        position = registry.silver_position(self.spark, silver := self.layout.silver(*namespace))
+        if position.version >= 0 and (position.documents or self.settings.keeps_document(str(namespace))):
+            count += self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
+        words.left += [f"{namespace}: events kept for {count} incomplete rows or quarantined events"] if count else []
+        return bool(count)
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether the history permits the removal: an existing one that is switched off has to record that it has a gap."""
         table = self.layout.history(*namespace)
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
-        at = history_position.position(self.spark, table)
-        lost = f"{chosen} AND batch > {at.to}"
-        if not at.to or at.has_gap or not _has_rows(self.spark, self.bronze, lost):
+        position = history_position.position(self.spark, table)
+        lost_events = f"{chosen} AND batch > {position.to}"
+        if not position.to or position.has_gap or not _has_rows(self.spark, self.bronze, lost_events):
             return True
         try:
             writer = Writer.claim(self.spark, table, errand="medallion maintain")
@@ -489,9 +489,9 @@ def _note_removed(words: _ResultLines, count: int, what: str) -> None:
 
 
 def _size_changes(before: delta.TableSize, after: delta.TableSize) -> Sequence[str]:
-    found = []
+    lines = []
     if before.files != after.files:
-        found.append(f"{before.files:,} files became {after.files:,}")
+        lines.append(f"{before.files:,} files became {after.files:,}")
     if before.stored is not None and after.stored is not None and after.stored < before.stored:
-        found.append(f"{(before.stored - after.stored) / 1e6:,.1f} MB freed")
-    return found
+        lines.append(f"{(before.stored - after.stored) / 1e6:,.1f} MB freed")
+    return lines

@@ -94,11 +94,11 @@ def listed(
     """The held events by sequence, at most `most`; with `all_states` also those that have left quarantine."""
     if not delta.exists(spark, table):
         return []
-    here = None if all_states else quarantine_table.HeldEvents.of(spark, table)
-    if here is not None and here.count() == 0:  # the usual case, without a query
+    held_events = None if all_states else quarantine_table.HeldEvents.of(spark, table)
+    if held_events is not None and held_events.count() == 0:  # the usual case, without a query
         return []
     facts = spark.table(str(table))
-    chosen = quarantine_rules.current(facts) if all_states else quarantine_rules.held(facts)
+    events = quarantine_rules.current(facts) if all_states else quarantine_rules.held(facts)
     names = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
     texts = F.struct("before", "after", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
     columns = (
@@ -106,7 +106,7 @@ def listed(
         *names,
         *([texts.alias("texts")] if with_texts else []),
     )
-    rows = chosen.select(*columns).orderBy("sequence", "batch")
+    rows = events.select(*columns).orderBy("sequence", "batch")
     return [_event(row) for row in (rows if most is None else rows.limit(most)).collect()]
 
 
@@ -135,35 +135,37 @@ def replay(
     if not delta.exists(spark, table):
         _check([], tokens, texts)
         return ReplayResult(0, None)
-    held = quarantine_rules.held(spark.table(str(table))).drop("reason")
-    named = _chosen(_of_tokens(held, {*(tokens or ()), *texts}), tokens)
-    _check(named, tokens, texts)
+    held_events = quarantine_rules.held(spark.table(str(table))).drop("reason")
+    token_rows = _chosen(_of_tokens(held_events, {*(tokens or ()), *texts}), tokens)
+    _check(token_rows, tokens, texts)
     if tokens is not None:
-        held = query_execution.with_values(held, "key", [row["key"] for row in named])
+        held_events = query_execution.with_values(held_events, "key", [row["key"] for row in token_rows])
     # An event without a key belongs to no document; a correction cannot give it one.
-    without = held.where("key IS NULL").count() if tokens is None else sum(row["key"] is None for row in named)
-    documents = _held_documents(held)
+    keyless_count = (
+        held_events.where("key IS NULL").count() if tokens is None else sum(row["key"] is None for row in token_rows)
+    )
+    documents = _held_documents(held_events)
     portions = [*_portions(documents)]
-    done = ReplayResult(0, None, without)
+    result = ReplayResult(0, None, keyless_count)
     if not portions:
-        return done
-    rows = _with_copies(held, spark.table(str(layout.bronze(name))), since=pc.min(documents["to"]).as_py())
+        return result
+    rows = _with_copies(held_events, spark.table(str(layout.bronze(name))), since=pc.min(documents["to"]).as_py())
     with contextlib.ExitStack() as stack:
         if len(portions) > 1:
             rows = stack.enter_context(query_execution.held(rows))
         log: bronze_log.BronzeLog | None = None
         for keys in portions:
-            found = [_corrected(row, texts) for row in _collected(query_execution.with_values(rows, "key", keys))]
-            readable = _readable(spark, found)
-            waiting = [row for row in readable if not row["is_again"]]
-            done = replace(done, held=done.held + len(found) - len(readable))
-            if waiting:
+            portion_rows = [_corrected(row, texts) for row in _collected(query_execution.with_values(rows, "key", keys))]
+            readable_rows = _readable(spark, portion_rows)
+            new_rows = [row for row in readable_rows if not row["is_again"]]
+            result = replace(result, held=result.held + len(portion_rows) - len(readable_rows))
+            if new_rows:
                 if log is None:
                     log = _opened(spark, layout.bronze(name), take_over=take_over)
                     stack.callback(log.close)
-                batch = _appended(log, waiting, now_ms)
-                done = replace(done, events=done.events + len(waiting), batch=batch)
-    return done
+                batch = _appended(log, new_rows, now_ms)
+                result = replace(result, events=result.events + len(new_rows), batch=batch)
+    return result
 
 
 def _opened(spark: SparkSession, table: tables.TableRef, *, take_over: bool) -> bronze_log.BronzeLog:
@@ -193,8 +195,10 @@ def of_pipeline(
         table = layout.quarantine(*namespace)
         return listed(session, table, all_states=all_states, with_texts=with_texts, most=most)
 
-    guarded = failures.guarding(read, name=str) if collection is None else read
-    return [event for each in registry.chosen(spark, settings, collection) for event in guarded(spark, each) or ()]
+    read_guarded = failures.guarding(read, name=str) if collection is None else read
+    return [
+        event for namespace in registry.chosen(spark, settings, collection) for event in read_guarded(spark, namespace) or ()
+    ]
 
 
 def replay_pipeline(
@@ -225,29 +229,31 @@ def replay_pipeline(
             take_over=take_over,
         )
 
-    guarded = failures.guarding(again, name=str) if collection is None else again
-    done = {str(each): guarded(spark, each) for each in registry.chosen(spark, settings, collection)}
-    return {name: each for name, each in done.items() if each is not None}
+    replay_guarded = failures.guarding(again, name=str) if collection is None else again
+    results = {
+        str(namespace): replay_guarded(spark, namespace) for namespace in registry.chosen(spark, settings, collection)
+    }
+    return {name: result for name, result in results.items() if result is not None}
 
 
 def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     """New texts by resume token and name, from a JSON object; raises `SettingsError` for other content."""
     try:
-        found = orjson.loads(text)
+        corrections = orjson.loads(text)
     except ValueError:
-        found = None
-    entries = list(found.values()) if isinstance(found, dict) else [None]
+        corrections = None
+    entries = list(corrections.values()) if isinstance(corrections, dict) else [None]
     if not all(isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values()) for entry in entries):
         example = '{"<token>": {"after": "<the document as JSON text>"}}'
         raise errors.SettingsError(errors.Problem(where, "expected a JSON object by resume token", example))
-    return found
+    return corrections
 
 
 def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> str:
     """Events, or the results of a replay, as one JSON object with the names of the dataclasses' fields."""
     if isinstance(found, Mapping):
-        done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
-        return json.dumps({"collections": done}, indent=2)
+        collections = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
+        return json.dumps({"collections": collections}, indent=2)
     return json.dumps({"events": [_event_fields(each) for each in found]}, indent=2)
 
 
@@ -257,11 +263,11 @@ def _event_fields(event: QuarantinedEvent) -> dict[str, Any]:
 
 
 def _event(row: Any) -> QuarantinedEvent:
-    ending = {each.value for each in quarantine_rules.ENDINGS}
-    found = row.asDict(recursive=True)
-    if "texts" in found:
-        found["texts"] = {name: text for name, text in found["texts"].items() if text is not None}
-    return QuarantinedEvent(**found, state=EventState.ENDED if row.reason in ending else EventState.HELD)
+    end_reasons = {each.value for each in quarantine_rules.ENDINGS}
+    fields = row.asDict(recursive=True)
+    if "texts" in fields:
+        fields["texts"] = {name: text for name, text in fields["texts"].items() if text is not None}
+    return QuarantinedEvent(**fields, state=EventState.ENDED if row.reason in end_reasons else EventState.HELD)
 
 
 PORTION_EVENTS = 20_000
@@ -274,16 +280,16 @@ def _of_tokens(held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]
     """Token and key of the events with these tokens."""
     if not tokens:
         return []
-    found = query_execution.with_values(held, "resume_token", tokens).select("resume_token", "key")
-    return [row.asDict() for row in found.collect()]
+    events = query_execution.with_values(held, "resume_token", tokens).select("resume_token", "key")
+    return [row.asDict() for row in events.collect()]
 
 
 def _held_documents(held: DataFrame) -> pa.Table:
     """For each document with held events their count, their bytes, and the smallest batch at which one was quarantined (`to`)."""
     texts = ("before", "after", "payload", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
     size = functools.reduce(operator.add, (F.coalesce(F.length(text), F.lit(0)) for text in texts))
-    of_each = held.where("key IS NOT NULL").groupBy("key")
-    return of_each.agg(F.count("*").alias("events"), F.sum(size).alias("bytes"), F.min("to").alias("to")).toArrow()
+    by_key = held.where("key IS NOT NULL").groupBy("key")
+    return by_key.agg(F.count("*").alias("events"), F.sum(size).alias("bytes"), F.min("to").alias("to")).toArrow()
 
 
 def _portions(documents: pa.Table) -> Iterator[list[str]]:
@@ -303,9 +309,9 @@ def _portions(documents: pa.Table) -> Iterator[list[str]]:
 def _with_copies(held: DataFrame, bronze_rows: DataFrame, *, since: int) -> DataFrame:
     """The events with `is_again`: whether bronze has a copy after the range that quarantined the event."""
     # The first copy of an event is within that range.
-    later = bronze_rows.where(F.col("batch") > since).select(*quarantine_rules.IDENTITY, "batch")
-    own = later.join(F.broadcast(held.select("resume_token").distinct()), "resume_token", "left_semi")
-    copies = own.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(
+    later_rows = bronze_rows.where(F.col("batch") > since).select(*quarantine_rules.IDENTITY, "batch")
+    copy_rows = later_rows.join(F.broadcast(held.select("resume_token").distinct()), "resume_token", "left_semi")
+    copies = copy_rows.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(
         F.max("batch").alias("_batch")
     )
     is_same = functools.reduce(
@@ -326,8 +332,8 @@ def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> l
     if tokens is None:
         return list(rows)
     # All held events of a document, also those before the chosen one: a partial update needs them.
-    named = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
-    return [row for row in rows if row["resume_token"] in tokens or row["key"] in named]
+    keys = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
+    return [row for row in rows if row["resume_token"] in tokens or row["key"] in keys]
 
 
 def _check(
@@ -336,13 +342,13 @@ def _check(
     corrections: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Raise `SettingsError` with all tokens that are not held and all texts that are not JSON documents."""
-    held: dict[str, list[Mapping[str, Any]]] = {}
+    by_token: dict[str, list[Mapping[str, Any]]] = {}
     for row in chosen:
-        held.setdefault(row["resume_token"], []).append(row)
-    unknown = sorted({*(tokens or ()), *corrections} - held.keys())
-    problems = [errors.Problem(token, "no event with this resume token is in quarantine") for token in unknown]
+        by_token.setdefault(row["resume_token"], []).append(row)
+    unknown_tokens = sorted({*(tokens or ()), *corrections} - by_token.keys())
+    problems = [errors.Problem(token, "no event with this resume token is in quarantine") for token in unknown_tokens]
     for token, texts in corrections.items():
-        if token in held and len({row["key"] for row in held[token] if _is_of(row, texts)}) != 1:
+        if token in by_token and len({row["key"] for row in by_token[token] if _is_of(row, texts)}) != 1:
             problems.append(errors.Problem(f"{token}.after", "expected the _id of one of the quarantined documents"))
         for field, text in texts.items():
             if field not in CORRECTABLE:
@@ -375,13 +381,13 @@ def _corrected(row: Mapping[str, Any], corrections: Mapping[str, Mapping[str, st
     texts = corrections.get(row["resume_token"], {})
     if not _is_of(row, texts):
         return dict(row)
-    whole = {name: text for name, text in texts.items() if name in ("before", "after")}
-    parts = {name: text for name, text in texts.items() if name not in whole}
+    documents = {name: text for name, text in texts.items() if name in ("before", "after")}
+    description_texts = {name: text for name, text in texts.items() if name not in documents}
     description = row["updateDescription"]
-    if parts:
-        nothing = dict.fromkeys(field.name for field in bronze.UPDATE_DESCRIPTION)
-        description = {**nothing, **(description or {}), **parts}
-    return {**row, **whole, "updateDescription": description}
+    if description_texts:
+        empty = dict.fromkeys(field.name for field in bronze.UPDATE_DESCRIPTION)
+        description = {**empty, **(description or {}), **description_texts}
+    return {**row, **documents, "updateDescription": description}
 
 
 def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -389,18 +395,24 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
     if not rows:
         return []
     # The row number goes through Spark as offset, because Spark does not keep the order.
-    numbered = [{name: row[name] for name in bronze.SCHEMA.names} | {"offset": at} for at, row in enumerate(rows)]
-    frame = spark.createDataFrame(pa.Table.from_pylist(numbered, schema=bronze.SCHEMA))
-    judged = frame.select("offset", quarantine_rules.reason().alias("reason")).where("reason IS NOT NULL").collect()
-    reasons = {row.offset: row.reason for row in judged}
+    numbered_rows = [
+        {name: row[name] for name in bronze.SCHEMA.names} | {"offset": number} for number, row in enumerate(rows)
+    ]
+    frame = spark.createDataFrame(pa.Table.from_pylist(numbered_rows, schema=bronze.SCHEMA))
+    unreadable_rows = frame.select("offset", quarantine_rules.reason().alias("reason")).where("reason IS NOT NULL").collect()
+    reasons = {row.offset: row.reason for row in unreadable_rows}
     # Backwards, so that a document's first unreadable event wins. An event without a sequence blocks none, because none is known to be
     # later.
-    blocked = {
-        rows[at]["key"]: at
-        for at, reason in sorted(reasons.items(), reverse=True)
+    first_unreadable = {
+        rows[number]["key"]: number
+        for number, reason in sorted(reasons.items(), reverse=True)
         if reason != quarantine_rules.Reason.NO_SEQUENCE.value
     }
-    return [row for at, row in enumerate(rows) if at not in reasons and at < blocked.get(row["key"], len(rows))]
+    return [
+        row
+        for number, row in enumerate(rows)
+        if number not in reasons and number < first_unreadable.get(row["key"], len(rows))
+    ]
 
 
 def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> int:
@@ -411,7 +423,7 @@ def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms:
 
     # The heartbeat is last: a capture starts from the token of bronze's last row, and the events' tokens are old.
     def numbered(batch: int, first: int) -> pa.Table:
-        again = [
+        event_rows = [
             {name: row[name] for name in bronze.SCHEMA.names} | {"batch": batch, "offset": first + number}
             for number, row in enumerate(rows)
         ]
@@ -422,6 +434,6 @@ def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms:
             offset=first + len(rows),
             ts_ms=now_ms,
         )
-        return pa.concat_tables([pa.Table.from_pylist(again, schema=bronze.SCHEMA), heartbeat])
+        return pa.concat_tables([pa.Table.from_pylist(event_rows, schema=bronze.SCHEMA), heartbeat])
 
     return log.append(numbered, token=token).batch

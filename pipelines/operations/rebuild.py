@@ -76,11 +76,11 @@ def _gold(
         raise errors.DecisionNeeded(
             f"{table.silver.label}: nothing has been applied yet, so gold stays as it was; run medallion silver first"
         )
-    found = table_comparison.compared(spark.table(str(writer.table)), table.documents())
+    comparison = table_comparison.compared(spark.table(str(writer.table)), table.documents())
     if not is_trial:
         table.rewritten(writer, extra={current.REBUILT: writer.identity.writer})
     version = None if is_trial else writer.version
-    return RebuildResult(str(namespace), Layer.GOLD, writer.table.label, table.work.silver.to, found, (), version)
+    return RebuildResult(str(namespace), Layer.GOLD, writer.table.label, table.work.silver.to, comparison, (), version)
 
 
 def to_json(result: RebuildResult) -> str:

@@ -76,29 +76,29 @@ def run(
             "on Databricks use FSCK REPAIR TABLE, and medallion rebuild for silver and gold"
         )
     bronze = layout.bronze(settings.name)
-    own = local_log.folder(bronze)
+    own_folder = local_log.folder(bronze)
     is_trimmed = delta.exists(spark, bronze) and bronze_log.TRIMMED in delta.properties(spark, bronze)
     shadows = root.joinpath(*tables.SHADOW_FOLDERS)
-    found: list[RepairResult] = []
+    results: list[RepairResult] = []
     for folder in delta.tables_below(root):
         names = folder.relative_to(root).parts
         # Copies beside the layers' folders are not tables of a pipeline.
         if not names or names[0] not in tables.FOLDERS:
             continue
         # The next rebuild removes a shadow table; another pipeline's bronze can only be repaired with that pipeline's settings.
-        if shadows in folder.parents or (names[0] == "bronze" and folder != own):
+        if shadows in folder.parents or (names[0] == "bronze" and folder != own_folder):
             continue
         try:
-            repaired = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
+            result = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
         except Exception as error:
             failures.note(str(folder), error)
             continue
-        if repaired is not None and is_trimmed and repaired.next in _AGAIN.values():
+        if result is not None and is_trimmed and result.next in _AGAIN.values():
             # Bronze may not have all events of this table: the next run checks that, and refuses.
-            then = "run medallion signal execute-snapshot for this collection: old events were removed from bronze"
-            repaired = dataclasses.replace(repaired, next=then)
-        found += [repaired] if repaired is not None else []
-    return found
+            next_step = "run medallion signal execute-snapshot for this collection: old events were removed from bronze"
+            result = dataclasses.replace(result, next=next_step)
+        results += [result] if result is not None else []
+    return results
 
 
 def to_json(found: Sequence[RepairResult]) -> str:
@@ -118,7 +118,7 @@ def _table(
     delta.check_ours(spark, table)
     if names[0] == "gold" and history.RESERVED.issubset(spark.table(str(table)).columns):
         names = ("history", *names[1:])
-    gone, then = _plan(files, missing, names)
+    removed_files, next_step = _plan(files, missing, names)
     version = None
     if not is_trial:
         if names[:2] == ("ops", "deletes"):
@@ -126,9 +126,9 @@ def _table(
             root = Path(table.path or "").parents[3]
             _forget_position(spark, tables.TableRef.at(str(root.joinpath("gold", *names[2:]))), take_over=take_over)
         with Writer.claim(spark, table, take_over=take_over, kept=("batch", "log")).released() as writer:
-            to, extra = _position(writer, names, gone)
-            version = writer.remove_files(gone, to=to, extra=extra)
-    return RepairResult(table.label, tuple(sorted(file.name for file in missing)), len(gone), then, version)
+            to, extra = _position(writer, names, removed_files)
+            version = writer.remove_files(removed_files, to=to, extra=extra)
+    return RepairResult(table.label, tuple(sorted(file.name for file in missing)), len(removed_files), next_step, version)
 
 
 def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: bool) -> None:
@@ -154,8 +154,8 @@ def _plan(
         case ("bronze", _):
             batches = {file.name: file.between("batch") for file in files}
             # Whole batches from the first missing one on: nothing may be missing before the new position.
-            chosen = set(bronze_repair.rewound(batches, [file.name for file in missing]))
-            return [file for file in files if file.name in chosen], (
+            file_names = set(bronze_repair.rewound(batches, [file.name for file in missing]))
+            return [file for file in files if file.name in file_names], (
                 "medallion capture will read the later events from the oplog again; if it says that the position is lost, set "
                 "snapshot.mode: when_needed"
             )
@@ -184,11 +184,14 @@ def _position(writer: Writer, names: Sequence[str], gone: Sequence[data_file.Dat
     match names:
         case ("bronze", _):
             # The remaining events were captured with these settings: the next start compares them with its own, to report gaps.
-            first = min(span[0] if (span := file.between("batch")) else 0 for file in gone)
-            left = table_history.last_commit(
-                writer.spark, writer.table, matching=lambda metadata: (metadata.get("batch") or first) < first
+            first_batch = min(span[0] if (span := file.between("batch")) else 0 for file in gone)
+            commit = table_history.last_commit(
+                writer.spark, writer.table, matching=lambda metadata: (metadata.get("batch") or first_batch) < first_batch
             )
-            metadata = {**((left.metadata if left is not None else None) or {}), **_named(writer.metadata, "batch", "log")}
+            metadata = {
+                **((commit.metadata if commit is not None else None) or {}),
+                **_named(writer.metadata, "batch", "log"),
+            }
             return writer.metadata.get("to"), _named(metadata, "batch", "log", *bronze_log.OF_THE_STREAM)
         case ("silver", *_):
             # Without `high`: events that are applied again then count as late, and are compared with the remaining rows.

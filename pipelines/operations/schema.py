@@ -61,36 +61,39 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     Raises `SettingsError` for a collection that silver does not know.
     """
     layout = delta.layout(settings.lakehouse)
-    chosen = registry.chosen(spark, settings, collection)
+    namespaces = registry.chosen(spark, settings, collection)
     table = layout.ops("schemas")
     if not delta.exists(spark, table):
-        return tuple(SchemaHistory(str(namespace), 0, (), ()) for namespace in chosen)
-    generations = {str(each): registry.silver_position(spark, layout.silver(*each)).generation for each in chosen}
-    kept = schemas.latest(spark, table, generations=generations)
+        return tuple(SchemaHistory(str(namespace), 0, (), ()) for namespace in namespaces)
+    generations = {str(each): registry.silver_position(spark, layout.silver(*each)).generation for each in namespaces}
+    schema_versions = schemas.latest(spark, table, generations=generations)
     rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in generations}
     for row in schemas.changes(spark, table, of=generations):
         rows[row["collection"]].append(row)
     return tuple(
-        _evolution(name, own, kept[name]) if name in kept else SchemaHistory(name, 0, (), ()) for name, own in rows.items()
+        _evolution(name, changes, schema_versions[name]) if name in schema_versions else SchemaHistory(name, 0, (), ())
+        for name, changes in rows.items()
     )
 
 
 def _evolution(collection: str, rows: Sequence[Mapping[str, Any]], now: schemas.SchemaVersion) -> SchemaHistory:
     """The changes that led to the table's current generation; incomplete rebuilds are left out."""
     columns = tuple(SilverColumn(name, column_types.ddl(type_)) for name, type_ in now.schema.table())
-    line = _line(rows, now.generation)
-    changes = [row for row in rows if row["generation"] in line]
-    changes.sort(key=lambda row: (line.index(row["generation"]), row["version"]))
+    lineage = _line(rows, now.generation)
+    changes = [row for row in rows if row["generation"] in lineage]
+    changes.sort(key=lambda row: (lineage.index(row["generation"]), row["version"]))
     return SchemaHistory(collection, now.version, columns, tuple(map(_change, changes)))
 
 
 def _line(rows: Sequence[Mapping[str, Any]], generation: str) -> list[str]:
     """The generations that led to this one, oldest first: the first row of a rebuild names the generation that it replaced."""
-    before = {row["generation"]: row["from"] or "" for row in rows if row["change"] == evolution.ChangeKind.REBUILT.value}
-    line = [generation]
-    while line[0] in before and before[line[0]] not in line:
-        line.insert(0, before[line[0]])
-    return line
+    predecessors = {
+        row["generation"]: row["from"] or "" for row in rows if row["change"] == evolution.ChangeKind.REBUILT.value
+    }
+    lineage = [generation]
+    while lineage[0] in predecessors and predecessors[lineage[0]] not in lineage:
+        lineage.insert(0, predecessors[lineage[0]])
+    return lineage
 
 
 def _change(row: Mapping[str, Any]) -> SchemaLogEntry:

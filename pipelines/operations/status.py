@@ -157,20 +157,22 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
     now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
-    shown = metrics.scrape(settings.name, port=settings.source.metrics_port, address=settings.source.metrics_address)
+    capture_metrics = metrics.scrape(
+        settings.name, port=settings.source.metrics_port, address=settings.source.metrics_address
+    )
     if not delta.exists(spark, log):
-        return PipelineStatus(settings.name, now_ms, server, None, (), shown)
+        return PipelineStatus(settings.name, now_ms, server, None, (), capture_metrics)
     delta.check_ours(spark, log)
-    reading = _StatusReader(spark, settings, log, now_ms)
-    return PipelineStatus(settings.name, now_ms, server, reading.bronze(server), reading.collections(), shown)
+    reader = _StatusReader(spark, settings, log, now_ms)
+    return PipelineStatus(settings.name, now_ms, server, reader.bronze(server), reader.collections(), capture_metrics)
 
 
 def refuse(status: PipelineStatus) -> None:
     """Raise `CollectionsFailed` if the tables of a collection cannot be read; call it after showing the status."""
-    unread = {each.collection: each.exit_code for each in status.collections if each.problem is not None}
-    if unread:
-        worst = errors.worst_code(unread.values())
-        raise errors.CollectionsFailed(f"{', '.join(unread)}: tables cannot be read; the status says why", worst)
+    exit_codes = {each.collection: each.exit_code for each in status.collections if each.problem is not None}
+    if exit_codes:
+        worst = errors.worst_code(exit_codes.values())
+        raise errors.CollectionsFailed(f"{', '.join(exit_codes)}: tables cannot be read; the status says why", worst)
 
 
 def to_json(status: PipelineStatus) -> str:
@@ -244,15 +246,15 @@ class _StatusReader:
         position = bronze_log.read_position(self.spark, self.log)
         if position is None:
             return None
-        at = resume_token.position(position.token).seconds
+        seconds = resume_token.position(position.token).seconds
         commit = table_history.last_commit(self.spark, self.log)
         return BronzeStatus(
             table=self.log.label,
             batch=position.batch,
             events=position.offset + 1,
-            position=at,
-            lag_seconds=None if server.now is None else max(0, server.now - at),
-            headroom_seconds=None if server.oplog_first is None else at - server.oplog_first,
+            position=seconds,
+            lag_seconds=None if server.now is None else max(0, server.now - seconds),
+            headroom_seconds=None if server.oplog_first is None else seconds - server.oplog_first,
             rate=backlog.captured_rate(
                 self.spark, self.log, position.batch, within_seconds=RATE_SECONDS, within_batches=COMMITS
             ),
@@ -273,18 +275,21 @@ class _StatusReader:
         snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
         # Show also collections whose snapshot has begun, which may have no event and no table yet.
         log = bronze_log.newest(self.spark, self.log).log
-        known = registry.read(self.spark, self.settings, log=log)
-        planned = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}}
+        collections = registry.read(self.spark, self.settings, log=log)
+        in_snapshots = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}}
         # Bronze has no events of a collection that silver does not know, up to the batch that silver has searched.
-        begins = dict.fromkeys(planned - {*known.namespaces, *known.refused}, known.discovered)
+        start_batches = dict.fromkeys(in_snapshots - {*collections.namespaces, *collections.refused}, collections.discovered)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = list(
-                pool.map(lambda each: self._tables_or_error(each, log), sorted({*known.namespaces, *planned}, key=str))
+            collection_tables = list(
+                pool.map(
+                    lambda each: self._tables_or_error(each, log),
+                    sorted({*collections.namespaces, *in_snapshots}, key=str),
+                )
             )
-            bounds = {each.namespace: _bounds(each, begins.get(each.namespace, 0)) for each in found}
-            waiting = backlog.of_layers(self.spark, self.log, bounds)
-            read = pool.map(lambda each: self._collection_or_problem(each, snapshots, waiting), found)
-            return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
+            bounds = {each.namespace: _bounds(each, start_batches.get(each.namespace, 0)) for each in collection_tables}
+            backlogs = backlog.of_layers(self.spark, self.log, bounds)
+            statuses = pool.map(lambda each: self._collection_or_problem(each, snapshots, backlogs), collection_tables)
+            return tuple(_with_gap(each, gaps.get(each.collection)) for each in statuses)
 
     def _tables_or_error(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         """The tables of one collection, or the error of a damaged one."""
@@ -294,14 +299,14 @@ class _StatusReader:
             return _CollectionTables(namespace, None, None, None, _table_error(error))
 
     def _tables(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
-        silver, gold = (self._progress(place(*namespace)) for place in (self.layout.silver, self.layout.gold))
+        silver, gold = (self._progress(ref(*namespace)) for ref in (self.layout.silver, self.layout.gold))
         if silver is not None and gold is not None:
             # Gold follows silver, and does not name the bronze log.
             gold = dataclasses.replace(gold, log=silver.log).of_bronze(log)
         history = None
         if silver is not None and self.settings.silver.for_collection(str(namespace)).history:
-            place = self.layout.history(*namespace)
-            history = (self._progress(place) or _TableProgress(place, -1, 0, 0, 0.0, None)).of_bronze(log)
+            table = self.layout.history(*namespace)
+            history = (self._progress(table) or _TableProgress(table, -1, 0, 0, 0.0, None)).of_bronze(log)
         return _CollectionTables(namespace, silver and silver.of_bronze(log), gold, history)
 
     def _progress(self, table: tables.TableRef) -> _TableProgress | None:
@@ -323,24 +328,24 @@ class _StatusReader:
 
     def _recent_commits(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
         """The commits with a position, newest first, at least as far back as a rate needs."""
-        found: list[tuple[local_log.Commit, int]] = []
+        positions: list[tuple[local_log.Commit, int]] = []
         for limit in (FEW_COMMITS, COMMITS):
             commits = table_history.commits(self.spark, table, limit=limit)
-            found = list(_with_position(commits))
-            if found and found[0][0].timestamp_ms - commits[-1].timestamp_ms > RATE_SECONDS * 1000:
+            positions = list(_with_position(commits))
+            if positions and positions[0][0].timestamp_ms - commits[-1].timestamp_ms > RATE_SECONDS * 1000:
                 break
-        return found
+        return positions
 
     def _collection_or_problem(
         self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: _Waiting
     ) -> CollectionStatus:
-        name, known = str(each.namespace), each.error
+        name, failure = str(each.namespace), each.error
         try:
-            if known is None:
+            if failure is None:
                 return self._collection(each, snapshots, waiting)
         except Exception as error:
-            known = _table_error(error)
-        problem, exit_code = errors.message_of(known), errors.code(known)
+            failure = _table_error(error)
+        problem, exit_code = errors.message_of(failure), errors.code(failure)
         return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=problem, exit_code=exit_code)
 
     def _collection(
@@ -348,14 +353,14 @@ class _StatusReader:
     ) -> CollectionStatus:
         name = str(each.namespace)
         silver, gold, history = waiting.get(each.namespace, (backlog.Backlog(),) * 3)
-        held = self.layout.quarantine(*each.namespace)
+        quarantine = self.layout.quarantine(*each.namespace)
         return CollectionStatus(
             collection=name,
             snapshot=snapshots.get(name),
             silver=self._layer(each.silver, silver),
             gold=self._layer(each.gold, gold),
             waiting_events=silver.events,
-            quarantined=quarantine_table.count(self.spark, held),
+            quarantined=quarantine_table.count(self.spark, quarantine),
             history=self._layer(each.history, history),
         )
 
@@ -378,28 +383,28 @@ class _StatusReader:
         if progress.version < 0:
             return dict.fromkeys(("rows", *_COUNTED), 0)
         table = progress.table
-        here = _counts_here(table)
-        if here is not None:
-            return here
+        counts = _counts_here(table)
+        if counts is not None:
+            return counts
         # Gold has some of these columns only if the settings ask for them.
         columns = self.spark.table(str(table)).columns
-        wanted = ["count(*) AS rows"]
+        expressions = ["count(*) AS rows"]
         for name, column in _COUNTED.items():
             is_one = f"size(`{column}`) > 0" if name == "rescued" else f"coalesce(`{column}`, false)"
-            wanted.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
-        return self.spark.sql(f"SELECT {', '.join(wanted)} FROM {table}").collect()[0].asDict()
+            expressions.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
+        return self.spark.sql(f"SELECT {', '.join(expressions)} FROM {table}").collect()[0].asDict()
 
     def _writer(self, commit: local_log.Commit | None) -> WriterStatus | None:
         if commit is None or commit.metadata is None:
             return None
         claim = commit.metadata
-        left = bool(claim.get("released"))
+        has_left = bool(claim.get("released"))
         end = claims.lease_end(claim, committed_ms=commit.timestamp_ms)
         return WriterStatus(
             str(claim.get("host", "")),
             int(claim.get("process") or 0),
-            left,
-            0 if left else max(0, end - self.now_ms) // 1000,
+            has_left,
+            0 if has_left else max(0, end - self.now_ms) // 1000,
         )
 
 
@@ -417,12 +422,12 @@ def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
         if live is None or not live.at_newest() or live.row_count() > backlog.MANY_ROWS:
             return None
         columns = {name: column for name, column in _COUNTED.items() if column in live.schema.names}
-        held = live.rows(live.files(), list(columns.values()))
-        gone = sum((each.get("deletionVector") or {}).get("cardinality", 0) for each in live.files())
-        counts = {name: _true_or_filled(held[column]) for name, column in columns.items()}
+        rows = live.rows(live.files(), list(columns.values()))
+        deleted_count = sum((each.get("deletionVector") or {}).get("cardinality", 0) for each in live.files())
+        counts = {name: _true_or_filled(rows[column]) for name, column in columns.items()}
     except (OSError, pa.ArrowException, table_schema.NotReadable):
         return None
-    return {"rows": live.row_count() - gone, **dict.fromkeys(_COUNTED, 0), **counts}
+    return {"rows": live.row_count() - deleted_count, **dict.fromkeys(_COUNTED, 0), **counts}
 
 
 def _true_or_filled(column: pa.ChunkedArray) -> int:
@@ -435,23 +440,23 @@ def _true_or_filled(column: pa.ChunkedArray) -> int:
 
 def _table_error(error: Exception) -> Exception:
     """The translated error of a table; raises `SparkLost`, which is not the table's."""
-    known = spark_failures.translated(error) or error
-    if isinstance(known, errors.SparkLost):
-        raise known from error
-    return known
+    failure = spark_failures.translated(error) or error
+    if isinstance(failure, errors.SparkLost):
+        raise failure from error
+    return failure
 
 
 def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:
     """The last snapshot of each collection, from the payloads of heartbeats."""
-    found: dict[str, SnapshotStatus] = {}
+    snapshots: dict[str, SnapshotStatus] = {}
     for state in snapshot_state.states(payload for payload in payloads if "snapshot" in payload):
         for name in state.planned:
             # A collection that was removed from a snapshot keeps the status of the snapshot before.
             if name not in state.stopped:
-                own = state.of(name)
+                status = state.of(name)
                 is_paused = state.is_paused and name in state.missing
-                found[name] = SnapshotStatus(own.documents, own.completed, own.failed, is_paused)
-    return found
+                snapshots[name] = SnapshotStatus(status.documents, status.completed, status.failed, is_paused)
+    return snapshots
 
 
 def _with_gap(each: CollectionStatus, gap: snapshot_state.Gap | None) -> CollectionStatus:
@@ -463,22 +468,22 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
 
     If the newest commit of a writer has no position but earlier ones have, the table is at batch 0: its next run rewrites it.
     """
-    reached: int | None = None
-    without: local_log.Commit | None = None
+    version_limit: int | None = None
+    positionless: local_log.Commit | None = None
     is_known = False
     for commit in commits:
-        if reached is not None and commit.version > reached:
+        if version_limit is not None and commit.version > version_limit:
             continue
-        reached = reached if commit.restored is None else commit.restored
+        version_limit = version_limit if commit.restored is None else commit.restored
         metadata: Mapping[str, Any] = commit.metadata or {}
         to = metadata.get("to")
         if isinstance(to, int):
-            if without is not None and not is_known:
-                yield without, 0
+            if positionless is not None and not is_known:
+                yield positionless, 0
             is_known = True
             yield commit, to
         elif "to" in metadata:
-            without = without or commit
+            positionless = positionless or commit
 
 
 def _bounds(each: _CollectionTables, begins: int) -> backlog.Bounds:

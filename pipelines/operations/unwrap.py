@@ -81,10 +81,10 @@ def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:
 def load_options(path: Name) -> UnwrapOptions:
     """The options in a file: an object of options, or the unwrap transformation of a connector's JSON."""
     name = os.fspath(path)
-    found = _json(_read(name), name)
-    if not isinstance(found, dict):
+    options = _json(_read(name), name)
+    if not isinstance(options, dict):
         raise errors.SettingsError(errors.Problem(name, "expected a JSON object with the options"))
-    return unwrap_options.parse(_of_connector(found), where=name)
+    return unwrap_options.parse(_of_connector(options), where=name)
 
 
 def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
@@ -92,10 +92,10 @@ def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
     properties = config if isinstance(config, dict) else found
     aliases = {name.split(".")[1] for name in properties if name.startswith("transforms.") and name.count(".") > 1}
     types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT)) for alias in sorted(aliases)}
-    chosen = [alias for alias, type_ in types.items() if type_.endswith(_SMT)]
-    if not chosen:
+    smt_aliases = [alias for alias, type_ in types.items() if type_.endswith(_SMT)]
+    if not smt_aliases:
         return {} if aliases or "connector.class" in properties else properties
-    starts = tuple(f"transforms.{alias}." for alias in chosen)
+    starts = tuple(f"transforms.{alias}." for alias in smt_aliases)
     return {name: value for name, value in properties.items() if name.startswith(starts)}
 
 
