@@ -63,11 +63,11 @@ def findings(found: Sequence[Finding]) -> None:
     """Show the findings of `medallion check`, one per line, with what to fix below."""
     marks = {"fine": Text("ok", "green"), "warning": Text("warning", "yellow"), "wrong": Text("error", "red")}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for each in found:
-        text = _text(each.found)
-        if each.mend:
-            text.append("\n→ ", style="dim").append(_text(each.mend, style="dim"))
-        table.add_row(marks[each.verdict.value], _text(each.about), text)
+    for finding in found:
+        text = _text(finding.found)
+        if finding.mend:
+            text.append("\n→ ", style="dim").append(_text(finding.mend, style="dim"))
+        table.add_row(marks[finding.verdict.value], _text(finding.about), text)
     console().print(table)
 
 
@@ -80,9 +80,9 @@ def models(found: Sequence[ModelPlan]) -> None:
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("model", "type", "reads", "a run would", "expectations"):
         table.add_column(name, overflow="fold")
-    for each in found:
-        reads = "\n".join(map(signs.escaped, each.reads))
-        table.add_row(_text(each.name), each.materialized, reads, _text(each.would), str(each.expectations or ""))
+    for model in found:
+        reads = "\n".join(map(signs.escaped, model.reads))
+        table.add_row(_text(model.name), model.materialized, reads, _text(model.would), str(model.expectations or ""))
     screen.print(table)
 
 
@@ -119,8 +119,8 @@ def cut(found: Cut) -> None:
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("table", "version", "location"):
         table.add_column(name, overflow="fold")
-    for each in found.tables:
-        table.add_row(_text(each.name), "–" if each.version is None else str(each.version), _text(each.identifier))
+    for entry in found.tables:
+        table.add_row(_text(entry.name), "–" if entry.version is None else str(entry.version), _text(entry.identifier))
     screen.print(table)
     screen.print(Text(found.sql), soft_wrap=True)
 
@@ -143,13 +143,13 @@ def _pairs(outcome: object) -> dict[str, object]:
     """The scalar fields of a result dataclass, for a log line."""
     if not dataclasses.is_dataclass(outcome):
         return {}
-    found = {each.name: getattr(outcome, each.name) for each in dataclasses.fields(outcome)}
-    plain = (int, float, str, bool)
-    taken = {"name", "module", "args", "msg", "message", "created", "process", "thread"}
+    fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+    plain_types = (int, float, str, bool)
+    reserved_names = {"name", "module", "args", "msg", "message", "created", "process", "thread"}
     return {
-        (f"{name}_" if name in taken else name): _plain_value(value)
-        for name, value in found.items()
-        if isinstance(value, (*plain, enum.Enum))
+        (f"{name}_" if name in reserved_names else name): _plain_value(value)
+        for name, value in fields.items()
+        if isinstance(value, (*plain_types, enum.Enum))
     }
 
 
@@ -185,8 +185,8 @@ class Rate:
             self._seen.popleft()
         if not self._seen or now - self._seen[-1][0] >= 0.1:
             self._seen.append((now, count))
-        first_at, first = self._seen[0]
-        return (count - first) / (now - first_at) if now > first_at else 0.0
+        first_at, first_count = self._seen[0]
+        return (count - first_count) / (now - first_at) if now > first_at else 0.0
 
 
 def described(now: CaptureProgress, *, rate: float) -> str:
@@ -203,10 +203,10 @@ def described(now: CaptureProgress, *, rate: float) -> str:
 
 def snapshot_line(now: SnapshotProgress) -> str:
     """A snapshot's progress: documents read, estimated total, rate, time left."""
-    left = "" if now.seconds_left is None else f", {units.duration(now.seconds_left)} left"
+    remaining = "" if now.seconds_left is None else f", {units.duration(now.seconds_left)} left"
     return (
         f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
-        f"documents, {now.rate:,.0f}/s{left}"
+        f"documents, {now.rate:,.0f}/s{remaining}"
     )
 
 
@@ -244,23 +244,25 @@ def verified(found: Verification) -> None:
     """Show the result of `medallion verify`: a line for each collection, then the keys that differ, with their paths."""
     screen = console()
     table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "other", "seconds")
-    for each in found.collections:
-        others = {name: getattr(each, name) for name in VERDICTS_BESIDE if getattr(each, name)}
-        parts = ", ".join(f"{count:,} {name}" for name, count in others.items())
-        counts = (each.documents, each.equal, each.missing, each.extra, each.different)
-        table.add_row(_text(each.collection), *(f"{count:,}" for count in counts), parts or "–", f"{each.seconds:.1f}")
+    for collection in found.collections:
+        other_counts = {name: getattr(collection, name) for name in VERDICTS_BESIDE if getattr(collection, name)}
+        parts = ", ".join(f"{count:,} {name}" for name, count in other_counts.items())
+        counts = (collection.documents, collection.equal, collection.missing, collection.extra, collection.different)
+        table.add_row(
+            _text(collection.collection), *(f"{count:,}" for count in counts), parts or "–", f"{collection.seconds:.1f}"
+        )
     screen.print(table)
-    for each in found.collections:
-        for difference in each.differences[:SHOWN_DIFFERENCES]:
+    for collection in found.collections:
+        for difference in collection.differences[:SHOWN_DIFFERENCES]:
             paths = "; ".join(f"{path.path}: {path.what}" if path.path else path.what for path in difference.paths)
-            line = f"{each.collection} {difference.key}: {difference.kind.value}{f' ({paths})' if paths else ''}"
+            line = f"{collection.collection} {difference.key}: {difference.kind.value}{f' ({paths})' if paths else ''}"
             screen.print(_text(line))
-        if len(each.differences) > SHOWN_DIFFERENCES:
-            more = len(each.differences) - SHOWN_DIFFERENCES
-            screen.print(_text(f"… and {more:,} more in {each.collection}; --json lists all"))
-    compared = {each.collection for each in found.collections}
+        if len(collection.differences) > SHOWN_DIFFERENCES:
+            more = len(collection.differences) - SHOWN_DIFFERENCES
+            screen.print(_text(f"… and {more:,} more in {collection.collection}; --json lists all"))
+    compared_names = {collection.collection for collection in found.collections}
     for name, error in found.failures.items():
-        what = "the result could not be stored" if name in compared else "not compared"
+        what = "the result could not be stored" if name in compared_names else "not compared"
         screen.print(_text(f"{name}: {what}: ").append(errors.message_of(error)))
 
 
@@ -274,23 +276,23 @@ def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
         console().print("there are no tables yet: start the pipeline first" if is_whole else "no table could be maintained")
         return
     table = _plain_table("table", "files", "MB", "what was done")
-    for each in found.tables:
-        files = f"{each.before.files:,} → {each.after.files:,}"
-        size = f"{each.before.bytes / 1e6:,.1f} → {each.after.bytes / 1e6:,.1f}"
-        table.add_row(_text(each.table), files, size, _text("; ".join((*each.done, *each.left)) or "nothing to do"))
+    for outcome in found.tables:
+        files = f"{outcome.before.files:,} → {outcome.after.files:,}"
+        size = f"{outcome.before.bytes / 1e6:,.1f} → {outcome.after.bytes / 1e6:,.1f}"
+        table.add_row(_text(outcome.table), files, size, _text("; ".join((*outcome.done, *outcome.left)) or "nothing to do"))
     console().print(table)
 
 
 def schemas(found: Sequence[SchemaHistory]) -> None:
     """Show the result of `medallion schema`: for each collection its columns, and the changes with their times."""
     screen = console()
-    for each in found:
-        screen.print(_text(f"{each.collection}: version {each.version} of its schema", style="bold"))
+    for schema in found:
+        screen.print(_text(f"{schema.collection}: version {schema.version} of its schema", style="bold"))
         columns = _plain_table("column", "type")
-        for column in each.columns:
+        for column in schema.columns:
             columns.add_row(_text(column.name), _text(column.type))
         changes = _plain_table("version", "when", "batch", "change", "field", "type", "event")
-        for change in each.changes:
+        for change in schema.changes:
             changes.add_row(
                 str(change.version),
                 "" if change.at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(change.at)),
@@ -315,10 +317,10 @@ def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> 
         screen.print("the quarantine is empty" if is_whole else "the quarantine is empty, as far as it can be read")
         return
     table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
-    for each in found[:SHOWN_EVENTS]:
-        place = (each.key or "–", each.op or "–", str(each.batch), each.sequence or "–", each.resume_token)
-        table.add_row(*map(_text, (each.collection, *place, each.reason)))
-        for name, text in (each.texts or {}).items():
+    for event in found[:SHOWN_EVENTS]:
+        cells = (event.key or "–", event.op or "–", str(event.batch), event.sequence or "–", event.resume_token)
+        table.add_row(*map(_text, (event.collection, *cells, event.reason)))
+        for name, text in (event.texts or {}).items():
             table.add_row("", "", "", "", "", _text(name, style="dim"), _text(text))
     screen.print(table)
     if len(found) > SHOWN_EVENTS:
@@ -330,14 +332,14 @@ def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> 
 def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> None:
     """Show the result of `medallion quarantine replay`: a line for each collection."""
     screen = console()
-    for name, each in found.items():
+    for name, replay in found.items():
         parts = [f"{name}: nothing to replay"]
-        if each.batch is not None:
+        if replay.batch is not None:
             parts = [
-                f"{name}: {each.events:,} replayed, up to bronze batch {each.batch}; run medallion silver to apply them"
+                f"{name}: {replay.events:,} replayed, up to bronze batch {replay.batch}; run medallion silver to apply them"
             ]
-        if each.held:
-            parts.append(f"{each.held:,} still in quarantine, because they cannot be read or follow one that cannot")
+        if replay.held:
+            parts.append(f"{replay.held:,} still in quarantine, because they cannot be read or follow one that cannot")
         screen.print(_text("; ".join(parts)))
     if not found and is_whole:
         screen.print("silver has no collections yet")
@@ -351,34 +353,39 @@ def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
     screen = console()
     if not found and is_whole:
         screen.print("no files are missing")
-    for each in found:
-        done = "nothing was changed" if each.version is None else f"{each.taken_out:,} files were removed from the table"
-        screen.print(_text(f"{each.table}: {len(each.missing):,} files are missing; {done}. {each.next}"))
+    for repair in found:
+        change = (
+            "nothing was changed" if repair.version is None else f"{repair.taken_out:,} files were removed from the table"
+        )
+        screen.print(_text(f"{repair.table}: {len(repair.missing):,} files are missing; {change}. {repair.next}"))
 
 
 def rebuilt(found: RebuildResult) -> None:
     """Show the result of `medallion rebuild`: both tables' counts, where and why documents differ, and whether it was swapped."""
-    screen, seen = console(), found.comparison
+    screen, comparison = console(), found.comparison
     counts = _plain_table("", "live", "rebuilt")
-    counts.add_row("rows", f"{seen.rows:,}", f"{seen.rebuilt_rows:,}")
-    counts.add_row("rescued values", f"{seen.rescued:,}", f"{seen.rebuilt_rescued:,}")
-    counts.add_row("only in this table", f"{seen.gone:,}", f"{seen.new:,}")
+    counts.add_row("rows", f"{comparison.rows:,}", f"{comparison.rebuilt_rows:,}")
+    counts.add_row("rescued values", f"{comparison.rescued:,}", f"{comparison.rebuilt_rescued:,}")
+    counts.add_row("only in this table", f"{comparison.gone:,}", f"{comparison.new:,}")
     screen.print(_text(f"{found.table}, bronze batches 1 to {found.to}"), counts)
-    if seen.lost:
+    if comparison.lost:
         screen.print(
-            _text(f"{seen.lost:,} would be lost without a delete in bronze: {', '.join(seen.lost_keys)}"), style="yellow"
+            _text(f"{comparison.lost:,} would be lost without a delete in bronze: {', '.join(comparison.lost_keys)}"),
+            style="yellow",
         )
     for change in found.changes:
         types = " → ".join(filter(None, (change.from_type, change.to_type)))
         screen.print(_text(f"column {change.path} {change.what.value}: {types}"))
-    screen.print(f"{seen.differing:,} documents differ")
-    if seen.differences:
+    screen.print(f"{comparison.differing:,} documents differ")
+    if comparison.differences:
         table = _plain_table("column", "documents", "why", "example keys")
-        for each in seen.differences:
-            table.add_row(*map(_text, (each.column, f"{each.documents:,}", each.why, ", ".join(each.keys))))
+        for difference in comparison.differences:
+            table.add_row(
+                *map(_text, (difference.column, f"{difference.documents:,}", difference.why, ", ".join(difference.keys)))
+            )
         screen.print(table)
-    swapped = f"swapped: version {found.version}" if found.version is not None else "not swapped"
-    screen.print(f"{swapped} ({units.duration(found.seconds)})")
+    swap = f"swapped: version {found.version}" if found.version is not None else "not swapped"
+    screen.print(f"{swap} ({units.duration(found.seconds)})")
 
 
 def _plain_table(*names: str) -> Table:
@@ -406,8 +413,8 @@ def _bronze_line(found: PipelineStatus) -> Text:
     if log.lag_seconds is not None:
         parts.append(f"{units.duration(log.lag_seconds)} behind")
     if log.headroom_seconds is not None:
-        lost = " (the position is lost)" if log.headroom_seconds < 0 else ""
-        parts.append(f"headroom {units.duration(max(0, log.headroom_seconds))}{lost}")
+        warning = " (the position is lost)" if log.headroom_seconds < 0 else ""
+        parts.append(f"headroom {units.duration(max(0, log.headroom_seconds))}{warning}")
     if log.rate is not None:
         parts.append(f"{log.rate:,.0f} events/s")
     parts.append(_writer(log.writer))
@@ -460,8 +467,8 @@ def _problem_lines(found: PipelineStatus) -> Iterator[str]:
         if each.gold is None and each.silver is not None and each.silver.rows > each.silver.deleted + each.silver.incomplete:
             yield f"{each.collection}: not in gold yet; run medallion gold, which publishes it or says why it cannot"
         if each.incomplete_since is not None:
-            again = signals.snapshot_command(each.collection)
-            yield f"{each.collection}: incomplete since {each.incomplete_since}: {each.incomplete_because}; {again}"
+            command = signals.snapshot_command(each.collection)
+            yield f"{each.collection}: incomplete since {each.incomplete_since}: {each.incomplete_because}; {command}"
 
 
 def _trouble_cell(each: CollectionStatus, name: str) -> str:
@@ -488,5 +495,5 @@ def _layer_cells(layer: TableStatus | None) -> tuple[str, str, str]:
     """The layer's rows, its backlog with the age of the oldest event, and events per second."""
     if layer is None:
         return "–", "", ""
-    waits = f"{layer.lag_events:,} ({units.duration(layer.lag_seconds)})" if layer.lag_events else "0"
-    return f"{layer.rows:,}", waits, "" if layer.rate is None else f"{layer.rate:,.0f}"
+    backlog = f"{layer.lag_events:,} ({units.duration(layer.lag_seconds)})" if layer.lag_events else "0"
+    return f"{layer.rows:,}", backlog, "" if layer.rate is None else f"{layer.rate:,.0f}"
