@@ -57,19 +57,21 @@ def read(spark: SparkSession, settings: Settings) -> tuple[TableAudit, ...]:
     table = delta.layout(settings.lakehouse).ops("expectations")
     if not delta.exists(spark, table):
         return ()
-    held = spark.table(str(table))
+    frame = spark.table(str(table))
     # Rows of earlier versions have no name: they may belong to any pipeline.
-    own = held.where(F.coalesce("name", F.lit(settings.name)) == settings.name) if "name" in held.columns else held
+    results = frame.where(F.coalesce("name", F.lit(settings.name)) == settings.name) if "name" in frame.columns else frame
     place = F.dense_rank().over(Window.partitionBy("table").orderBy(F.col("at_ms").desc(), F.col("run")))
     # Choose the runs from narrow columns first: a month of checks with every change has millions of results of kilobytes each.
-    runs = own.select("table", "at_ms", "run").distinct().withColumn("place", place).where(F.col("place") <= RUNS).toArrow()
+    runs = (
+        results.select("table", "at_ms", "run").distinct().withColumn("place", place).where(F.col("place") <= RUNS).toArrow()
+    )
     if not runs.num_rows:
         return ()
-    chosen = own.where(F.col("at_ms") >= pc.min(runs["at_ms"]).as_py())
-    rows = chosen.join(F.broadcast(spark.createDataFrame(runs)), ["table", "at_ms", "run"])
+    shown_results = results.where(F.col("at_ms") >= pc.min(runs["at_ms"]).as_py())
+    rows = shown_results.join(F.broadcast(spark.createDataFrame(runs)), ["table", "at_ms", "run"])
     arguments = F.get_json_object("result", "$.expectation_config.kwargs").alias("arguments")
-    found = rows.orderBy("place").select("*", arguments).drop("result").limit(MOST_ROWS).collect()
-    return audited([row.asDict() for row in found])
+    newest_rows = rows.orderBy("place").select("*", arguments).drop("result").limit(MOST_ROWS).collect()
+    return audited([row.asDict() for row in newest_rows])
 
 
 def audited(rows: Iterable[dict[str, Any]]) -> tuple[TableAudit, ...]:
@@ -77,22 +79,22 @@ def audited(rows: Iterable[dict[str, Any]]) -> tuple[TableAudit, ...]:
     by_table: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_table.setdefault(row["table"], []).append(row)
-    found = [_audit(name, some) for name, some in by_table.items()]
-    return tuple(sorted(found, key=lambda each: (each.is_published, each.table)))
+    audits = [_audit(name, table_rows) for name, table_rows in by_table.items()]
+    return tuple(sorted(audits, key=lambda each: (each.is_published, each.table)))
 
 
 def _audit(table: str, rows: Sequence[dict[str, Any]]) -> TableAudit:
-    newest = [row for row in rows if row["place"] == min(each["place"] for each in rows)]
+    newest_rows = [row for row in rows if row["place"] == min(each["place"] for each in rows)]
     past: dict[tuple[str, str], list[bool]] = {}
     for row in sorted(rows, key=lambda each: each["place"], reverse=True):
         past.setdefault(_known_by(row), []).append(row["is_met"])
     # Unmet expectations first.
-    shown = sorted(newest, key=lambda row: (row["is_met"], row["severity"], row["expectation"], row["columns"]))
+    sorted_rows = sorted(newest_rows, key=lambda row: (row["is_met"], row["severity"], row["expectation"], row["columns"]))
     return TableAudit(
         table,
-        newest[0]["at_ms"],
-        all(row["is_published"] for row in newest),
-        tuple(_verdict(row, tuple(past[_known_by(row)])) for row in shown),
+        newest_rows[0]["at_ms"],
+        all(row["is_published"] for row in newest_rows),
+        tuple(_verdict(row, tuple(past[_known_by(row)])) for row in sorted_rows),
     )
 
 
@@ -118,5 +120,5 @@ def _verdict(row: dict[str, Any], past: tuple[bool, ...]) -> ExpectationVerdict:
 
 
 def _arguments(row: dict[str, Any], *, without: Sequence[str]) -> str:
-    given = json.loads(row["arguments"] or "{}")
-    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in sorted(given.items()) if name not in without)
+    arguments = json.loads(row["arguments"] or "{}")
+    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in sorted(arguments.items()) if name not in without)

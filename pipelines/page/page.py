@@ -140,14 +140,14 @@ def read(spark: SparkSession, settings: Settings) -> PageContent:
     status = pipeline_status.read(spark, settings)
     if status.bronze is None:
         return PageContent(status)
-    reading = _PageReader(spark, settings, status)
+    reader = _PageReader(spark, settings, status)
     return PageContent(
         status,
-        reading.points(),
-        reading.changes(),
-        reading.verifications(),
+        reader.points(),
+        reader.changes(),
+        reader.verifications(),
         audits.read(spark, settings),
-        reading.tables(),
+        reader.tables(),
     )
 
 
@@ -166,8 +166,12 @@ def rendered(seen: PageContent) -> str:
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     latest: dict[str, Mapping[str, Any]] = {}
     # For each collection the worst of the newest results of its layers.
-    for each in sorted(_newest(seen.verifications), key=lambda each: _STATES.index(_state(each)), reverse=True):
-        latest[each["collection"]] = {"at_ms": each["at_ms"], "state": _state(each), "style": _STYLES[_state(each)]}
+    for verification in sorted(_newest(seen.verifications), key=lambda each: _STATES.index(_state(each)), reverse=True):
+        latest[verification["collection"]] = {
+            "at_ms": verification["at_ms"],
+            "state": _state(verification),
+            "style": _STYLES[_state(verification)],
+        }
     return template.render(
         status=seen.status,
         cards=_cards(seen),
@@ -195,33 +199,33 @@ class _PageReader:
 
     def points(self) -> tuple[Point, ...]:
         """The events of the last day, by interval."""
-        length = HOURS * 3_600_000 // POINTS
-        first = (self.status.at_ms // length - POINTS + 1) * length
+        interval_ms = HOURS * 3_600_000 // POINTS
+        begin_ms = (self.status.at_ms // interval_ms - POINTS + 1) * interval_ms
         rows = self.spark.sql(
-            f"""SELECT ts_ms DIV {length} AS slot, count(*) AS events,
+            f"""SELECT ts_ms DIV {interval_ms} AS slot, count(*) AS events,
                        avg(IF(kind = 'change', ts_ms - source.ts_ms, NULL)) / 1000 AS lag
                 FROM {self._layout.bronze(self.settings.name)}
-                WHERE kind IN ('change', 'snapshot') AND ts_ms >= {first} GROUP BY ts_ms DIV {length}"""
+                WHERE kind IN ('change', 'snapshot') AND ts_ms >= {begin_ms} GROUP BY ts_ms DIV {interval_ms}"""
         ).collect()
         by_slot = {row.slot: row for row in rows}
-        found = []
-        for slot in range(first // length, first // length + POINTS):
+        points = []
+        for slot in range(begin_ms // interval_ms, begin_ms // interval_ms + POINTS):
             row = by_slot.get(slot)
             lag = None if row is None or row.lag is None else max(0.0, float(row.lag))
-            found.append(Point(slot * length, row.events if row else 0, lag))
-        return tuple(found)
+            points.append(Point(slot * interval_ms, row.events if row else 0, lag))
+        return tuple(points)
 
     def changes(self) -> tuple[SchemaChangeRow, ...]:
         """Schema changes, grouped by version and kind, newest first."""
-        found = []
-        for each in evolution.read(self.spark, self.settings):
+        rows = []
+        for history in evolution.read(self.spark, self.settings):
             by_version: dict[tuple[int, str], list[evolution.SchemaLogEntry]] = {}
-            for change in each.changes:
+            for change in history.changes:
                 by_version.setdefault((change.version, change.what), []).append(change)
-            for (_, what), some in by_version.items():
-                named = ", ".join(_changed(change) for change in some[:6]) + (" …" if len(some) > 6 else "")
-                found.append(SchemaChangeRow(each.collection, what, named, some[0].batch, some[0].at))
-        return tuple(sorted(found, key=lambda each: (each.at or 0, each.batch), reverse=True))
+            for (_, what), entries in by_version.items():
+                fields = ", ".join(_changed(change) for change in entries[:6]) + (" …" if len(entries) > 6 else "")
+                rows.append(SchemaChangeRow(history.collection, what, fields, entries[0].batch, entries[0].at))
+        return tuple(sorted(rows, key=lambda each: (each.at or 0, each.batch), reverse=True))
 
     def verifications(self) -> tuple[Mapping[str, Any], ...]:
         """The newest results of verify, and the newest of each collection and layer."""
@@ -232,27 +236,27 @@ class _PageReader:
         newest = (
             rows.groupBy("collection", "layer").agg(F.max_by(F.struct(*rows.columns), "at_ms").alias("row")).select("row.*")
         )
-        found = rows.orderBy("at_ms", ascending=False).limit(SHOWN).union(newest).distinct()
-        return tuple(row.asDict() for row in found.orderBy("at_ms", ascending=False).collect())
+        results = rows.orderBy("at_ms", ascending=False).limit(SHOWN).union(newest).distinct()
+        return tuple(row.asDict() for row in results.orderBy("at_ms", ascending=False).collect())
 
     def tables(self) -> tuple[TableSummary, ...]:
         """Bronze, and the tables of each collection."""
         assert self.status.bronze is not None
         bronze = self._layout.bronze(self.settings.name)
-        listed = [("bronze", bronze, table_history.version(self.spark, bronze), self.status.bronze.writer)]
-        for each in self.status.collections:
-            db, _, name = each.collection.partition(".")
-            for layer, table, found in (
-                ("silver", self._layout.silver(db, name), each.silver),
-                ("gold", self._layout.gold(db, name), each.gold),
+        entries = [("bronze", bronze, table_history.version(self.spark, bronze), self.status.bronze.writer)]
+        for collection in self.status.collections:
+            db, _, name = collection.collection.partition(".")
+            for layer, table, layer_status in (
+                ("silver", self._layout.silver(db, name), collection.silver),
+                ("gold", self._layout.gold(db, name), collection.gold),
             ):
-                if found is not None:
-                    listed.append((f"{layer} {each.collection}", table, found.version, found.writer))
-        result = []
-        for name, table, version, writer in listed:
+                if layer_status is not None:
+                    entries.append((f"{layer} {collection.collection}", table, layer_status.version, layer_status.writer))
+        summaries = []
+        for name, table, version, writer in entries:
             size = delta.size(self.spark, table)
-            result.append(TableSummary(name, version, size.files, size.bytes, _writer(writer)))
-        return tuple(result)
+            summaries.append(TableSummary(name, version, size.files, size.bytes, _writer(writer)))
+        return tuple(summaries)
 
 
 def _changed(change: evolution.SchemaLogEntry) -> str:
@@ -282,37 +286,37 @@ def _cards(seen: PageContent) -> Sequence[Card]:
     bronze = seen.status.bronze
     if bronze is None:
         return [Card("bronze", "nothing yet", "start with medallion run")]
-    lag, room = bronze.lag_seconds, bronze.headroom_seconds
-    behind = [layer.lag_seconds for each in seen.status.collections for layer in (each.gold,) if layer is not None]
+    lag, headroom = bronze.lag_seconds, bronze.headroom_seconds
+    lags = [layer.lag_seconds for each in seen.status.collections for layer in (each.gold,) if layer is not None]
     quarantined = sum(each.quarantined for each in seen.status.collections)
     rescued = sum(each.silver.rescued for each in seen.status.collections if each.silver)
-    verified = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(seen.verifications)]
-    worst = min(verified)[0] if verified else None
+    states = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(seen.verifications)]
+    worst = min(states)[0] if states else None
     state = "never" if worst is None else _STATES[worst]
-    named = sorted({name for found, name in verified if found == worst and state != "equal"})
+    names = sorted({name for index, name in states if index == worst and state != "equal"})
     return [
         Card("events in bronze", _number(bronze.events), f"batch {_number(bronze.batch)}"),
         Card("bronze behind", _length(lag), "the source", "" if lag is None else "look" if lag > 120 else "fine"),
-        Card("gold behind", _length(max(behind, default=None)), "the oldest event that waits"),
+        Card("gold behind", _length(max(lags, default=None)), "the oldest event that waits"),
         Card(
             "oplog headroom",
-            _length(room),
+            _length(headroom),
             "from bronze's position to the oplog's end",
-            "look" if room is not None and room < 3600 else "",
+            "look" if headroom is not None and headroom < 3600 else "",
         ),
         Card("rescued", _number(rescued), "rows with rescued values", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
         _audited(seen.audits),
-        Card("verified", state, ", ".join(named[:2]), _STYLES.get(state, "")),
+        Card("verified", state, ", ".join(names[:2]), _STYLES.get(state, "")),
     ]
 
 
 def _audited(found: Sequence[audits.TableAudit]) -> Card:
-    refused = [each.table for each in found if not each.is_published]
-    unmet = sum(not verdict.is_met for each in found for verdict in each.verdicts)
-    value = "none yet" if not found else f"{unmet} not met" if unmet else "all met"
-    mood = "wrong" if refused else "look" if unmet else "fine" if found else ""
-    return Card("expectations", value, f"{', '.join(refused[:2])} not published" if refused else "", mood)
+    unpublished = [each.table for each in found if not each.is_published]
+    unmet_count = sum(not verdict.is_met for audit in found for verdict in audit.verdicts)
+    value = "none yet" if not found else f"{unmet_count} not met" if unmet_count else "all met"
+    mood = "wrong" if unpublished else "look" if unmet_count else "fine" if found else ""
+    return Card("expectations", value, f"{', '.join(unpublished[:2])} not published" if unpublished else "", mood)
 
 
 _STYLES = {"differs": "wrong", "not checked": "look", "equal": "fine"}
@@ -328,10 +332,10 @@ def _state(found: Mapping[str, Any]) -> str:
 
 
 def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    last: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for each in found:
-        last.setdefault((each["collection"], each["layer"]), each)
-    return list(last.values())
+    newest: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for verification in found:
+        newest.setdefault((verification["collection"], verification["layer"]), verification)
+    return list(newest.values())
 
 
 def _plots(seen: PageContent, plots: Any) -> list[Plot]:
@@ -341,18 +345,18 @@ def _plots(seen: PageContent, plots: Any) -> list[Plot]:
     seconds = HOURS * 3600 / POINTS
     rates = plots.Series("events a second", [each.events / seconds for each in seen.points])
     lags = plots.Series("seconds behind", [each.lag_seconds for each in seen.points])
-    found = [
+    page_plots = [
         Plot("Events a second, in the last day", plots.columns(labels, [rates], unit="/s")),
         Plot("Seconds from the source to bronze, in the last day", plots.lines(labels, [lags], unit="s")),
     ]
-    held = [each for each in seen.status.collections if each.gold is not None][:SHOWN]
-    if held:
-        rows = plots.Series("rows in gold", [each.gold.rows for each in held if each.gold])
-        found.append(Plot("Rows by collection", plots.bars([each.collection for each in held], [rows], unit="")))
+    collections = [each for each in seen.status.collections if each.gold is not None][:SHOWN]
+    if collections:
+        rows = plots.Series("rows in gold", [each.gold.rows for each in collections if each.gold])
+        page_plots.append(Plot("Rows by collection", plots.bars([each.collection for each in collections], [rows], unit="")))
     if seen.tables:
         sizes = plots.Series("MB", [each.bytes / 1e6 for each in seen.tables[:SHOWN]])
-        found.append(Plot("Size by table", plots.bars([each.name for each in seen.tables[:SHOWN]], [sizes], unit="MB")))
-    return found
+        page_plots.append(Plot("Size by table", plots.bars([each.name for each in seen.tables[:SHOWN]], [sizes], unit="MB")))
+    return page_plots
 
 
 def _time(at_ms: float) -> str:

@@ -73,8 +73,8 @@ LABEL = 28
 
 def _label(name: str) -> str:
     """A name as a label: shortened in the middle, without characters that SVG forbids."""
-    shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)
-    return shown if len(shown) <= LABEL else f"{shown[: LABEL // 2]}…{shown[1 - LABEL // 2 :]}"
+    text = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)
+    return text if len(text) <= LABEL else f"{text[: LABEL // 2]}…{text[1 - LABEL // 2 :]}"
 
 
 def _shape() -> dict[str, object]:
