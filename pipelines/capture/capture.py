@@ -91,14 +91,16 @@ class Capture:
             options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
         # Before the stream is opened: later writes do not belong to this run, or `--once` would never end.
         until = mongodb_server.operation_time(self._deployment.client) if once else None
-        log, opened, plan = self._begin(options, take_over=take_over)
+        log, open_stream, plan = self._begin(options, take_over=take_over)
         snapshots = self._snapshots(log)
         inbox = Inbox()
         control = ControlEvents(self._deployment, snapshots, inbox)
-        loop = self._loop(log, opened, control, RunEnd(until, plan.streams, control, self._threads, self._shutdown))
+        loop = self._loop(log, open_stream, control, RunEnd(until, plan.streams, control, self._threads, self._shutdown))
         if plan.streams:
-            replaces = snapshot_mode.replaces_lost_position(self._deployment.source, custom=self._custom)
-            reader = StreamReader(opened.stream, self._threads, log, self._counts, service.metrics.streaming, replaces)
+            replaces_position = snapshot_mode.replaces_lost_position(self._deployment.source, custom=self._custom)
+            reader = StreamReader(
+                open_stream.stream, self._threads, log, self._counts, service.metrics.streaming, replaces_position
+            )
             self._threads.start(threads.READER, reader.run)
         self._threads.start(threads.COMMITTER, loop.committer.run)
         oplog = OplogWatch(self._deployment, log, service.metrics, halt)
@@ -111,8 +113,8 @@ class Capture:
         self._threads.start(threads.SIGNALS, signals.run)
         # The commits of the start are not progress: a run that only starts, and then fails, counts as a failed attempt.
         self._counts.begin(commits=log.commits)
-        read = loop.run(tokens.token_of(log))
-        self._finish(loop, read, snapshots)
+        position = loop.run(tokens.token_of(log))
+        self._finish(loop, position, snapshots)
         log.close(waits=not service.stop.is_set())
         return self.result()
 
@@ -144,9 +146,9 @@ class Capture:
         """Count the captured collections, where the guardrail or the metrics need the number."""
         source, streaming = self._deployment.source, self._service.metrics.streaming
         if source.guardrail_collections_max > 0 or source.metrics_port is not None:
-            captured = self._deployment.namespaces()
-            streaming.captured = tuple(captured)
-            self._deployment.check_guardrail(len(captured))
+            namespaces = self._deployment.namespaces()
+            streaming.captured = tuple(namespaces)
+            self._deployment.check_guardrail(len(namespaces))
 
     def _begin(
         self, options: change_stream.StreamOptions, *, take_over: bool
@@ -171,7 +173,7 @@ class Capture:
             is_other_stream=existing.is_other_stream,
             replica_sets=(existing.replica_set, replica_set),
         )
-        opened = opener.open_or_restart(existing.position)
+        open_stream = opener.open_or_restart(existing.position)
         extra = {**gaps.settings_metadata(source), "replica_set": replica_set}
         log = self._log = bronze_log.BronzeLog.open(
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
@@ -179,15 +181,15 @@ class Capture:
         service.metrics.opened(log)
         # Another capture has committed in between: from the old position, events would be missing or come twice.
         if log.position != existing.position:
-            opened.stream.close()
-            opened = opener.open_or_restart(log.position)
+            open_stream.stream.close()
+            open_stream = opener.open_or_restart(log.position)
         if service.opened is not None:
             service.opened(log)
         start = CaptureStart(service.spark, self._deployment, log, fingerprint, self._custom, existing.is_other_stream)
-        plan = start.begin(opened)
-        self._stream = opened.stream
-        service.metrics.streaming.opened(opened.stream)
-        return log, opened, plan
+        plan = start.begin(open_stream)
+        self._stream = open_stream.stream
+        service.metrics.streaming.opened(open_stream.stream)
+        return log, open_stream, plan
 
     def _snapshots(self, log: bronze_log.BronzeLog) -> snapshot_queue.SnapshotQueue:
         service = self._service
@@ -225,8 +227,8 @@ class Capture:
     def _encoder(self, log: bronze_log.BronzeLog) -> Encoder:
         source, tracker, moves = self._deployment.source, None, None
         if source.provide_transaction_metadata:
-            opened = bronze_log.open_transaction(self._service.spark, log.table)
-            tracker = transactions.TransactionTracker(opened, token=tokens.token_of(log))
+            transaction = bronze_log.open_transaction(self._service.spark, log.table)
+            tracker = transactions.TransactionTracker(transaction, token=tokens.token_of(log))
         if mongodb_server.server_info(self._deployment.client).is_sharded:
             moves = shard_moves.remembered(self._service.spark, log.table, log.position)
         return Encoder(

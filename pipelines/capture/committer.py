@@ -73,9 +73,9 @@ class Committer:
 
     def abandon(self) -> None:
         """End the thread of a run that failed before `finish`."""
-        end = time.monotonic() + threads.CLOSE_SECONDS
+        deadline = time.monotonic() + threads.CLOSE_SECONDS
         # The queue may stay full: None is offered until the thread has ended, or the time is up.
-        while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
+        while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < deadline:
             with contextlib.suppress(queue.Full):
                 return self._queue.put(None, timeout=threads.IDLE_WAIT)
 
@@ -124,31 +124,31 @@ class Committer:
 
     def _commit(self, rows: events.EventRows) -> None:
         """Commit the rows, then run what waits for them: a snapshot begins, a channel drops its signal."""
-        ts_ms, operations, newest = clock.now_ms(), rows.operations(), rows.newest_time
+        ts_ms, operations, newest_time = clock.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
         # After the commit: a capture that is killed before it reads the signal or the event again.
-        for act in rows.then:
-            act()
+        for action in rows.then:
+            action()
         for name in rows.taken - self._names_in_use:
             log.warning(
                 "field.renames: some documents already have a field %s; in these documents the field is not renamed", name
             )
         self._names_in_use |= rows.taken
         streaming = self.metrics.streaming
-        streaming.committed(operations, position=newest, at=time.time())
+        streaming.committed(operations, position=newest_time, at=time.time())
         streaming.filtered += rows.filtered
         streaming.erroneous += rows.skipped
         streaming.transactions += rows.ended_transactions
-        self._count(rows, newest)
+        self._count(rows, newest_time)
         self.compact()
 
     def _count(self, rows: events.EventRows, newest: tuple[int, int] | None) -> None:
         """Add the commit to the run's counts."""
-        before = self.counts.stream
+        previous = self.counts.stream
         self.counts.stream = StreamCounts(
-            events=before.events + rows.changes,
-            lossy=before.lossy + rows.lossy,
-            skipped=before.skipped + rows.skipped,
+            events=previous.events + rows.changes,
+            lossy=previous.lossy + rows.lossy,
+            skipped=previous.skipped + rows.skipped,
             batches=self.log.commits,
             # A commit without a change of the source, such as one of signals, has no lag.
             lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),

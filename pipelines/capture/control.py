@@ -66,9 +66,9 @@ class ControlEvents:
 
         A channel drops a signal when its row is committed: a capture that is killed before that reads it again.
         """
-        for channel, received in self.inbox.take():
-            self._handle_signal(rows, received.signal, token=token, row=received.mark)
-            rows.then.append(functools.partial(channel.handled, received))
+        for channel, received_signal in self.inbox.take():
+            self._handle_signal(rows, received_signal.signal, token=token, row=received_signal.mark)
+            rows.then.append(functools.partial(channel.handled, received_signal))
 
     def _plan_replaced(self, rows: events.EventRows, namespace: str, token: str) -> None:
         """Plan the snapshot of a collection whose whole content was replaced; its older rows are swept."""
@@ -79,9 +79,9 @@ class ControlEvents:
         ):
             rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.controlled()))
         # Silver sweeps what is older than `first`: rows of the replaced collection, and none of the new one.
-        first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
+        collection_state = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
         state = snapshot_state.SnapshotState(
-            new_id(), (namespace,), {namespace: first}, snapshot_state.SnapshotKind.REPLACED
+            new_id(), (namespace,), {namespace: collection_state}, snapshot_state.SnapshotKind.REPLACED
         )
         self._plan(rows, state, token)
 
@@ -103,15 +103,15 @@ class ControlEvents:
     ) -> None:
         """Add a signal's row and execute the signal; a refused one has the reason in its row and in the log."""
         try:
-            request, refused = signals.request(signal), {}
+            request, refusal = signals.request(signal), {}
             self._check_filters(request)
         except signals.SignalRefused as error:
             # With a row as well: without one, each restart would read and refuse the signal again.
-            request, refused = None, {"refused": str(error)}
+            request, refusal = None, {"refused": str(error)}
             log.warning("signal %s (%s) refused: %s", signal.id, signal.type, error)
         # The row of the table or the offset of the topic: by it a restart knows which signals are handled.
-        marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
-        rows.mark(events.OtherRow(token, bronze.RowKind.SIGNAL, marked, db, collection))
+        payload = signal.payload(**refusal, **({"row": row} if signal.channel in ("table", "kafka") else {}))
+        rows.mark(events.OtherRow(token, bronze.RowKind.SIGNAL, payload, db, collection))
         match request:
             case None:
                 return
@@ -119,15 +119,15 @@ class ControlEvents:
                 self._execute_snapshot(rows, signal, request, token)
                 return
             case signals.SignalRequest(type=signals.SignalType.STOP_SNAPSHOT):
-                changed = self.snapshots.stop(request.chosen)
+                states = self.snapshots.stop(request.chosen)
             case signals.SignalRequest(type=signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT):
-                changed = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
+                states = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
             case signals.SignalRequest(type=signals.SignalType.LOG):
                 offset = json.dumps({"resume_token": token})
                 log.info("%s", request.message.replace("{}", offset))
                 return
-        log.info("signal %s (%s): %d snapshots affected", signal.id, signal.type, len(changed))
-        for state in changed:
+        log.info("signal %s (%s): %d snapshots affected", signal.id, signal.type, len(states))
+        for state in states:
             # A start reads the snapshots' states from bronze: a pause or a stop without a row would end with the process.
             rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.controlled()))
 
@@ -135,8 +135,8 @@ class ControlEvents:
         """Raise `signals.SignalRefused` for a filter that the server refuses: its snapshot could never be read."""
         if not request.conditions:
             return
-        captured = self.deployment.namespaces()
-        for namespace, condition in request.filters(request.chosen(captured)).items():
+        namespaces = self.deployment.namespaces()
+        for namespace, condition in request.filters(request.chosen(namespaces)).items():
             reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, query.loads(condition))
             if reason is not None:
                 raise signals.SignalRefused(f"its filter for {namespace} is refused by the server: {reason}")
@@ -145,12 +145,12 @@ class ControlEvents:
         self, rows: events.EventRows, signal: signals.Signal, request: signals.SignalRequest, token: str
     ) -> None:
         """Plan the snapshot of the captured collections that the signal names."""
-        planned = request.chosen(self.deployment.namespaces())
-        if not planned:
+        namespaces = request.chosen(self.deployment.namespaces())
+        if not namespaces:
             log.warning("signal %s: no captured collection matches %s", signal.id, ", ".join(request.collections))
             return
-        log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
+        log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(namespaces))
         kind = snapshot_state.SnapshotKind(request.snapshot_type.value)
-        filters = request.filters(planned)
-        state = snapshot_state.SnapshotState(new_id(), planned, kind=kind, conditions=filters, signal=signal.id or None)
+        filters = request.filters(namespaces)
+        state = snapshot_state.SnapshotState(new_id(), namespaces, kind=kind, conditions=filters, signal=signal.id or None)
         self._plan(rows, state, token)

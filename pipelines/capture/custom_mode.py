@@ -19,7 +19,7 @@ def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
         return None
     module, _, attribute = name.replace(":", ".").rpartition(".")
     try:
-        made: snapshot_mode.Snapshotter = getattr(importlib.import_module(module), attribute)()
+        instance: snapshot_mode.Snapshotter = getattr(importlib.import_module(module), attribute)()
     except Exception as error:
         raise errors.SettingsError(
             errors.Problem(
@@ -27,4 +27,4 @@ def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
                 f"{name} cannot be imported, or created without arguments: {type(error).__name__}: {error}",
             )
         ) from error
-    return made
+    return instance

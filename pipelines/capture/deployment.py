@@ -25,8 +25,8 @@ def is_over_limit(source: Source, captured: int) -> bool:
 
 def same_tables(layout: tables.Layout, collections: Sequence[catalog.SourceCollection]) -> list[str]:
     """What is wrong with collections that would have the table of another one."""
-    met = layout.collisions([(each.db, each.name) for each in collections])
-    return [f"{first} and {second} would both become the table {table}" for first, second, table in met]
+    collisions = layout.collisions([(collection.db, collection.name) for collection in collections])
+    return [f"{first} and {second} would both become the table {table}" for first, second, table in collisions]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Deployment:
         """Raise `SourceUnsuitable` where two captured collections would have one table: at a first start."""
         if layout.root is not None:
             return
-        met = same_tables(layout, self.collections())
-        if met:
-            raise errors.SourceUnsuitable("\n".join(f"{each}; {APART}" for each in met))
+        problems = same_tables(layout, self.collections())
+        if problems:
+            raise errors.SourceUnsuitable("\n".join(f"{problem}; {APART}" for problem in problems))
 
     def namespaces(self) -> list[str]:
         """The captured collections that exist now, as ``database.collection``."""

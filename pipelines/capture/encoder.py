@@ -42,7 +42,7 @@ class Encoder:
     def add(self, event: bytes) -> Mapping[str, Any] | None:
         """Add an event's rows; returns the event where it is a control event (`control`), else None."""
         rows = self.rows
-        skipped = rows.skipped
+        skipped_before = rows.skipped
         control_event = rows.add(
             event,
             includes=self.selection.includes,
@@ -54,7 +54,7 @@ class Encoder:
             is_signal_collection=self.selection.is_signal_collection,
             skipped=self.selection.skipped,
         )
-        if rows.skipped > skipped:
+        if rows.skipped > skipped_before:
             self._note_gap(rows)
         return control_event
 

@@ -50,11 +50,11 @@ class Gaps:
 
         Collections that no longer exist are added to the snapshot: nothing is read of them, and all their rows are swept.
         """
-        captured, known = self.deployment.namespaces(), self._known()
+        namespaces, in_bronze = self.deployment.namespaces(), self._known()
         # A drop in the gap has no event: without a sweep, silver would keep its documents for ever.
-        state = _with_gone(state, [name for name in known if name not in captured], token)
-        self._warn_of_unread(captured, state)
-        return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
+        state = _with_gone(state, [name for name in in_bronze if name not in namespaces], token)
+        self._warn_of_unread(namespaces, state)
+        return state, {"gap": {**gap, "collections": sorted({*namespaces, *in_bronze})}}
 
     def of_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str, id_: str) -> OtherStream:
         """The payloads and snapshots for a changed filter of the stream; logs the collections that are new.
@@ -62,42 +62,42 @@ class Gaps:
         From now on their changes are captured; a signal requests a snapshot of their documents. `id_` is the identifier of a
         snapshot, if one is planned.
         """
-        captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
-        before = set(self._in_bronze())
+        namespaces, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
+        in_bronze = set(self._in_bronze())
         if notes:
             # What has rows and was not left out was captured too: it was created after that note.
-            known = notes[-1].captured | (before - notes[-1].left_out)
+            captured_before = notes[-1].captured | (in_bronze - notes[-1].left_out)
         else:
             # No note, as in tables of older versions: what has rows or a plan was captured.
-            known = frozenset(before).union(*(state.planned for state in states))
-        new = [name for name in captured if name not in known]
+            captured_before = frozenset(in_bronze).union(*(state.planned for state in states))
+        new_names = [name for name in namespaces if name not in captured_before]
         # By the settings alone: a captured collection that does not exist now is not left out.
-        ever = known.union(*(note.left_out for note in notes[-1:]))
-        left_out = sorted(name for name in ever if not self._is_captured(name))
-        note = {"stream": fingerprint, "captured": captured, "left_out": left_out}
-        again = self._let_in_again(notes)
-        gone = [name for name in again if name not in captured]
+        all_names = captured_before.union(*(note.left_out for note in notes[-1:]))
+        left_out = sorted(name for name in all_names if not self._is_captured(name))
+        note = {"stream": fingerprint, "captured": namespaces, "left_out": left_out}
+        gaps = self._let_in_again(notes)
+        dropped = [name for name in gaps if name not in namespaces]
         # `no_data` means that no snapshots are wanted.
-        if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
+        if new_names and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on. To read the existing documents, run %s",
-                ", ".join(new),
-                signals.snapshot_command(*new),
+                ", ".join(new_names),
+                signals.snapshot_command(*new_names),
             )
-        back = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
-        lost = self._no_longer_left_out(notes, back) if back else {}
+        event_kinds = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
+        lost_range = self._no_longer_left_out(notes, event_kinds) if event_kinds else {}
         # A collection without rows can only lack inserts.
-        incomplete = captured if back - _CHANGES else [name for name in captured if name in known]
-        found = [
-            *({**lost, "collections": [name]} for name in incomplete if lost),
-            *({**gap, "collections": [name]} for name, gap in again.items()),
+        incomplete = namespaces if event_kinds - _CHANGES else [name for name in namespaces if name in captured_before]
+        all_gaps = [
+            *({**lost_range, "collections": [name]} for name in incomplete if lost_range),
+            *({**gap, "collections": [name]} for name, gap in gaps.items()),
         ]
-        payloads: list[Mapping[str, Any]] = [note, *({"gap": gap} for gap in found)]
-        if not gone:
+        payloads: list[Mapping[str, Any]] = [note, *({"gap": gap} for gap in all_gaps)]
+        if not dropped:
             return OtherStream(payloads)
         # Their drop was not captured: nothing is read of them, and all their rows are swept.
-        empty = snapshot_state.SnapshotState(id_, kind=snapshot_state.SnapshotKind.REPLACED)
-        state = _with_gone(empty, gone, tokens.token_of(self.log))
+        empty_snapshot = snapshot_state.SnapshotState(id_, kind=snapshot_state.SnapshotKind.REPLACED)
+        state = _with_gone(empty_snapshot, dropped, tokens.token_of(self.log))
         return OtherStream([*payloads, state.begun()], (state,))
 
     def of_other_fields(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -107,11 +107,13 @@ class Gaps:
         field names: also where `capture.mode` changed to partial updates later than the names.
         """
         folds = not self.deployment.source.capture_mode.has_full_updates
-        changed = self._with_other_fields()
-        older = snapshot_state.unrepaired(payloads, of="folded") if folds else {}
-        are_open = snapshot_state.unrepaired(payloads) if older else {}
-        waiting = [name for name in older if name not in are_open and name not in changed and self._is_captured(name)]
-        if namespaces := [*changed, *waiting]:
+        collections = self._with_other_fields()
+        folded_gaps = snapshot_state.unrepaired(payloads, of="folded") if folds else {}
+        open_gaps = snapshot_state.unrepaired(payloads) if folded_gaps else {}
+        waiting_names = [
+            name for name in folded_gaps if name not in open_gaps and name not in collections and self._is_captured(name)
+        ]
+        if namespaces := [*collections, *waiting_names]:
             log.warning(
                 "field.exclude.list or field.renames changed: documents of %s keep their old fields until %s. To read "
                 "them again, run %s",
@@ -120,58 +122,64 @@ class Gaps:
                 signals.snapshot_command(*namespaces),
             )
         cause = "field.exclude.list or field.renames was changed"
-        found = [name for name, lacks_fields in changed.items() if folds or lacks_fields]
-        folded = [name for name in changed if name not in found]
-        later = (
+        incomplete = [name for name, lacks_fields in collections.items() if folds or lacks_fields]
+        folded = [name for name in collections if name not in incomplete]
+        later_gaps = (
             [{"gap": {"cause": cause, "since": tokens.utc(tokens.token_of(self.log)), "collections": [], "folded": folded}}]
             if folded
             else []
         )
-        return [*self._from_now([*found, *waiting], cause), *later]
+        return [*self._from_now([*incomplete, *waiting_names], cause), *later_gaps]
 
     def _with_other_fields(self) -> dict[str, bool]:
         """The collections whose excluded or renamed fields changed, each with whether excluded fields are included again."""
-        before = self.log.writer.metadata.get("fields")
-        lists: Any = (before, settings_metadata(self.deployment.source)["fields"])
-        if before is None or lists[0] == lists[1]:
+        old_lists = self.log.writer.metadata.get("fields")
+        lists: Any = (old_lists, settings_metadata(self.deployment.source)["fields"])
+        if old_lists is None or lists[0] == lists[1]:
             return {}
-        read, known, found = [field_filters.read(*each) for each in lists], {*self._known()}, {}
-        for name in (each for each in self.deployment.namespaces() if each in known):
-            old, new = (each.of(*name.split(".", 1)) or field_filters.FieldRules() for each in read)
+        field_lists, in_bronze, changes = [field_filters.read(*each) for each in lists], {*self._known()}, {}
+        for name in (each for each in self.deployment.namespaces() if each in in_bronze):
+            old, new = (each.of(*name.split(".", 1)) or field_filters.FieldRules() for each in field_lists)
             if {*old.excluded} != {*new.excluded} or old.renamed != new.renamed:
-                found[name] = bool({*old.excluded} - {*new.excluded})
-        return found
+                changes[name] = bool({*old.excluded} - {*new.excluded})
+        return changes
 
     def of_other_snapshots(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The payloads for collections of which snapshots have read less than the settings now include, and for the end of such gaps
         where the settings no longer include more. `payloads` are the snapshots and gaps so far."""
         states = snapshot_state.states(each for each in payloads if "snapshot" in each)
-        chosen = self.deployment.source.snapshot_collection_filter_overrides
-        filtered: dict[str, str | None] = {}
+        overrides = self.deployment.source.snapshot_collection_filter_overrides
+        filters_by_name: dict[str, str | None] = {}
         for state in states:
-            whole = (name for name in state.planned if name not in state.conditions and state.of(name).completed)
-            filtered |= {name: state.of(name).filter for name in whole}
-        less = {name for name, read in filtered.items() if read not in (None, chosen.get(name))} | self._now_listed(states)
+            whole_names = (name for name in state.planned if name not in state.conditions and state.of(name).completed)
+            filters_by_name |= {name: state.of(name).filter for name in whole_names}
+        partly_read = {
+            name for name, condition in filters_by_name.items() if condition not in (None, overrides.get(name))
+        } | self._now_listed(states)
         settings = "snapshot.include.collection.list or snapshot.collection.filter.overrides"
-        cause, are_open = f"{settings} was changed", snapshot_state.unrepaired(payloads)
-        unwanted = [name for name, gap in are_open.items() if cause in gap.causes and not self._is_wanted_whole(name)]
-        known = are_open.keys() - set(unwanted)
-        found = [name for name in self.deployment.namespaces() if name in less and name not in known] if less else []
+        cause, open_gaps = f"{settings} was changed", snapshot_state.unrepaired(payloads)
+        unwanted_names = [name for name, gap in open_gaps.items() if cause in gap.causes and not self._is_wanted_whole(name)]
+        with_gap = open_gaps.keys() - set(unwanted_names)
+        incomplete = (
+            [name for name in self.deployment.namespaces() if name in partly_read and name not in with_gap]
+            if partly_read
+            else []
+        )
         # A collection that has a filter now is not wanted whole: no snapshot would end its gap.
-        noted = self._from_now((name for name in found if name not in chosen), cause)
+        gaps = self._from_now((name for name in incomplete if name not in overrides), cause)
         current = settings_metadata(self.deployment.source)
         # Where nothing is recorded, warn once and not at each start.
-        if noted or (
-            found and any(current[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))
+        if gaps or (
+            incomplete and any(current[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))
         ):
             log.warning(
                 "%s changed: the snapshot did not read all of %s that these settings now include. To read it, run %s",
                 settings,
-                ", ".join(found),
-                signals.snapshot_command(*found),
+                ", ".join(incomplete),
+                signals.snapshot_command(*incomplete),
             )
-        withdrawn: Mapping[str, Any] = {"gap": {"cause": cause, "collections": [], "withdrawn": unwanted}}
-        return [*noted, withdrawn] if unwanted else noted
+        withdrawal: Mapping[str, Any] = {"gap": {"cause": cause, "collections": [], "withdrawn": unwanted_names}}
+        return [*gaps, withdrawal] if unwanted_names else gaps
 
     def _is_wanted_whole(self, namespace: str) -> bool:
         """Whether the settings want snapshots of the whole collection, also where it is not captured for now."""
@@ -180,62 +188,60 @@ class Gaps:
 
     def _now_listed(self, states: Sequence[snapshot_state.SnapshotState]) -> set[str]:
         """The collections that `snapshot.include.collection.list` newly includes, and for which no snapshot was planned."""
-        source, listed = self.deployment.source, self.log.writer.metadata.get("snapshots")
-        if listed is None or listed == list(source.snapshot_include_collection_list) or not states:
+        source, old_list = self.deployment.source, self.log.writer.metadata.get("snapshots")
+        if old_list is None or old_list == list(source.snapshot_include_collection_list) or not states:
             return set()
-        now, before = self.deployment.filter, filters.of(replace(source, snapshot_include_collection_list=tuple(listed)))
-        planned = {name for state in states for name in state.planned}
-        names = (name for name in self.deployment.namespaces() if name not in planned)
-        return {
-            name for name in names if now.is_snapshotted(*name.split(".", 1)) > before.is_snapshotted(*name.split(".", 1))
-        }
+        new, old = self.deployment.filter, filters.of(replace(source, snapshot_include_collection_list=tuple(old_list)))
+        planned_names = {name for state in states for name in state.planned}
+        names = (name for name in self.deployment.namespaces() if name not in planned_names)
+        return {name for name in names if new.is_snapshotted(*name.split(".", 1)) > old.is_snapshotted(*name.split(".", 1))}
 
     def _from_now(self, collections: Iterable[str], cause: str) -> list[Mapping[str, Any]]:
         """One gap for each of the collections, at bronze's position."""
-        to = tokens.token_of(self.log)
+        token = tokens.token_of(self.log)
         return [
-            {"gap": {"from": to, "to": to, "since": tokens.utc(to), "cause": cause, "collections": [name]}}
+            {"gap": {"from": token, "to": token, "since": tokens.utc(token), "cause": cause, "collections": [name]}}
             for name in collections
         ]
 
     def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
         """The collections with rows that the settings include again, each with the range of its lost changes."""
-        to = tokens.token_of(self.log)
-        found: dict[str, Mapping[str, Any]] = {}
+        token = tokens.token_of(self.log)
+        gaps: dict[str, Mapping[str, Any]] = {}
         for name in sorted(notes[-1].left_out if notes else ()):
             if self._is_captured(name):
-                *_, first = itertools.takewhile(lambda note: name in note.left_out, reversed(notes))  # noqa: B023
-                found[name] = {"from": first.token, "to": to, "since": tokens.utc(first.token)}
-        return found
+                *_, first_note = itertools.takewhile(lambda note: name in note.left_out, reversed(notes))  # noqa: B023
+                gaps[name] = {"from": first_note.token, "to": token, "since": tokens.utc(first_note.token)}
+        return gaps
 
     def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange], back: frozenset[str]) -> Mapping[str, Any]:
         """The range in which the stream left out what is captured again (`back`), with a warning."""
-        streams = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
-        first = streams[-1].token if streams else bronze_log.first_token(self.spark, self.log.table)
+        changes = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
+        first_token = changes[-1].token if changes else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
             "%s captured from now on. Earlier changes are missing, so medallion status shows collections as "
             "incomplete. To read all documents, run medallion signal execute-snapshot --data-collections '.*'",
             " and ".join(_as_settings(back)),
         )
-        return {"from": first, "to": tokens.token_of(self.log), "since": tokens.utc(first)}
+        return {"from": first_token, "to": tokens.token_of(self.log), "since": tokens.utc(first_token)}
 
     def _is_captured(self, namespace: str) -> bool:
         return self.deployment.filter.includes(*namespace.split(".", 1))
 
     def _known(self) -> list[str]:
         """The captured collections that have documents in bronze."""
-        found = bronze_log.captured_collections(self.spark, self.log.table)
-        return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
+        namespaces = bronze_log.captured_collections(self.spark, self.log.table)
+        return [f"{db}.{name}" for db, name in namespaces if self.deployment.filter.includes(db, name)]
 
     def _in_bronze(self) -> list[str]:
         """The collections that have documents in bronze, without MongoDB's temporary ones."""
-        found = (registry.Namespace(*each) for each in bronze_log.captured_collections(self.spark, self.log.table))
-        return [str(each) for each in found if not each.is_temporary]
+        namespaces = (registry.Namespace(*each) for each in bronze_log.captured_collections(self.spark, self.log.table))
+        return [str(each) for each in namespaces if not each.is_temporary]
 
     def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
         """Warn of the collections that the snapshot after a gap does not read whole, because of the settings."""
-        filtered = self.deployment.source.snapshot_collection_filter_overrides
-        unread = [name for name in captured if name not in state.planned or name in filtered]
+        overrides = self.deployment.source.snapshot_collection_filter_overrides
+        unread = [name for name in captured if name not in state.planned or name in overrides]
         if unread:
             log.warning(
                 "changes were lost, and the new snapshot does not read all of %s (snapshot.include.collection.list, "
@@ -261,15 +267,17 @@ def settings_metadata(source: Source) -> dict[str, object]:
 
 def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
     """A snapshot after a gap, with the collections that no longer exist: nothing is read of them, and all rows are swept."""
-    at = tokens.cluster_time(token)
-    first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
-    return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
+    cluster_time = tokens.cluster_time(token)
+    collection_state = snapshot_state.CollectionState(
+        first=resume_token.snapshot_sequence(cluster_time.time, cluster_time.inc)
+    )
+    return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, collection_state))
 
 
 def _as_settings(left_out: frozenset[str]) -> Iterator[str]:
     """The settings that left out these operations or stages."""
-    skipped = sorted(left_out & filters.OPERATIONS)
-    if skipped:
-        yield f"skipped.operations: {', '.join(skipped)}"
+    operations = sorted(left_out & filters.OPERATIONS)
+    if operations:
+        yield f"skipped.operations: {', '.join(operations)}"
     if left_out - filters.OPERATIONS:
         yield "cursor.pipeline: what stages may have left out that are gone or changed"

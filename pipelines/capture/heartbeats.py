@@ -75,9 +75,9 @@ class Heartbeats:
 
     def _is_far_behind(self, token: str) -> bool:
         """Whether the position is a heartbeat interval or more behind `token`."""
-        committed = tokens.token_of(self.log)
-        gap = tokens.cluster_time(token).time - tokens.cluster_time(committed).time
-        return resume_token.compare(token, committed) > 0 and 0 < self.interval_ms / 1000 <= gap
+        bronze_token = tokens.token_of(self.log)
+        gap = tokens.cluster_time(token).time - tokens.cluster_time(bronze_token).time
+        return resume_token.compare(token, bronze_token) > 0 and 0 < self.interval_ms / 1000 <= gap
 
 
 def _complete(token: str, *, is_drained: bool) -> str:

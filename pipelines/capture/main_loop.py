@@ -57,8 +57,8 @@ class RunEnd:
         # An empty queue is required: only then does the last token say how far the reader is.
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
-        at = tokens.cluster_time(read.token)
-        return at > until or (at == until and read.is_drained)
+        read_time = tokens.cluster_time(read.token)
+        return read_time > until or (read_time == until and read.is_drained)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class MainLoop:
         encoder = self.encoder
         # Since when rows wait for their commit, and since when there is nothing to commit.
         first_at = idle_since = time.monotonic()
-        read = StreamPosition(token, is_drained=False)
+        position = StreamPosition(token, is_drained=False)
         while True:
             if len(encoder.rows) and self.control.is_blocking:
                 self._hand_over()  # Rows from before a blocking snapshot do not wait for its end.
@@ -94,16 +94,16 @@ class MainLoop:
                 # An empty batch moves the stream's token: a transaction from before that time has ended.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
-                read = StreamPosition(resume_token.later(batch.token, read.token), is_drained=batch.is_drained)
+                position = StreamPosition(resume_token.later(batch.token, position.token), is_drained=batch.is_drained)
             # The commit interval begins with the first row, not with the previous commit.
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
             # After the batch: a signal from a channel has no place in the stream, and gets the current one.
-            before = encoder.rows.length
+            length = encoder.rows.length
             try:
-                self.control.handle_received(encoder.rows, token=read.token)
+                self.control.handle_received(encoder.rows, token=position.token)
             except errors.MedallionError as error:
                 # The signal is read again from its channel; the events before it are committed.
-                encoder.rows.cut(before)
+                encoder.rows.cut(length)
                 self.threads.stream_failure = error
                 break
             if len(encoder.rows) and self._is_due(first_at):
@@ -111,16 +111,16 @@ class MainLoop:
                 first_at = idle_since = time.monotonic()
             self.committer.count_left_out(encoder.rows)
             # After the hand-over and before the heartbeat: `Heartbeats.last` commits the position at the end of a run.
-            if self.end.is_reached(read):
+            if self.end.is_reached(position):
                 break
             if self.heartbeats.commit_requested.is_set() and len(encoder.rows) == 0 and self.committer.has_committed_all:
-                self.heartbeats.answer(read.token, is_drained=read.is_drained)
+                self.heartbeats.answer(position.token, is_drained=position.is_drained)
             if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self.heartbeats.idle_seconds:
-                self.heartbeats.idle(read.token, has_committed_all=self.committer.has_committed_all)
+                self.heartbeats.idle(position.token, has_committed_all=self.committer.has_committed_all)
                 self.committer.compact()
                 idle_since = time.monotonic()
             self.reporter.show()
-        return read
+        return position
 
     def _next(self, first_at: float) -> change_stream.EventBatch | None:
         """The next batch of the stream, or None after a short wait; always None during a blocking snapshot."""
@@ -135,14 +135,14 @@ class MainLoop:
         The rows of a control event's effects follow its own row, before the next event, and are committed with it.
         """
         for event in self.intake.events(batch):
-            before = self.encoder.rows.length
+            length = self.encoder.rows.length
             control_event = self.encoder.add(event)
             if control_event is not None:
                 try:
                     self.control.handle(self.encoder.rows, control_event)
                 except errors.MedallionError:
                     # The event stays after the position: the next start reads it again.
-                    self.encoder.rows.cut(before)
+                    self.encoder.rows.cut(length)
                     raise
             if self.encoder.is_full:
                 self._hand_over()

@@ -136,8 +136,8 @@ class Metrics:
         yield _gauge("medallion_commits", "Bronze commits since the service started.", self.name, self.commits)
         yield _gauge("medallion_restarts", "Starts after a temporary error.", self.name, self.restarts)
         if self.headroom_hours is not None:
-            about = "Hours until the oplog would no longer hold the position, if the capture stopped now."
-            yield _gauge("medallion_oplog_headroom_hours", about, self.name, self.headroom_hours)
+            description = "Hours until the oplog would no longer hold the position, if the capture stopped now."
+            yield _gauge("medallion_oplog_headroom_hours", description, self.name, self.headroom_hours)
 
     def _snapshot(self, now: float) -> dict[str, float | LabelValues]:
         return {
@@ -190,13 +190,13 @@ class _Site:
         if request.get("PATH_INFO") not in ("", "/", "/index.html"):
             return self.metrics(request, start_response)
         try:
-            body, status, kind = self._current(), "200 OK", "text/html; charset=utf-8"
+            body, status, content_type = self._current(), "200 OK", "text/html; charset=utf-8"
         except errors.MedallionError as error:
-            body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain; charset=utf-8"
+            body, status, content_type = f"{error}\n".encode(), "503 Service Unavailable", "text/plain; charset=utf-8"
         except Exception as error:  # Named by its class: its text may hold a document.
             text = f"the page could not be created: {type(error).__name__}\n"
-            body, status, kind = text.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
-        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+            body, status, content_type = text.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
+        start_response(status, [("Content-Type", content_type), ("Content-Length", str(len(body)))])
         return [body]
 
     def _current(self) -> bytes:
@@ -218,8 +218,8 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
         return
     registry = prometheus_client.CollectorRegistry()
     registry.register(_OnScrape(lambda: metrics.families(now=time.time())))
-    shown = prometheus_client.make_wsgi_app(registry)
-    site = shown if page is None else _Site(shown, page)
+    metrics_app = prometheus_client.make_wsgi_app(registry)
+    site = metrics_app if page is None else _Site(metrics_app, page)
     try:
         server = make_server(address, port, site, _MetricsServer, _SilentHandler)
     except OSError as error:
@@ -244,9 +244,9 @@ def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
     # The wildcard addresses are for listening only.
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(address, address)
     # Without the proxy of the environment.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", timeout=PATIENCE) as answer:
+        with opener.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", timeout=PATIENCE) as answer:
             families = [*text_string_to_metric_families(answer.read().decode())]
     except (OSError, http.client.HTTPException, ValueError):
         return {}
@@ -255,8 +255,8 @@ def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
 
 
 def _sample_name(name: str, labels: Mapping[str, str]) -> str:
-    shown = {key: value for key, value in labels.items() if key not in ("plugin", "name")}
-    return name + (f"{{{','.join(f'{key}={value}' for key, value in shown.items())}}}" if shown else "")
+    shown_labels = {key: value for key, value in labels.items() if key not in ("plugin", "name")}
+    return name + (f"{{{','.join(f'{key}={value}' for key, value in shown_labels.items())}}}" if shown_labels else "")
 
 
 @dataclass(frozen=True)
@@ -303,15 +303,15 @@ def _lags(lags: Sequence[float]) -> dict[str, float]:
     if not lags:
         return {name: -1}
     # `quantiles` refuses a single value before Python 3.13.
-    cuts = statistics.quantiles(lags, n=100, method="inclusive") if len(lags) > 1 else list(lags) * 99
+    percentiles = statistics.quantiles(lags, n=100, method="inclusive") if len(lags) > 1 else list(lags) * 99
     return {
         name: lags[-1],
         f"{name}MinValue": min(lags),
         f"{name}MaxValue": max(lags),
         f"{name}AverageValue": statistics.fmean(lags),
-        f"{name}P50": cuts[49],
-        f"{name}P95": cuts[94],
-        f"{name}P99": cuts[98],
+        f"{name}P50": percentiles[49],
+        f"{name}P95": percentiles[94],
+        f"{name}P99": percentiles[98],
     }
 
 
@@ -329,8 +329,8 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
 def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | LabelValues]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
-    planned = state.planned if state else ()
-    of = {name: state.of(name) for name in planned} if state else {}
+    namespaces = state.planned if state else ()
+    collections = {name: state.of(name) for name in namespaces} if state else {}
     is_ended = found.ended_at is not None
     seconds = 0.0 if found.began_at is None else (found.ended_at if found.ended_at is not None else now) - found.began_at
     return {
@@ -341,12 +341,12 @@ def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, fl
         "SnapshotSkipped": found.is_skipped,
         "SnapshotDurationInSeconds": seconds,
         "SnapshotPausedDurationInSeconds": 0 if controls is None else controls.paused_seconds,
-        "TotalTableCount": len(planned),
-        "RemainingTableCount": sum(not each.completed for each in of.values()),
-        "RowsScanned": {name: each.documents for name, each in of.items()},
-        "TableChunksCompletedCounts": {name: each.chunks for name, each in of.items()},
+        "TotalTableCount": len(namespaces),
+        "RemainingTableCount": sum(not collection.completed for collection in collections.values()),
+        "RowsScanned": {name: collection.documents for name, collection in collections.items()},
+        "TableChunksCompletedCounts": {name: collection.chunks for name, collection in collections.items()},
         "MilliSecondsSinceLastEvent": _since(found.last_chunk_at, now),
-        "TotalNumberOfEventsSeen": sum(each.documents for each in of.values()),
+        "TotalNumberOfEventsSeen": sum(collection.documents for collection in collections.values()),
         "NumberOfEventsFiltered": 0,
         "NumberOfErroneousEvents": 0,
     }
@@ -361,15 +361,15 @@ def _since(at: float | None, now: float) -> float:
 
 
 def _family(name: str, value: float | LabelValues, labels: Mapping[str, str]) -> Metric:
-    about = f"Debezium's {name}."
+    description = f"Debezium's {name}."
     if not isinstance(value, Mapping):
-        family = UnknownMetricFamily(PREFIX + name, about, labels=list(labels))
+        family = UnknownMetricFamily(PREFIX + name, description, labels=list(labels))
         family.add_metric(list(labels.values()), float(value))
         return family
     part = "field" if name == "SourceEventPosition" else "table"
-    family = UnknownMetricFamily(PREFIX + name, about, labels=[*labels, part])
-    for key, each in value.items():
-        family.add_metric([*labels.values(), key], float(each))
+    family = UnknownMetricFamily(PREFIX + name, description, labels=[*labels, part])
+    for key, part_value in value.items():
+        family.add_metric([*labels.values(), key], float(part_value))
     return family
 
 

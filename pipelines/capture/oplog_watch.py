@@ -48,7 +48,7 @@ class OplogWatch:
         """Seconds for which the oplog will hold the position; None where that is unknown."""
         position = self.log.position
         # A user without clusterMonitor cannot read the oplog, which is no error.
-        found = mongodb_server.oplog(self.deployment.client) if position is not None else None
-        if position is None or found is None:
+        oplog = mongodb_server.oplog(self.deployment.client) if position is not None else None
+        if position is None or oplog is None:
             return None
-        return found.headroom_seconds(tokens.cluster_time(position.token).time)
+        return oplog.headroom_seconds(tokens.cluster_time(position.token).time)

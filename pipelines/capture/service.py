@@ -64,9 +64,9 @@ def run(
     complete, even without events. `opened` is called with each newly claimed `BronzeLog`.
     """
     stop = stop or threading.Event()
-    counted = metrics.Metrics(settings.name)
+    service_metrics = metrics.Metrics(settings.name)
     service = CaptureService(
-        spark, settings, stop, progress, sessions, counted, commit_requested or threading.Event(), opened
+        spark, settings, stop, progress, sessions, service_metrics, commit_requested or threading.Event(), opened
     )
 
     def shown() -> str:
@@ -75,37 +75,37 @@ def run(
 
     port, address = settings.source.metrics_port, settings.source.metrics_address
     # Around all runs: counters that restarted with each run would look like a reset to Prometheus.
-    with metrics.serve(counted, port=port, address=address, page=shown if page else None):
-        done, spent = None, 0
+    with metrics.serve(service_metrics, port=port, address=address, page=shown if page else None):
+        result, attempts = None, 0
         while True:
             capture = None
             try:
                 with _connected(service) as capture:
-                    return joined(done, capture.run(once=once, take_over=take_over))
+                    return joined(result, capture.run(once=once, take_over=take_over))
             except StoppedBeforeStart:
-                return done or NOTHING
+                return result or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
                 # Attempts in a row: a run that committed something resets the count.
-                spent = (0 if capture is not None and capture.has_progressed else spent) + (
+                attempts = (0 if capture is not None and capture.has_progressed else attempts) + (
                     capture.attempts if capture else 1
                 )
                 if stop.is_set():
-                    return joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
+                    return joined(result, capture.result()) if capture is not None and has_begun else result or NOTHING
                 # Negative: no limit, as in Debezium.
-                is_last = 0 <= settings.source.errors_max_retries < spent
+                is_last = 0 <= settings.source.errors_max_retries < attempts
                 # A first start that does not reach its source raises at once: a person is there to see it.
-                if is_last or not (has_begun or done):
+                if is_last or not (has_begun or result):
                     raise
-                wait = settings.source.retriable_restart_connector_wait_ms / 1000
-                log.warning("%s; restarting the capture in %.1f s", error, wait)
+                delay = settings.source.retriable_restart_connector_wait_ms / 1000
+                log.warning("%s; restarting the capture in %.1f s", error, delay)
             if capture is not None and has_begun:
-                done = joined(done, capture.result())
+                result = joined(result, capture.result())
                 # `take_over` named the owner at the start. Whoever has claimed the table since is another one.
                 take_over = False
-            counted.restarts += 1
-            if stop.wait(wait) and done is not None:
-                return done
+            service_metrics.restarts += 1
+            if stop.wait(delay) and result is not None:
+                return result
 
 
 class StoppedBeforeStart(Exception):

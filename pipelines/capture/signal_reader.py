@@ -67,31 +67,31 @@ class SignalReader:
         is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
         is_noted = is_noted or SignalChannel.KAFKA in source.signal_enabled_channels
         # Read once: only this capture adds rows to bronze, and each channel remembers the signals that it returned.
-        done = bronze_log.handled_signals(session, self.log.table) if is_noted else set()
-        opened = channels.channels(session, self.settings, done=done)
+        handled_marks = bronze_log.handled_signals(session, self.log.table) if is_noted else set()
+        open_channels = channels.channels(session, self.settings, done=handled_marks)
         try:
             while True:
-                for channel in opened:
-                    for received in self._poll(channel):
-                        self.inbox.put(channel, received)
+                for channel in open_channels:
+                    for received_signal in self._poll(channel):
+                        self.inbox.put(channel, received_signal)
                 # `--once` must not end before it has read the signals that were there at its start.
                 self.inbox.polled()
                 self._notify()
                 if self.halt.wait(source.signal_poll_interval_ms / 1000):
                     return
         finally:
-            for channel in opened:
+            for channel in open_channels:
                 channel.close()
 
     def _poll(self, channel: channels.Channel) -> list[signals.ReceivedSignal]:
         """The new signals of a channel; none where it cannot be read, which the next poll tries again."""
         try:
-            found = channel.poll()
+            received_signals = channel.poll()
         except Exception as error:
             self._warn_once(type(channel).__name__, "signals cannot be read from %s (%s)", error)
             return []
         self._warned.discard(type(channel).__name__)
-        return found
+        return received_signals
 
     def _notify(self) -> None:
         """Write the waiting notifications; where that fails, the next poll tries again."""

@@ -58,32 +58,32 @@ class CaptureStart:
         )
         states = self._states(heartbeats)
         # After a lost position an unfinished snapshot is useless: its chunks lie before the gap.
-        unfinished = _unfinished(states) if has_position else None
+        unfinished_snapshot = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
             self.deployment.source,
             has_position=has_position,
-            is_unfinished=unfinished is not None and self._goes_on(unfinished),
+            is_unfinished=unfinished_snapshot is not None and self._goes_on(unfinished_snapshot),
             custom=self.custom,
         )
         gaps = Gaps(self.spark, self.deployment, self.log)
-        noted = OtherStream()
+        other_stream = OtherStream()
         if self.is_other_stream and self.log.position is not None:
-            noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
-        unread = () if decision.takes else gaps.of_other_snapshots(heartbeats)
-        payloads = [*noted.payloads, *gaps.of_other_fields(heartbeats), *unread]
-        states = (*states, *noted.states)
+            other_stream = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
+        snapshot_gaps = () if decision.takes else gaps.of_other_snapshots(heartbeats)
+        payloads = [*other_stream.payloads, *gaps.of_other_fields(heartbeats), *snapshot_gaps]
+        states = (*states, *other_stream.states)
         if has_position and not decision.takes:
             if payloads:
                 self.log.heartbeat(*payloads, token=tokens.token_of(self.log), ts_ms=clock.now_ms())
             self._warn_of_no_snapshot(decision, states)
-            return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
+            return StartPlan(decision.streams, unfinished_snapshot if decision.resumes else None, states)
         token = opened.stream.begins  # Not how far it has read: that is not in bronze yet.
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server returned no resume token")
         state = self._new_snapshot() if decision.takes or gap is not None else None
         if gap is not None and state is not None:
-            state, lost = gaps.after_lost_position(gap, state, token)
-            payloads.append(lost)
+            state, gap_payload = gaps.after_lost_position(gap, state, token)
+            payloads.append(gap_payload)
         payloads.append({"start": token} if state is None else state.begun())
         # In one commit: after a gap alone the next start would have a position, and take no snapshot.
         position_token = tokens.token_of(self.log) if has_position else token
@@ -95,11 +95,11 @@ class CaptureStart:
 
         In mode `always` the next snapshot reads a failed collection: one that always fails would keep this one unfinished.
         """
-        found = snapshot_state.states(each for each in heartbeats if "snapshot" in each)
-        by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
+        states = snapshot_state.states(each for each in heartbeats if "snapshot" in each)
+        kinds_not_retried = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
         if self.deployment.source.snapshot_mode is SnapshotMode.ALWAYS:
-            by_others.add(snapshot_state.SnapshotKind.INITIAL)
-        return tuple(state if state.kind in by_others else state.retried() for state in found)
+            kinds_not_retried.add(snapshot_state.SnapshotKind.INITIAL)
+        return tuple(state if state.kind in kinds_not_retried else state.retried() for state in states)
 
     def _goes_on(self, unfinished: snapshot_state.SnapshotState) -> bool:
         """Whether the unfinished snapshot is continued. In modes that take one at each start, only where a collection that it
@@ -113,8 +113,8 @@ class CaptureStart:
         if self.log.position is None:  # A first start: a person is there to see the error.
             self.deployment.check_collections()
         includes = self.deployment.filter.is_snapshotted
-        planned = tuple(each.namespace for each in self.deployment.collections() if includes(each.db, each.name))
-        return snapshot_state.SnapshotState(new_id(), planned)
+        namespaces = tuple(each.namespace for each in self.deployment.collections() if includes(each.db, each.name))
+        return snapshot_state.SnapshotState(new_id(), namespaces)
 
     def _warn_of_no_snapshot(
         self, decision: snapshot_mode.SnapshotDecision, states: tuple[snapshot_state.SnapshotState, ...]
@@ -134,8 +134,8 @@ class CaptureStart:
 
 def _unfinished(states: tuple[snapshot_state.SnapshotState, ...]) -> snapshot_state.SnapshotState | None:
     """The newest initial snapshot, where it was not read to its end."""
-    initial = [state for state in states if state.kind is snapshot_state.SnapshotKind.INITIAL]
-    return initial[-1] if initial and not initial[-1].is_done else None
+    initial_states = [state for state in states if state.kind is snapshot_state.SnapshotKind.INITIAL]
+    return initial_states[-1] if initial_states and not initial_states[-1].is_done else None
 
 
 def new_id() -> str:

@@ -53,16 +53,16 @@ class ExistingBronze:
     @staticmethod
     def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
         """Read the table; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
-        at = table_history.standing(spark, table)
-        if at.version < 0:
+        standing = table_history.standing(spark, table)
+        if standing.version < 0:
             return ExistingBronze()
         delta.check_ours(spark, table)
         # After a RESTORE, the metadata of the restored version: it describes how the rows were captured.
-        metadata = at.metadata or (at.last.metadata if at.last else None) or {}
-        before = metadata.get("stream")
-        is_other = before is not None and not filters.is_same_stream(before, fingerprint)
-        found = bronze_log.UnclaimedPosition(at.version, bronze_log.read_position(spark, table))
-        return ExistingBronze(found, is_other, metadata.get("replica_set"))
+        metadata = standing.metadata or (standing.last.metadata if standing.last else None) or {}
+        old_fingerprint = metadata.get("stream")
+        is_other = old_fingerprint is not None and not filters.is_same_stream(old_fingerprint, fingerprint)
+        position = bronze_log.UnclaimedPosition(standing.version, bronze_log.read_position(spark, table))
+        return ExistingBronze(position, is_other, metadata.get("replica_set"))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class StreamOpener:
         self, starts: Sequence[change_stream.StreamStart], position: bronze_log.BronzePosition | None
     ) -> change_stream.ChangeStream:
         """A stream from the first of these places that the server accepts."""
-        lost: mongodb_failures.HistoryLost | None = None
+        history_error: mongodb_failures.HistoryLost | None = None
         for start in starts:
             stream = self._stream(start)
             try:
@@ -150,22 +150,22 @@ class StreamOpener:
                 return stream
             except mongodb_failures.HistoryLost as error:
                 stream.close()
-                lost = error
+                history_error = error
                 if error.code == mongodb_failures.CHANGE_STREAM_HISTORY_LOST:
                     break  # The place is older than the oplog, by token or by time.
-        raise tokens.lost(position, lost)
+        raise tokens.lost(position, history_error)
 
     def _check_replica_set(self, position: bronze_log.BronzePosition) -> None:
         """Raise `PositionLost` where bronze was captured from another replica set.
 
         Its oplog may span the position, and for a position that is not an event nothing else shows that it is another deployment.
         """
-        before, now = self.replica_sets
-        if None not in self.replica_sets and before != now:
+        bronze_set, source_set = self.replica_sets
+        if None not in self.replica_sets and bronze_set != source_set:
             log.warning(
                 "bronze was captured from the replica set %s, but the source is %s, which is a different deployment",
-                before,
-                now,
+                bronze_set,
+                source_set,
             )
             raise tokens.lost(position, None)
 
@@ -185,12 +185,12 @@ class StreamOpener:
 
         All events until then would count as older than silver's rows.
         """
-        latest, client = tokens.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
-        if latest <= mongodb_server.operation_time(client).time:
+        least_time, client = tokens.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
+        if least_time <= mongodb_server.operation_time(client).time:
             return
         # A newly started mongos learns the cluster time from its shards' first answers.
         catalog.database_names(client)
-        if latest > mongodb_server.operation_time(client).time:
+        if least_time > mongodb_server.operation_time(client).time:
             raise errors.SourceUnsuitable(
                 f"source: the server's time is behind bronze's position {tokens.utc(position.token)}. It is not the "
                 "deployment that was captured, or its clock was set back. Nothing was changed. Capture it under another "
@@ -240,5 +240,9 @@ class StreamOpener:
 
     def _first_start(self) -> change_stream.StreamStart:
         """The start of a stream without a position: `capture.start.op.time`, or now."""
-        at = self.deployment.source.capture_start_op_time
-        return change_stream.StreamStart() if at < 0 else change_stream.StreamStart(at=Timestamp(at >> 32, at & 0xFFFFFFFF))
+        op_time = self.deployment.source.capture_start_op_time
+        return (
+            change_stream.StreamStart()
+            if op_time < 0
+            else change_stream.StreamStart(at=Timestamp(op_time >> 32, op_time & 0xFFFFFFFF))
+        )

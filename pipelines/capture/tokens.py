@@ -15,8 +15,8 @@ from pipelines.mongodb import failures as mongodb_failures
 
 def cluster_time(token: str) -> Timestamp:
     """The cluster time of a resume token."""
-    found = resume_token.position(token)
-    return Timestamp(found.seconds, found.increment)
+    position = resume_token.position(token)
+    return Timestamp(position.seconds, position.increment)
 
 
 def utc(token: str) -> str:
