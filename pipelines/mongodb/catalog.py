@@ -93,5 +93,5 @@ def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> 
         )
     # One entry per shard.
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
-    total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
-    return CollectionSize(documents, max(1, total // documents) if documents else 1024)
+    total_bytes = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
+    return CollectionSize(documents, max(1, total_bytes // documents) if documents else 1024)

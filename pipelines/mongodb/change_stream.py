@@ -107,10 +107,10 @@ class Replay:
     def unseen(self, events: list[bytes]) -> list[bytes]:
         """The events after the token."""
         for number, event in enumerate(events):
-            compared = resume_token.compare(event_token(event), self.behind)
-            if compared > 0:
+            order = resume_token.compare(event_token(event), self.behind)
+            if order > 0:
                 return events[number:]
-            self.has_met = self.has_met or compared == 0
+            self.has_met = self.has_met or order == 0
         return []
 
     def is_past(self, token: str) -> bool:
@@ -169,10 +169,8 @@ class ChangeStream:
     def open(self) -> str | None:
         """Open the cursor; returns the token of its position."""
         stage = self._stage()
-        opened = self._cursor.open(
-            self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages]
-        )
-        token = opened.get("postBatchResumeToken")
+        reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages])
+        token = reply.get("postBatchResumeToken")
         if token:
             self.begins = self.begins or token["_data"]
             self._move_to(token["_data"])
@@ -190,8 +188,8 @@ class ChangeStream:
         """
         if self._probed is not None:
             # Read by `probe`; its events are in no other batch.
-            probed, self._probed = self._probed, None
-            return probed
+            first_batch, self._probed = self._probed, None
+            return first_batch
         while True:
             asked_at = time.monotonic()
             try:
@@ -274,12 +272,12 @@ class ChangeStream:
         self._careful = max(0, self._careful - size) if events else 0
         self._count_election()
         token = rest.get("postBatchResumeToken")
-        unseen = self._unseen(events)
+        new_events = self._unseen(events)
         self._behind = None if events else self._behind
         # Never a position inside a split event: the stream would resume with its second fragment.
         if events and split_events.is_unfinished(events[-1]):
-            whole = [event for event in events if not split_events.is_unfinished(event)]
-            self._move_to(event_token(whole[-1]) if whole else self.token or "")
+            whole_events = [event for event in events if not split_events.is_unfinished(event)]
+            self._move_to(event_token(whole_events[-1]) if whole_events else self.token or "")
         else:
             self._move_to(token["_data"] if token else event_token(events[-1]) if events else self.token or "")
         if not self._cursor.is_open and self.token == self._foreign:
@@ -289,16 +287,16 @@ class ChangeStream:
             # As the driver would raise it: `next` reopens the stream at the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
         is_drained = not events and (self._replay is None or self._replay.is_over(token["_data"] if token else ""))
-        return EventBatch(unseen, self.token or "", size, is_drained)
+        return EventBatch(new_events, self.token or "", size, is_drained)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
         """The events without those that a stream opened at a cluster time repeats."""
         if self._replay is None:
             return events
-        unseen = self._replay.unseen(events)
-        if unseen:
+        new_events = self._replay.unseen(events)
+        if new_events:
             self._end_replay(self._replay)
-        return unseen
+        return new_events
 
     def _move_to(self, token: str) -> None:
         if self._replay is not None:
@@ -365,8 +363,8 @@ class ChangeStream:
         """Whether `resolved` names another namespace after an invalidate; updates the options."""
         if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
             return False
-        before, self.options = self.options, self.resolved()
-        return (before.db, before.collection) != (self.options.db, self.options.collection)
+        old_options, self.options = self.options, self.resolved()
+        return (old_options.db, old_options.collection) != (self.options.db, self.options.collection)
 
 
 def event_token(event: bytes) -> str:
@@ -376,26 +374,26 @@ def event_token(event: bytes) -> str:
 
 def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: str) -> bool:
     """Whether a stream over this namespace, without further stages, returns the event of this token."""
-    at, wanted = resume_token.position(token), resume_token.without_fragment(token)
-    stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
+    position, wanted_token = resume_token.position(token), resume_token.without_fragment(token)
+    stage: dict[str, Any] = {"startAtOperationTime": Timestamp(position.seconds, position.increment)}
     if db is None:
         stage["allChangesForCluster"] = True
     if stream.options.show_expanded_events:
         stage["showExpandedEvents"] = True
     # Read raw: the driver's own stream decodes the events, and refuses some collection names.
-    bare = stream_cursor.StreamCursor(stream.connection)
+    cursor = stream_cursor.StreamCursor(stream.connection)
     try:
-        bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
-        while bare.is_open and not stream.stopped.is_set():
-            _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
-            mark = rest.get("postBatchResumeToken")
-            found = event_token(events[0]) if events else mark["_data"] if mark else token
-            if resume_token.position(found)[:2] > at[:2]:
+        cursor.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
+        while cursor.is_open and not stream.stopped.is_set():
+            _, events, rest = cursor.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
+            batch_token = rest.get("postBatchResumeToken")
+            reached_token = event_token(events[0]) if events else batch_token["_data"] if batch_token else token
+            if resume_token.position(reached_token)[:2] > position[:2]:
                 return False
-            is_other_format = found[_VERSION] != token[_VERSION]
-            if events and (is_other_format or resume_token.without_fragment(found) == wanted):
+            is_other_format = reached_token[_VERSION] != token[_VERSION]
+            if events and (is_other_format or resume_token.without_fragment(reached_token) == wanted_token):
                 return True
     finally:
-        bare.close()
+        cursor.close()
     # A stop ended it, and nothing is known; or an invalidate did, and the event would have come before that.
     return stream.stopped.is_set()

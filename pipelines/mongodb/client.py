@@ -31,14 +31,14 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
     `SettingsError`, unless this process has found it before, or another one has (`is_known`).
     """
     try:
-        with warnings.catch_warnings(record=True) as warned:  # The driver's warnings quote the values.
+        with warnings.catch_warnings(record=True) as driver_warnings:  # The driver's warnings quote the values.
             warnings.simplefilter("always")
-            made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
-        if warned:
+            mongo_client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
+        if driver_warnings:
             _warn_of_ignored(left_out(uri))
         # The host exists: from now on, a failed lookup of its name is an outage.
         _looked_up.add(_host(uri))
-        return made
+        return mongo_client
     except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
         # Not a `SettingsError`: a capture continues when the name server answers again.
         if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
@@ -70,12 +70,12 @@ def _host(uri: str) -> str:
 def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     """The error for a connection string or an option, without the driver's text, which quotes the password."""
     path = "source.mongodb.connection.string"
-    scheme, found, _ = uri.partition("://")
-    if not found or scheme not in ("mongodb", "mongodb+srv"):
+    scheme, separator, _ = uri.partition("://")
+    if not separator or scheme not in ("mongodb", "mongodb+srv"):
         return errors.SettingsError(errors.Problem(path, "it must begin with mongodb:// or mongodb+srv://"))
-    bad = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
-    if bad:
-        return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad)} is not valid"))
+    bad_options = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
+    if bad_options:
+        return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad_options)} is not valid"))
     hint = "in user name and password, percent-encode / : @ ? # [ ] and %: write p%40ss for p@ss"
     if scheme == "mongodb+srv":
         hint += "; the host of mongodb+srv:// must have an SRV record, and no port"
@@ -148,16 +148,16 @@ def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.Mon
 def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
     """A client of one server with the options of another client: credentials, TLS and timeouts, also of its connection string."""
     # Uses private attributes of the driver, which cannot copy a client.
-    given = dict(connection._init_kwargs)
-    uri = given.pop("host", None)
+    arguments = dict(connection._init_kwargs)
+    uri = arguments.pop("host", None)
     uri = uri[0] if isinstance(uri, (list, tuple)) and uri else uri
-    options = {name: value for name, value in given.items() if name not in ("port", *_OF_A_SET)}
-    known = connection.options
+    options = {name: value for name, value in arguments.items() if name not in ("port", *_OF_A_SET)}
+    client_options = connection.options
     if isinstance(uri, str) and uri.startswith("mongodb+srv://"):
         # A mongodb:// address: TLS and authSource, which the SRV and TXT records set, must be options.
-        options.setdefault("tls", known.pool_options._ssl_context is not None)
-    if known.pool_options._credentials is not None and known.pool_options._credentials.source:
-        options.setdefault("authSource", known.pool_options._credentials.source)
+        options.setdefault("tls", client_options.pool_options._ssl_context is not None)
+    if client_options.pool_options._credentials is not None and client_options.pool_options._credentials.source:
+        options.setdefault("authSource", client_options.pool_options._credentials.source)
     return pymongo.MongoClient(direct_uri(uri if isinstance(uri, str) else "", host), directConnection=True, **options)
 
 
@@ -174,6 +174,6 @@ def direct_uri(uri: str, host: str) -> str:
     authority, options = (rest[: path.start()], rest[path.start() :]) if path else (rest, "")
     credentials = authority.rpartition("@")[0]
     database, _, query = options.lstrip("/").partition("?")
-    left_out = {name.lower() for name in _OF_A_SET}
-    kept = [part for part in split_options(query) if part.partition("=")[0].lower() not in left_out]
-    return f"mongodb://{credentials and credentials + '@'}{host}/{database}{'?' if kept else ''}{'&'.join(kept)}"
+    set_options = {name.lower() for name in _OF_A_SET}
+    remaining = [part for part in split_options(query) if part.partition("=")[0].lower() not in set_options]
+    return f"mongodb://{credentials and credentials + '@'}{host}/{database}{'?' if remaining else ''}{'&'.join(remaining)}"

@@ -48,7 +48,7 @@ def connection(source: Source) -> Connection:
     Raises `SettingsError` where a secret cannot be resolved.
     """
     uri = secrets.resolve(source.mongodb_connection_string)
-    given = _given(uri)
+    uri_options = _given(uri)
     options: dict[str, Any] = {
         "connectTimeoutMS": source.mongodb_connect_timeout_ms or None,
         "serverSelectionTimeoutMS": source.mongodb_server_selection_timeout_ms,
@@ -59,10 +59,10 @@ def connection(source: Source) -> Connection:
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
     if not has_credentials:
         options |= _credentials(source)
-    if source.mongodb_ssl_enabled or given & {"tls", "ssl"}:
-        options |= _tls(source, is_given=bool(given & {"tls", "ssl"}))
+    if source.mongodb_ssl_enabled or uri_options & {"tls", "ssl"}:
+        options |= _tls(source, is_given=bool(uri_options & {"tls", "ssl"}))
     return Connection(
-        uri, {name: value for name, value in options.items() if value is not None and name.lower() not in given}
+        uri, {name: value for name, value in options.items() if value is not None and name.lower() not in uri_options}
     )
 
 
@@ -139,15 +139,15 @@ def _skipping(source: Source) -> list[dict[str, Any]]:
     def size(field: str) -> dict[str, Any]:
         return {"$cond": [{"$eq": [{"$type": f"${field}"}, "object"]}, {"$bsonSize": f"${field}"}, 0]}
 
-    documents = [size("fullDocument"), size("fullDocumentBeforeChange")]
-    key = {"$multiply": [TOKEN_FACTOR, size("documentKey")]}
-    whole = {"$add": [*documents, size("updateDescription"), key]}
-    kept = ("_id", "operationType", "clusterTime", "wallTime", "ns", "documentKey", "lsid", "txnNumber")
-    rest = {name: f"${name}" for name in kept}
-    largest = {"$max": documents}
-    is_large = {"$or": [{"$gt": [largest, source.cursor_oversize_skip_threshold]}, {"$gt": [whole, EVENT_BYTES]}]}
-    shortened = {**rest, SKIPPED: {"$max": [largest, {"$cond": [{"$gt": [whole, EVENT_BYTES]}, whole, 0]}]}}
-    return [{"$replaceWith": {"$cond": [is_large, shortened, "$$ROOT"]}}]
+    document_sizes = [size("fullDocument"), size("fullDocumentBeforeChange")]
+    key_size = {"$multiply": [TOKEN_FACTOR, size("documentKey")]}
+    event_size = {"$add": [*document_sizes, size("updateDescription"), key_size]}
+    names = ("_id", "operationType", "clusterTime", "wallTime", "ns", "documentKey", "lsid", "txnNumber")
+    fields = {name: f"${name}" for name in names}
+    largest = {"$max": document_sizes}
+    is_large = {"$or": [{"$gt": [largest, source.cursor_oversize_skip_threshold]}, {"$gt": [event_size, EVENT_BYTES]}]}
+    short_event = {**fields, SKIPPED: {"$max": [largest, {"$cond": [{"$gt": [event_size, EVENT_BYTES]}, event_size, 0]}]}}
+    return [{"$replaceWith": {"$cond": [is_large, short_event, "$$ROOT"]}}]
 
 
 def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:
@@ -161,8 +161,8 @@ def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:
 
 def captured_databases(source: Source, names: Collection[str]) -> list[str]:
     """The databases of which something may be captured; the user needs no privileges on the others."""
-    chosen, scope = filters.of(source), filters.stream_scope(source, databases=list(names))
-    return [name for name in names if chosen.includes_database(name) and scope.db in (None, name)]
+    source_filter, scope = filters.of(source), filters.stream_scope(source, databases=list(names))
+    return [name for name in names if source_filter.includes_database(name) and scope.db in (None, name)]
 
 
 def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) -> list[catalog.SourceCollection]:
@@ -171,22 +171,22 @@ def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) 
     Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream. Once a
     capture `is_begun`, one of them may have replaced a collection: then it is logged, and the others are captured.
     """
-    chosen = filters.of(source)
-    found = [
+    source_filter = filters.of(source)
+    collections = [
         collection
         for collection in catalog.collections(client, captured_databases(source, catalog.database_names(client)))
-        if chosen.includes(collection.db, collection.name)
+        if source_filter.includes(collection.db, collection.name)
     ]
     # A pattern may match a view by chance; a view that is named would wait for events for ever.
-    named = {(db.lower(), name.lower()) for db, name in chosen.named()}
-    for collection in found:
-        if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:
+    exact_names = {(db.lower(), name.lower()) for db, name in source_filter.named()}
+    for collection in collections:
+        if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in exact_names:
             kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
             message = f"{collection.namespace} is a {kind}, which has no change stream; remove it from the include list"
             if not is_begun:
                 raise errors.SourceUnsuitable(message)
             _warn_once(message)
-    return [collection for collection in found if collection.kind == "collection"]
+    return [collection for collection in collections if collection.kind == "collection"]
 
 
 @functools.lru_cache(maxsize=1000)

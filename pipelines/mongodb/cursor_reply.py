@@ -38,14 +38,14 @@ def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]
     array = raw_bson.find(reply, name, cursor.start)
     documents: list[bytes] = []
     append, index = documents.append, reply.index
-    at, stop = array.start + 4, array.end - 1
+    offset, stop = array.start + 4, array.end - 1
     # The inner loop of the capture: it reads only each element's name, which ends with a zero byte, and its document's length.
-    while at < stop:
-        at = index(b"\0", at + 1) + 1
-        following = at + _int32(reply, at)[0]
-        append(reply[at:following])
-        at = following
+    while offset < stop:
+        offset = index(b"\0", offset + 1) + 1
+        end = offset + _int32(reply, offset)[0]
+        append(reply[offset:end])
+        offset = end
     # Without the batch's array, type byte and name, the rest is a document, small enough to decode.
-    before = array.start - len(name) - 2
-    rest = reply[cursor.start + 4 : before] + reply[array.end : cursor.end]
+    head_end = array.start - len(name) - 2
+    rest = reply[cursor.start + 4 : head_end] + reply[array.end : cursor.end]
     return documents, decode((len(rest) + 4).to_bytes(4, "little") + rest, EXACT)

@@ -27,10 +27,10 @@ def sampled_ids(
 
     At most `documents`, each once.
     """
-    matched: list[Mapping[str, Any]] = [{"$match": condition}] if condition else []
-    stages = [*matched, {"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
+    match_stages: list[Mapping[str, Any]] = [{"$match": condition}] if condition else []
+    stages = [*match_stages, {"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
     with mongodb_failures.translating_read(f"choosing documents of {collection.namespace}"):
-        found = cursor_reply.drained(
+        sample = cursor_reply.drained(
             connection,
             collection.db,
             {"aggregate": collection.name, "pipeline": stages, "cursor": {}},
@@ -38,7 +38,7 @@ def sampled_ids(
             read_preference=connection.read_preference,
         )
         # A set: `$sample` may return a document more than once.
-        return list({bytes(each.raw) for each in found})
+        return list({bytes(document.raw) for document in sample})
 
 
 CATCH_UP_SECONDS = 60.0
@@ -56,22 +56,22 @@ def changed_keys(
 
     Raises `HistoryLost`, `NamespaceGone`, or `SourceUnreachable` where the stream does not reach the time.
     """
-    at = resume_token.position(behind)
+    position = resume_token.position(behind)
     # `$out` and a rename with `dropTarget` replace this collection with an event of the other one only.
-    replaced = {"operationType": "rename", "to.coll": name}
+    replacement = {"operationType": "rename", "to.coll": name}
     stages: list[Mapping[str, Any]] = [
-        {"$match": {"$or": [{"ns.coll": name}, replaced, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
+        {"$match": {"$or": [{"ns.coll": name}, replacement, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
         {"$project": {"operationType": 1, "documentKey": 1, "clusterTime": 1}},
     ]
     options = change_stream.StreamOptions(db=db, stages=stages, max_await_ms=200, show_expanded_events=False)
     deadline = time.monotonic() + CATCH_UP_SECONDS
     stream = change_stream.ChangeStream(
-        connection, options, change_stream.StreamStart(at=Timestamp(at.seconds, at.increment)), retries=3
+        connection, options, change_stream.StreamStart(at=Timestamp(position.seconds, position.increment)), retries=3
     )
-    found: list[bytes] = []
+    keys: list[bytes] = []
     try:
         is_settled = False
-        while not is_settled and len(found) < limit:
+        while not is_settled and len(keys) < limit:
             batch = stream.next()
             if not batch.events and time.monotonic() > deadline:
                 raise errors.SourceUnreachable(f"{db}.{name}: the change stream has not reached the time of the read")
@@ -80,11 +80,13 @@ def changed_keys(
                     continue
                 if "documentKey" not in event:
                     raise NamespaceGone
-                found.append(bytes(event["documentKey"].raw))
-            reached = resume_token.position(batch.token)
+                keys.append(bytes(event["documentKey"].raw))
+            batch_position = resume_token.position(batch.token)
             # At exactly that time there may be more events until an empty batch comes.
-            is_past = (reached.seconds, reached.increment) > (until.time, until.inc)
-            is_settled = is_past or ((reached.seconds, reached.increment) == (until.time, until.inc) and not batch.events)
+            is_past = (batch_position.seconds, batch_position.increment) > (until.time, until.inc)
+            is_settled = is_past or (
+                (batch_position.seconds, batch_position.increment) == (until.time, until.inc) and not batch.events
+            )
     finally:
         stream.close()
-    return found
+    return keys

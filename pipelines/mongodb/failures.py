@@ -181,9 +181,9 @@ def _spoils_tokens(error: BaseException) -> bool:
 
 def stream_error(error: driver.PyMongoError) -> BaseException:
     """The error that ends a change stream: as `translated`, or `SourceUnsuitable` where the server failed at an event or a stage."""
-    found = translated(error, "reading the change stream")
-    if found is not error or not isinstance(error, driver.OperationFailure):
-        return found
+    translated_error = translated(error, "reading the change stream")
+    if translated_error is not error or not isinstance(error, driver.OperationFailure):
+        return translated_error
     name = (error.details or {}).get("codeName", "")
     return errors.SourceUnsuitable(
         f"reading the change stream: the server fails on an event (error {error.code} {name}); everything before "
@@ -217,8 +217,8 @@ def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
 
 def _refused_command(error: BaseException) -> str:
     """The names of the refused command and its database; the rest of the text holds filters and documents."""
-    found = re.match(r"not authorized on (\S+) to execute command \{ (\w+):", str(error))
-    return f": not authorized on {found[1]} to execute command {found[2]}" if found else ""
+    match = re.match(r"not authorized on (\S+) to execute command \{ (\w+):", str(error))
+    return f": not authorized on {match[1]} to execute command {match[2]}" if match else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -42,8 +42,8 @@ class IdRange:
 
         An open end includes MinKey and MaxKey there; an ordinary index leaves out MaxKey.
         """
-        given = {"min": self.lo, "max": self.hi}
-        return {name: RawBSONDocument(_renamed(end, b"_id")) for name, end in given.items() if end is not None}
+        bounds = {"min": self.lo, "max": self.hi}
+        return {name: RawBSONDocument(_renamed(end, b"_id")) for name, end in bounds.items() if end is not None}
 
 
 _MAX_KEY = 0x7F
@@ -75,8 +75,8 @@ def boundary(
         reply = connection[collection.db].command(
             command, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_preference=connection.read_preference
         )
-    found, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
-    return id_as_hi(found[0]) if found else None
+    ids, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
+    return id_as_hi(ids[0]) if ids else None
 
 
 def _within(
@@ -96,14 +96,14 @@ def hi_as_lo(hi: bytes) -> bytes:
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
     # Not decoded: an `_id` may hold a value that the driver refuses, such as a date after the year 9999.
-    found = raw_bson.find(raw, b"_id")
-    return _single(found.kind, b"hi", raw[found.start : found.end])
+    element = raw_bson.find(raw, b"_id")
+    return _single(element.kind, b"hi", raw[element.start : element.end])
 
 
 def _renamed(raw: bytes, name: bytes) -> bytes:
     """A document of one field with that field renamed. The value stays bytes: not every `_id` can be decoded."""
-    zero = raw.index(b"\0", 5)
-    return _single(raw[4], name, raw[zero + 1 : -1])
+    name_end = raw.index(b"\0", 5)
+    return _single(raw[4], name, raw[name_end + 1 : -1])
 
 
 def _single(kind: int, name: bytes, value: bytes) -> bytes:
@@ -134,25 +134,27 @@ def read_chunk(
     have no snapshot reads: their time is the operation time from just before the read, and replaying the later changes converges.
     """
     # A capped collection's time is the primary's, which a secondary may not have reached (#14).
-    preferred = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
-    reading = _reading(connection, preferred)
+    preference = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
+    reading = _reading(connection, preference)
     with (
         mongodb_failures.translating_read(f"reading a chunk of {collection.namespace}"),
         reading as (server, session),
     ):
         database = server[collection.db]
-        at = mongodb_server.operation_time(connection) if collection.is_capped else None
+        read_time = mongodb_server.operation_time(connection) if collection.is_capped else None
         reply = database.command(
-            _find(collection, bounds, after=at or after, fetch_size=fetch_size, condition=condition, is_exact=is_exact),
+            _find(
+                collection, bounds, after=read_time or after, fetch_size=fetch_size, condition=condition, is_exact=is_exact
+            ),
             session=session,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
-            read_preference=preferred,
+            read_preference=preference,
         )
         name = b"firstBatch"
         while True:
             documents, rest = cursor_reply.split_batch(bytes(reply.raw), name)
-            at = at or rest["atClusterTime"]
-            yield Chunk(documents, at)
+            read_time = read_time or rest["atClusterTime"]
+            yield Chunk(documents, read_time)
             if not rest["id"]:
                 return
             name = b"nextBatch"
@@ -161,7 +163,7 @@ def read_chunk(
                 | ({"batchSize": fetch_size} if fetch_size else {}),
                 session=session,
                 codec_options=DEFAULT_RAW_BSON_OPTIONS,
-                read_preference=preferred,
+                read_preference=preference,
             )
 
 
@@ -181,14 +183,14 @@ def existing_ids(
         "readConcern": {"level": "majority", "afterClusterTime": after},
     }
     with mongodb_failures.translating_read(f"looking for documents of {collection.namespace}"):
-        found = cursor_reply.drained(
+        documents = cursor_reply.drained(
             connection,
             collection.db,
             command,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
             read_preference=connection.read_preference,
         )
-        return [each.raw for each in found]
+        return [document.raw for document in documents]
 
 
 @contextmanager
@@ -197,8 +199,8 @@ def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[t
 
     Raises `SnapshotExpired` where the cursor is gone (an election, a dropped collection): the chunk is to be read again.
     """
-    pinned = mongodb.pinned(connection, preferred)
-    server = pinned or connection
+    pinned_client = mongodb.pinned(connection, preferred)
+    server = pinned_client or connection
     try:
         with server.start_session() as session:
             yield server, session
@@ -207,8 +209,8 @@ def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[t
             raise mongodb_failures.SnapshotExpired from error
         raise
     finally:
-        if pinned is not None:
-            pinned.close()
+        if pinned_client is not None:
+            pinned_client.close()
 
 
 def _find(
@@ -243,10 +245,10 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
     """The reason for which the server refuses a filter over `database.collection`; None where it accepts it. Reads no documents."""
     db, _, name = namespace.partition(".")
     # Not `explain`, whose reply quotes the filter several times: with a filter of some MB it is too large to send.
-    find = {"find": name, "filter": dict(condition), "batchSize": 0, "singleBatch": True}
+    command = {"find": name, "filter": dict(condition), "batchSize": 0, "singleBatch": True}
     try:
         with mongodb_failures.translating("trying a filter"):
-            connection[db].command(find, codec_options=cursor_reply.LENIENT)
+            connection[db].command(command, codec_options=cursor_reply.LENIENT)
     except driver.OperationFailure as error:
         return mongodb_failures.first_line(error)
     except driver.DocumentTooLarge:

@@ -67,7 +67,7 @@ class StreamCursor:
         """The wait for events: at most half of the client's timeouts, or a quiet server would look like an unreachable one."""
         options = self._connection.options
         limits = (options.pool_options.socket_timeout, options.timeout)
-        return max(1, min((wanted, *(int(each * 500) for each in limits if each))))
+        return max(1, min((wanted, *(int(seconds * 500) for seconds in limits if seconds))))
 
     def close(self) -> None:
         """Kill the cursor and end the session on the server, if that still answers."""
