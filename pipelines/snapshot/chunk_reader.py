@@ -142,14 +142,14 @@ class ChunkReader:
         is_here = self.on_driver.is_set() or sparks.is_local(self.spark)
         if is_here and (reply := self._by_helper(spec)) is not None:
             return reply
-        read = functools.partial(chunks.read_on_executor, spec)
+        read_chunk = functools.partial(chunks.read_on_executor, spec)
         if not self.on_driver.is_set():
             # One row, one task: the executor's Python reads the chunk, and its documents pass through the JVM as bytes only.
-            rows, meta = _sent(self.spark.range(1, numPartitions=1).mapInArrow(read, chunks.REPLY).toArrow())
+            rows, meta = _sent(self.spark.range(1, numPartitions=1).mapInArrow(read_chunk, chunks.REPLY).toArrow())
             is_unreachable = meta["outcome"] == "error" and isinstance(chunks.error_of(meta), errors.SourceUnreachable)
             if sparks.is_classic(self.spark) or not is_unreachable:
                 return rows, meta
-        rows, meta = _sent(pa.Table.from_batches(read(iter(()))))
+        rows, meta = _sent(pa.Table.from_batches(read_chunk(iter(()))))
         if meta["outcome"] == "read" and not self.on_driver.is_set():
             log.warning("the executors cannot reach MongoDB: reading snapshots in helper processes of the capture instead")
             self.on_driver.set()
@@ -162,8 +162,8 @@ class ChunkReader:
         try:
             with _chunk_file() as path, _HELPERS.borrowed(1) as helpers:
                 for helper in helpers:
-                    given = spec, str(path)
-                    meta, _ = helper.call(_read_into_file, given, stopped=self.stopped, seconds=HELPER_SECONDS)
+                    arguments = spec, str(path)
+                    meta, _ = helper.call(_read_into_file, arguments, stopped=self.stopped, seconds=HELPER_SECONDS)
                     if meta["outcome"] != "unwritten":
                         return (chunks.stored(path) if meta["outcome"] == "read" else chunks.ROWS.empty_table()), meta
                     raise OSError(meta["message"])

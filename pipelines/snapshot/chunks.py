@@ -111,8 +111,8 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         yield {"outcome": "expired"}, None
     except mongodb_failures.CollectionChanged:
         yield {"outcome": "changed"}, None
-    except mongodb_failures.ReadRefused as refused:
-        yield {"outcome": "refused", "message": str(refused)}, None
+    except mongodb_failures.ReadRefused as refusal:
+        yield {"outcome": "refused", "message": str(refusal)}, None
     except errors.MedallionError as error:
         yield {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
     except Exception as error:  # Named by its class: its text may hold a document.
@@ -150,8 +150,10 @@ class _EncodedRows:
         for place in lossy:
             originals[place] = raw_event.original(self.documents[place], fields=self.fields)
         if self.fields is not None:
-            changed = (raw_event.filtered(text.as_buffer().to_pybytes(), fields=self.fields, taken=set()) for text in texts)
-            texts = pa.chunked_array([pa.array(changed, pa.string())])
+            filtered_texts = (
+                raw_event.filtered(text.as_buffer().to_pybytes(), fields=self.fields, taken=set()) for text in texts
+            )
+            texts = pa.chunked_array([pa.array(filtered_texts, pa.string())])
         after = pa.chunked_array([*texts.chunks, pa.nulls(self.gone, pa.string())], pa.string())
         rows = pa.table([pa.array(self.keys, pa.string()), after, pa.array(originals, pa.string())], schema=ROWS)
         self.keys, self.documents, self.gone, self.waiting = [], [], 0, 0
@@ -164,11 +166,11 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     """The chunk in pieces; the last one has the outcome."""
     client = connections.worker_client(spec.connection)
     rows = _EncodedRows(spec.fields)
-    missing = dict.fromkeys(filter(key_filter.can_ask, key_filter.keys_of(spec.condition) or ()))
-    at: Timestamp | None = None
+    missing_keys = dict.fromkeys(filter(key_filter.can_ask, key_filter.keys_of(spec.condition) or ()))
+    read_time: Timestamp | None = None
     cut: bytes | None = None
     # The server closes a snapshot read after its window; a chunk that is cut is committed, and continued at another cluster time.
-    until = time.monotonic() + CHUNK_SECONDS
+    deadline = time.monotonic() + CHUNK_SECONDS
     for chunk in snapshot_read.read_chunk(
         client,
         spec.collection,
@@ -177,47 +179,47 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         fetch_size=spec.fetch_size,
         condition=_condition(spec),
     ):
-        at = chunk.at
+        read_time = chunk.at
         # Never before the first document, or a chunk could be empty and make no progress.
         size = rows.sent + rows.waiting
-        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > deadline):
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
             key = canonical_keys.canonical_raw(raw)
-            missing.pop(key, None)
+            missing_keys.pop(key, None)
             rows.add(key, raw)
             if rows.waiting > batch_encoder.GROUP_BYTES:
                 yield None, rows.take()
-    assert at is not None
+    assert read_time is not None
     # After a cut, keys that are missing here may be in the next chunk.
     if cut is not None:
-        missing = {}
-    elif missing and spec.bounds.lo is not None:
+        missing_keys = {}
+    elif missing_keys and spec.bounds.lo is not None:
         # At this chunk's time or later: a server behind it may lack a document that was inserted after the first chunk, and the
         # delete of this chunk would be newer than that insert.
-        held = snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing), after=at)
-        existing = {canonical_keys.canonical_raw(raw) for raw in held}
-        missing = {key: None for key in missing if key not in existing}
-    rows.add_gone(missing)
-    yield {"outcome": "read", "at": [at.time, at.inc], "cut": None if cut is None else cut.hex()}, rows.take()
+        documents = snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing_keys), after=read_time)
+        existing_keys = {canonical_keys.canonical_raw(raw) for raw in documents}
+        missing_keys = {key: None for key in missing_keys if key not in existing_keys}
+    rows.add_gone(missing_keys)
+    yield {"outcome": "read", "at": [read_time.time, read_time.inc], "cut": None if cut is None else cut.hex()}, rows.take()
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
     """The filter of the chunk's documents, beside their range."""
-    repaired = key_filter.keys_of(spec.condition)
-    if repaired is not None:
-        return key_filter.condition(repaired)
+    keys = key_filter.keys_of(spec.condition)
+    if keys is not None:
+        return key_filter.condition(keys)
     return None if spec.condition is None else query.loads(spec.condition)
 
 
 def _packed(rows: pa.Table) -> Iterator[bytes]:
     """The rows in pieces of about `PIECE_BYTES`, each as an Arrow stream; one empty piece where there are no rows."""
-    each = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
-    for at in range(0, max(1, rows.num_rows), each):
+    piece_rows = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
+    for offset in range(0, max(1, rows.num_rows), piece_rows):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, ROWS, options=_COMPRESSED) as writer:
-            writer.write_table(rows.slice(at, each))
+            writer.write_table(rows.slice(offset, piece_rows))
         yield sink.getvalue().to_pybytes()
 
 

@@ -39,8 +39,8 @@ class _Entry:
     def now(self) -> SnapshotState:
         """The current state, with the pauses and stops of signals."""
         # Derived each time: a signal may come while the running snapshot changes its state.
-        newest = self.taken or self
-        return replace(newest.state, is_paused=self.controls.is_paused).without(self.controls.stopped)
+        current = self.taken or self
+        return replace(current.state, is_paused=self.controls.is_paused).without(self.controls.stopped)
 
     @property
     def is_paused(self) -> bool:
@@ -148,16 +148,16 @@ class SnapshotQueue:
 
     def pause(self, is_paused: bool) -> list[SnapshotState]:
         """Pause or resume all incremental snapshots; returns the states that changed."""
-        changed = []
+        states = []
         for entry in self._of(SnapshotKind.INCREMENTAL):
             if entry.controls.is_paused is not is_paused:
                 entry.controls.pause(is_paused)
-                changed.append(entry.now)
+                states.append(entry.now)
                 self._notify(
                     entry.now, notifications.NotificationType.PAUSED if is_paused else notifications.NotificationType.RESUMED
                 )
         self.wake()
-        return changed
+        return states
 
     def stop(
         self, chosen: Callable[[Iterable[str]], Iterable[str]], *, kind: SnapshotKind = SnapshotKind.INCREMENTAL
@@ -166,16 +166,16 @@ class SnapshotQueue:
 
         The running snapshot of a replaced collection continues: of a collection that is replaced repeatedly none would end.
         """
-        changed = []
+        states = []
         for entry in self._of(kind):
             if kind is SnapshotKind.REPLACED and entry is self._running:
                 continue
-            stopped = tuple(chosen(entry.now.missing))
-            if stopped:
-                entry.controls.stop(stopped)
-                changed.append(entry.now)
-                self._notify(replace(entry.now, planned=stopped), notifications.NotificationType.ABORTED)
-        return changed
+            namespaces = tuple(chosen(entry.now.missing))
+            if namespaces:
+                entry.controls.stop(namespaces)
+                states.append(entry.now)
+                self._notify(replace(entry.now, planned=namespaces), notifications.NotificationType.ABORTED)
+        return states
 
     def run(self) -> None:
         """Take the snapshots one after the other until the capture ends."""
@@ -199,29 +199,30 @@ class SnapshotQueue:
 
     def _take(self, entry: _Entry) -> bool:
         """Read a snapshot to its end, or until it is paused; returns whether it was paused."""
-        taken = self.taking(entry.state, entry.controls)
-        if taken is None:
+        running_snapshot = self.taking(entry.state, entry.controls)
+        if running_snapshot is None:
             return False
-        entry.taken = taken
+        entry.taken = running_snapshot
         if entry.is_new:
             self._notify(entry.state, notifications.NotificationType.STARTED)
             # A resumed snapshot has been announced.
             entry.is_new = False
-        taken.notify = lambda what, data: self._notify(taken.state, what, **data)
-        self.metrics.begun(taken, at=time.time())
+        running_snapshot.notify = lambda what, data: self._notify(running_snapshot.state, what, **data)
+        self.metrics.begun(running_snapshot, at=time.time())
         try:
-            taken.run()
+            running_snapshot.run()
         finally:
             # Also after an error: the next attempt must not read committed chunks again.
-            entry.state, entry.taken = taken.state, None
-            if not taken.has_paused:
+            entry.state, entry.taken = running_snapshot.state, None
+            if not running_snapshot.has_paused:
                 self.metrics.ended(at=time.time())
-        if taken.state.is_done and not _is_stopped(taken.state):
-            is_whole = not taken.state.failed
+        if running_snapshot.state.is_done and not _is_stopped(running_snapshot.state):
+            is_whole = not running_snapshot.state.failed
             self._notify(
-                taken.state, notifications.NotificationType.COMPLETED if is_whole else notifications.NotificationType.ABORTED
+                running_snapshot.state,
+                notifications.NotificationType.COMPLETED if is_whole else notifications.NotificationType.ABORTED,
             )
-        return taken.has_paused
+        return running_snapshot.has_paused
 
     def _notify(self, state: SnapshotState, type_: notifications.NotificationType, **data: str) -> None:
         is_incremental = state.kind is SnapshotKind.INCREMENTAL

@@ -66,17 +66,17 @@ class DocumentCounts:
     def count(self, namespace: str, state: CollectionState) -> None:
         """Update the counts of a collection."""
         read_before, all_before = self._counted.get(namespace, (0, 0))
-        read, all_ = state.documents, state.documents if state.completed else self._of(namespace, state)
-        self._counted[namespace] = read, all_
-        self._read += read - read_before
-        self._all += all_ - all_before
+        documents_read, documents_total = state.documents, state.documents if state.completed else self._of(namespace, state)
+        self._counted[namespace] = documents_read, documents_total
+        self._read += documents_read - read_before
+        self._all += documents_total - all_before
 
     def progress(self, namespace: str, state: CollectionState) -> SnapshotProgress:
         """The progress of the snapshot, and of a collection in this state."""
         rate = (self._read - self.at_start) / max(time.monotonic() - self._began, 1e-3)
-        left = (self._all - self._read) / rate if rate > 0 else None
-        about = self._of(namespace, state)
-        return SnapshotProgress(namespace, state.documents, about, self._read, self._all, rate, left)
+        seconds_left = (self._all - self._read) / rate if rate > 0 else None
+        estimate = self._of(namespace, state)
+        return SnapshotProgress(namespace, state.documents, estimate, self._read, self._all, rate, seconds_left)
 
     def _of(self, namespace: str, state: CollectionState) -> int:
         return max(self.about.get(namespace, 0), state.documents)
@@ -115,17 +115,17 @@ class Snapshot:
         """Read and commit what is missing; returns the state, which is not done where the snapshot was stopped or paused."""
         client = self.reader.connection.client()
         try:
-            missing = self._missing()
+            missing_collections = self._missing()
             # All sizes before the first chunk: progress covers the whole snapshot.
-            sizes = {each.namespace: self.reader.size(client, each) for each in missing}
+            sizes = {each.namespace: self.reader.size(client, each) for each in missing_collections}
             self._documents = DocumentCounts({name: size.documents for name, size in sizes.items()}, self.state.documents)
             for name in self.state.planned:
                 self._documents.count(name, self.state.of(name))
-            self._complete_dropped({each.namespace for each in missing})
+            self._complete_dropped({each.namespace for each in missing_collections})
             # Empty collections first: the last row of the last chunk is marked as the snapshot's last.
-            missing.sort(key=lambda each: sizes[each.namespace].documents > 0)
+            missing_collections.sort(key=lambda each: sizes[each.namespace].documents > 0)
             with ThreadPoolExecutor(self.threads, thread_name_prefix="snapshot") as pool:
-                for collection in missing:
+                for collection in missing_collections:
                     if self._may_read(collection.namespace):
                         self._collection(pool, client, collection, sizes[collection.namespace])
         finally:
@@ -133,8 +133,8 @@ class Snapshot:
         return self.state
 
     def _missing(self) -> list[catalog.SourceCollection]:
-        missing = set(self.state.missing)
-        return [each for each in self.collections if each.namespace in missing]
+        namespaces = set(self.state.missing)
+        return [collection for collection in self.collections if collection.namespace in namespaces]
 
     def _may_read(self, namespace: str) -> bool:
         """Whether the collection may be read further; False for all once the snapshot was paused in this run."""
@@ -152,10 +152,10 @@ class Snapshot:
     def _mark_completed(self, namespace: str) -> None:
         """Mark a collection that does not exist any more as completed. Where a part of it was read, nothing is swept: the event
         of its drop or rename removes its rows."""
-        found = self.state.of(namespace)
-        ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
-        self.state = self.state.advanced(namespace, ended)
-        self._documents.count(namespace, ended)
+        state = self.state.of(namespace)
+        final_state = replace(state, completed=True, sweep=state.sweep and not state.chunks, is_gone=True)
+        self.state = self.state.advanced(namespace, final_state)
+        self._documents.count(namespace, final_state)
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         self._notify_completed(namespace)
 
@@ -165,8 +165,13 @@ class Snapshot:
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         log.error("the snapshot of %s failed: %s. The stream continues. %s", namespace, reason, self._advice(namespace))
-        total = str(self.state.of(namespace).documents)
-        data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
+        documents = str(self.state.of(namespace).documents)
+        data = {
+            "scanned_collection": namespace,
+            "status": "SQL_EXCEPTION",
+            "total_rows_scanned": documents,
+            "reason": reason,
+        }
         self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, data)
 
     def _advice(self, namespace: str) -> str:
@@ -178,8 +183,8 @@ class Snapshot:
         return f"Look at {where}: the next start tries it again"
 
     def _notify_completed(self, namespace: str) -> None:
-        found = self.state.of(namespace)
-        status = {"status": "SUCCEEDED" if found.documents else "EMPTY", "total_rows_scanned": str(found.documents)}
+        state = self.state.of(namespace)
+        status = {"status": "SUCCEEDED" if state.documents else "EMPTY", "total_rows_scanned": str(state.documents)}
         self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
 
     def _token(self) -> str:
@@ -195,11 +200,11 @@ class Snapshot:
         size: catalog.CollectionSize,
     ) -> None:
         # Four chunks per thread, so that all threads have work to the end; not more, because each takes a commit.
-        share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
+        share_bytes = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
         # A row takes memory beside its document: small documents count as in a commit of the stream.
-        most = self.reader.chunk_bytes // max(size.average, events.ROW_BYTES)
+        max_documents = self.reader.chunk_bytes // max(size.average, events.ROW_BYTES)
         # At least one: a single document may be larger than `chunk_bytes`.
-        documents = max(1, min(most, share // size.average))
+        documents = max(1, min(max_documents, share_bytes // size.average))
         documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]] = deque()
@@ -212,12 +217,12 @@ class Snapshot:
 
     def _restart_where_filter_changed(self, namespace: str) -> None:
         """Restart a collection that an earlier run has read in part with another filter."""
-        found = self.state.of(namespace)
-        if found.chunks and found.filter != self._filter(namespace):
+        state = self.state.of(namespace)
+        if state.chunks and state.filter != self._filter(namespace):
             # Documents that the other filter let through are read again, which changes nothing.
-            anew = replace(found, hi=None, documents=0, sweep=True)
-            self.state = self.state.advanced(namespace, anew)
-            self._documents.count(namespace, anew)
+            new_state = replace(state, hi=None, documents=0, sweep=True)
+            self.state = self.state.advanced(namespace, new_state)
+            self._documents.count(namespace, new_state)
 
     def _read_to_end(
         self,
@@ -236,27 +241,27 @@ class Snapshot:
             if not reads:
                 return
             # In order, whichever read ends first: everything before `hi` must be in bronze.
-            bounds, read = reads.popleft()
+            bounds, future = reads.popleft()
             try:
-                self._land(collection, bounds, read.result())
+                self._land(collection, bounds, future.result())
                 changes = 0
             except mongodb_failures.CollectionChanged:
                 _cancel(reads)
-                if (anew := self._current_collection(client, collection)) is None:
+                if (new_collection := self._current_collection(client, collection)) is None:
                     self._mark_completed(collection.namespace)
                     return
                 # Limited in a row: a collection that cannot be read by its name would be tried for ever.
                 self.reader.wait_behind(_changed_too_often(), changes)
                 changes += 1
-                collection = anew
+                collection = new_collection
                 ranges = self._ranges(client, collection, documents)
 
     def _current_collection(
         self, client: mongodb.Client, collection: catalog.SourceCollection
     ) -> catalog.SourceCollection | None:
         """The collection that has the name now, if any: created again, or resharded, for which the stream has no event."""
-        found = catalog.collections(client, [collection.db])
-        return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
+        collections = catalog.collections(client, [collection.db])
+        return next((each for each in collections if each.name == collection.name and each.kind == collection.kind), None)
 
     def _ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int
@@ -316,9 +321,9 @@ class Snapshot:
         # After the commit: if it fails, the state stays as in bronze, and the chunk is read again.
         self.state = state
         self._report(namespace)
-        last = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
-        if last is not None:
-            data = {"current_collection_in_progress": namespace, "last_processed_key": last}
+        last_key = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
+        if last_key is not None:
+            data = {"current_collection_in_progress": namespace, "last_processed_key": last_key}
             self.notify(notifications.NotificationType.IN_PROGRESS, data)
         if after.completed:
             self._notify_completed(namespace)
