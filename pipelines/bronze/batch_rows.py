@@ -98,11 +98,11 @@ def few_rows(
     """
     files = here(spark, table, span, among or {}, limit=limit)
     if not files:
-        found = _from_compacted(table, span, columns, among or {}, limit=limit)
-        return None if found is None or found.nbytes > (size_bytes or MANY_BYTES) else found
+        compacted_rows = _from_compacted(table, span, columns, among or {}, limit=limit)
+        return None if compacted_rows is None or compacted_rows.nbytes > (size_bytes or MANY_BYTES) else compacted_rows
     # Small files are counted when they are read.
-    measured = [file for file in files if not among or not _is_small(file)]
-    if (bytes_of(measured, columns, among) or 0) > (size_bytes or MANY_BYTES):
+    measured_files = [file for file in files if not among or not _is_small(file)]
+    if (bytes_of(measured_files, columns, among) or 0) > (size_bytes or MANY_BYTES):
         return None
     if among:
         return _matching(files, columns, among, size_bytes or MANY_BYTES)
@@ -122,10 +122,10 @@ def _from_compacted(
     if not files or size_bytes is None or size_bytes > BESIDE_BYTES:
         return None
     where: list[_Condition] = [("batch", ">", span.after), ("batch", "<=", span.to)]
-    found = read(
+    span_rows = read(
         [file.path for file in files], list(columns), where=[*where, *((name, "==", among[name]) for name in among)]
     )
-    return None if found is None or found.num_rows > limit else found
+    return None if span_rows is None or span_rows.num_rows > limit else span_rows
 
 
 def _is_inside(file: local_log.AddedFile, span: BatchRange) -> bool:
@@ -150,59 +150,59 @@ def _matching(
     """
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
 
-    held: list[int] = []
+    part_bytes: list[int] = []
 
     def of_file(file: local_log.AddedFile) -> list[pa.Table]:
         parts: list[pa.Table] = []
         for part in _parts(file, columns, among, size_bytes):
-            own = _of(part, functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items())))
-            held.append(own.nbytes)
-            if sum(held) > size_bytes:
+            part_rows = _of(part, functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items())))
+            part_bytes.append(part_rows.nbytes)
+            if sum(part_bytes) > size_bytes:
                 break
-            parts.append(local_log.aligned(own, schema))
+            parts.append(local_log.aligned(part_rows, schema))
         return parts
 
     try:
         if sum(not _is_small(file) for file in files) > 1:  # One column takes nearly all of the time: files in parallel.
             with ThreadPoolExecutor(_READERS, thread_name_prefix="medallion-read") as pool:
-                found = [*itertools.chain.from_iterable(pool.map(of_file, files))]
+                all_parts = [*itertools.chain.from_iterable(pool.map(of_file, files))]
         else:
-            found = [*itertools.chain.from_iterable(map(of_file, files))]
+            all_parts = [*itertools.chain.from_iterable(map(of_file, files))]
     except (OSError, pa.ArrowException):
         return None
-    if sum(held) > size_bytes:
+    if sum(part_bytes) > size_bytes:
         return None
-    return pa.concat_tables(found) if found else schema.empty_table()
+    return pa.concat_tables(all_parts) if all_parts else schema.empty_table()
 
 
 def _of(rows: pa.Table, is_wanted: pa.ChunkedArray) -> pa.Table:
     """The wanted rows; without a copy where they are adjacent, such as those of a chunk before its heartbeat."""
-    places = pc.indices_nonzero(is_wanted)
-    if not len(places):
+    indices = pc.indices_nonzero(is_wanted)
+    if not len(indices):
         return rows.slice(0, 0)
-    first, last = places[0].as_py(), places[-1].as_py()
-    return rows.slice(first, len(places)) if last - first + 1 == len(places) else rows.take(places)
+    first, last = indices[0].as_py(), indices[-1].as_py()
+    return rows.slice(first, len(indices)) if last - first + 1 == len(indices) else rows.take(indices)
 
 
 def _parts(
     file: local_log.AddedFile, columns: Sequence[str], among: Mapping[str, str], size_bytes: int
 ) -> Iterator[pa.Table]:
     """The rows of a file in parts, without row groups that hold none of these values; small files come from the cache."""
-    if _is_small(file) and (whole := _recent.table(file.path, columns)) is not None:
-        yield whole
+    if _is_small(file) and (cached := _recent.table(file.path, columns)) is not None:
+        yield cached
         return
     groups = _groups(file.path, among)
     if groups:
         with pq.ParquetFile(file.path) as parquet:
-            at_a_time = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0])
-            for part in parquet.iter_batches(at_a_time, row_groups=groups, columns=list(columns)):
+            batch_size = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes, group=groups[0])
+            for part in parquet.iter_batches(batch_size, row_groups=groups, columns=list(columns)):
                 yield pa.Table.from_batches([part])
 
 
 def _groups(path: Path, among: Mapping[str, str]) -> list[int]:
     """The row groups of a file that may have rows with these values: a large commit has several (`bronze.row_groups`)."""
-    wanted = functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
-    return [each.id for each in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(wanted).row_groups]
+    condition = functools.reduce(operator.and_, (ds.field(name) == value for name, value in among.items()))
+    return [group.id for group in ds.ParquetFileFormat().make_fragment(str(path), _HERE).subset(condition).row_groups]
 
 
 def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit: int) -> pa.Table | None:
@@ -210,10 +210,10 @@ def behind(table: tables.TableRef, batch: int, columns: Sequence[str], *, limit:
     `limit` rows."""
     folder = local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
-    held = [file for file in files or () if (file.between("batch") or (0, batch + 1))[1] > batch]
-    if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
+    later_files = [file for file in files or () if (file.between("batch") or (0, batch + 1))[1] > batch]
+    if files is None or sum(file.stats.get("numRecords", limit + 1) for file in later_files) > limit:
         return None
-    return read([file.path for file in held], list(columns), where=[("batch", ">", batch)])
+    return read([file.path for file in later_files], list(columns), where=[("batch", ">", batch)])
 
 
 def bytes_of(
@@ -221,8 +221,8 @@ def bytes_of(
 ) -> int | None:
     """The bytes of these columns when they are read, of the row groups with values `among` these; None where a file cannot be read."""
     try:
-        chosen = [_groups(file.path, among) if among else None for file in files]
-        return sum(local_log.columns_bytes(file.path, columns, groups=each) for file, each in zip(files, chosen))
+        row_groups = [_groups(file.path, among) if among else None for file in files]
+        return sum(local_log.columns_bytes(file.path, columns, groups=groups) for file, groups in zip(files, row_groups))
     except (OSError, pa.ArrowException):
         return None
 
@@ -269,9 +269,13 @@ def span_files(
 
     With `is_alone`, none where a file holds rows of other batches as well.
     """
-    newest = local_log.newest_version(folder)
-    files = None if newest is None else _appended(folder, span.after, newest, local_log.stamp(folder, newest))
-    held: list[local_log.AddedFile] = []
+    newest_version = local_log.newest_version(folder)
+    files = (
+        None
+        if newest_version is None
+        else _appended(folder, span.after, newest_version, local_log.stamp(folder, newest_version))
+    )
+    in_span: list[local_log.AddedFile] = []
     for file in files or ():
         batches = file.between("batch")
         if batches is None:
@@ -284,9 +288,9 @@ def span_files(
         # After a compaction a file holds rows of this span and of others, which only a predicate separates.
         if is_alone and not _is_inside(file, span):
             return []
-        held.append(file)
+        in_span.append(file)
     # In commit order: rows that are read in order need not be sorted.
-    return sorted(held, key=lambda file: file.between("batch") or ())
+    return sorted(in_span, key=lambda file: file.between("batch") or ())
 
 
 @functools.lru_cache(maxsize=4)
@@ -296,8 +300,8 @@ def _appended(folder: Path, after: int, newest: int, stamp: tuple[int, int] | No
 
 
 def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
-    held = (commit.metadata or {}).get("batch")
-    return isinstance(held, int) and held <= batch
+    commit_batch = (commit.metadata or {}).get("batch")
+    return isinstance(commit_batch, int) and commit_batch <= batch
 
 
 def brought(
@@ -317,13 +321,13 @@ def of_kinds(
     """Columns of all rows of these kinds whose payload begins with one of `begins`, if given; None where this process cannot read
     them, or their files have more than `limit` rows."""
     values, files = [kind.value for kind in kinds], local_log.files(folder)
-    held = [file for file in files or () if file.may_hold("kind", values)]
-    if files is None or sum(file.stats.get("numRecords", limit + 1) for file in held) > limit:
+    candidates = [file for file in files or () if file.may_hold("kind", values)]
+    if files is None or sum(file.stats.get("numRecords", limit + 1) for file in candidates) > limit:
         return None
     is_kind: _Condition = ("kind", "in", values)
     # As bounds, by which nearly all row groups of a long log are skipped.
-    chosen = [[is_kind, ("payload", ">=", each), ("payload", "<", _after_prefix(each))] for each in begins]
-    return brought(folder, held, columns, where=chosen or [[is_kind]])
+    conditions = [[is_kind, ("payload", ">=", prefix), ("payload", "<", _after_prefix(prefix))] for prefix in begins]
+    return brought(folder, candidates, columns, where=conditions or [[is_kind]])
 
 
 def _after_prefix(begin: str) -> str:
@@ -335,19 +339,19 @@ def last_of_kind(folder: Path, kind: bronze.RowKind) -> list[dict[str, Any]] | N
     """Payload and offset of the last row of a kind, as a list of one; empty where there is none, None where this process cannot read
     it."""
     files = local_log.files(folder)
-    held = [(file.between("offset"), file) for file in files or () if file.may_hold("kind", [kind.value])]
-    ends = [(span[1], file) for span, file in held if span is not None]
-    if files is None or len(ends) < len(held):
+    spans = [(file.between("offset"), file) for file in files or () if file.may_hold("kind", [kind.value])]
+    ends = [(span[1], file) for span, file in spans if span is not None]
+    if files is None or len(ends) < len(spans):
         return None
-    newest: list[dict[str, Any]] = []
+    newest_rows: list[dict[str, Any]] = []
     for end, file in sorted(ends, key=lambda each: each[0], reverse=True):
-        if newest and newest[0]["offset"] > end:  # Compacted files may overlap.
+        if newest_rows and newest_rows[0]["offset"] > end:  # Compacted files may overlap.
             break
         rows = read([file.path], ["payload", "offset"], where=[("kind", "==", kind.value)])
         if rows is None:
             return None
-        newest = sorted([*newest, *rows.to_pylist()], key=lambda row: row["offset"])[-1:]
-    return newest
+        newest_rows = sorted([*newest_rows, *rows.to_pylist()], key=lambda row: row["offset"])[-1:]
+    return newest_rows
 
 
 def read(paths: Sequence[Path], columns: list[str], *, where: _Conditions | None) -> pa.Table | None:

@@ -78,10 +78,10 @@ def has_partial(
     """Whether a span has an update without its document; with `is_last`, whether one is the last event of its document, so that it
     is folded onto the stored document."""
     limit, size_bytes = survey.MAX_DRIVER_ROWS, batch_rows.MANY_BYTES
-    here = in_order(spark, table, namespace, span, (), limit=limit, size_bytes=size_bytes)
-    if here is not None:
-        found = are_partial(here).to_pylist()
-        return any(dict(zip(here["key"].to_pylist(), found)).values() if is_last else found)
+    events_here = in_order(spark, table, namespace, span, (), limit=limit, size_bytes=size_bytes)
+    if events_here is not None:
+        partial_flags = are_partial(events_here).to_pylist()
+        return any(dict(zip(events_here["key"].to_pylist(), partial_flags)).values() if is_last else partial_flags)
     events = survey.events(spark, table, namespace, span).select("key", "sequence", reduce.is_partial().alias("is_partial"))
     if is_last:
         events = events.groupBy("key").agg(F.max_by("is_partial", "sequence").alias("is_partial"))

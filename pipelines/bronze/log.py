@@ -152,14 +152,14 @@ class BronzeLog:
                 raise errors.OwnershipLost("bronze: this capture has ended; nothing more is committed")
             # Not the position's batch + 1: after a RESTORE silver may have applied later batches than the table holds.
             batch = self.numbered + 1
-            first = self.position.offset + 1 if self.position else 0
-            rows = numbered(batch, first)
-            last = token or rows.column("resume_token")[-1].as_py()
+            first_offset = self.position.offset + 1 if self.position else 0
+            rows = numbered(batch, first_offset)
+            last_token = token or rows.column("resume_token")[-1].as_py()
             extra = {**self.extra, **self._numbers(batch)}
-            self.writer.append_arrow(*bronze.row_groups(rows), to=last, statistics=bronze.STATISTICS, extra=extra)
+            self.writer.append_arrow(*bronze.row_groups(rows), to=last_token, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
             # After the commit: a failed one must not change position and number.
-            self.position = BronzePosition(last, batch, rows.column("offset")[-1].as_py())
+            self.position = BronzePosition(last_token, batch, rows.column("offset")[-1].as_py())
             self.commits += 1
         return self.position
 
@@ -168,9 +168,9 @@ class BronzeLog:
 
         def numbered(batch: int, first: int) -> pa.Table:
             # Under the commit lock: another commit may have moved the position.
-            newest = resume_token.later(token, self._token or "")
+            newest_token = resume_token.later(token, self._token or "")
             return pa.concat_tables(
-                heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
+                heartbeat_row(payload, token=newest_token, batch=batch, offset=first + number, ts_ms=ts_ms)
                 for number, payload in enumerate(payloads)
             )
 
@@ -178,10 +178,10 @@ class BronzeLog:
 
     def renew(self, *, complete: str | None = None) -> None:
         """Renew the lease by an empty commit; `complete` as the field of this name."""
-        covered = {} if complete is None else {"complete": complete}
+        completeness = {} if complete is None else {"complete": complete}
         with self._lock:
-            stream = {name: self.writer.metadata[name] for name in OF_THE_STREAM if name in self.writer.metadata}
-            self.writer.mark(to=self._token, extra={**stream, **self._numbers(self.numbered), **covered})
+            stream_metadata = {name: self.writer.metadata[name] for name in OF_THE_STREAM if name in self.writer.metadata}
+            self.writer.mark(to=self._token, extra={**stream_metadata, **self._numbers(self.numbered), **completeness})
 
     @property
     def _token(self) -> str | None:
@@ -224,14 +224,14 @@ class BronzeLog:
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:
     """The position in the rows: the token of the last row of the last batch; None for an empty table."""
-    held = _last_rows(spark, table)
-    if held is not None:
-        return _position(held)
+    last_rows = _last_rows(spark, table)
+    if last_rows is not None:
+        return _position(last_rows)
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch
     if batch is None:
         return None
-    last = spark.sql(f"SELECT resume_token, batch, `offset` FROM {table} WHERE batch = {batch}").toArrow()
-    return _position(last)
+    queried_rows = spark.sql(f"SELECT resume_token, batch, `offset` FROM {table} WHERE batch = {batch}").toArrow()
+    return _position(queried_rows)
 
 
 def _position(last: pa.Table) -> BronzePosition | None:
@@ -252,10 +252,10 @@ def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
     # A file without statistics could hold the newest batch.
     if any(span is None for span, _ in spans):
         return None
-    newest = max((span[1] for span, _ in spans if span), default=None)
-    last = [file for span, file in spans if span and span[1] == newest]
-    where = [("batch", "==", newest)] if last else None
-    return batch_rows.brought(folder, last, ["resume_token", "batch", "offset"], where=where)
+    newest_batch = max((span[1] for span, _ in spans if span), default=None)
+    last_files = [file for span, file in spans if span and span[1] == newest_batch]
+    where = [("batch", "==", newest_batch)] if last_files else None
+    return batch_rows.brought(folder, last_files, ["resume_token", "batch", "offset"], where=where)
 
 
 def _payload_rows(
@@ -268,8 +268,8 @@ def _payload_rows(
     names, folder = ["offset", "payload", *columns], local_log.readable(spark, table)
     rows = None if folder is None else batch_rows.of_kinds(folder, names, kind, begins=begins)
     if rows is None:
-        chosen = " OR ".join(f"startswith(payload, {literal(each)})" for each in begins) or "true"
-        rows = spark.table(str(table)).where(f"kind = '{kind.value}' AND ({chosen})").select(*names).toArrow()
+        condition = " OR ".join(f"startswith(payload, {literal(prefix)})" for prefix in begins) or "true"
+        rows = spark.table(str(table)).where(f"kind = '{kind.value}' AND ({condition})").select(*names).toArrow()
     return list(rows.sort_by("offset").to_pylist())
 
 
@@ -287,18 +287,18 @@ class BronzeHead:
 
 def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     """The newest batch of bronze; without a Spark job where the last commit is the capture's."""
-    last = table_history.commits(spark, table, limit=1)
-    metadata = (last[0].metadata or {}) if last and last[0].restored is None else {}
+    last_commits = table_history.commits(spark, table, limit=1)
+    metadata = (last_commits[0].metadata or {}) if last_commits and last_commits[0].restored is None else {}
     if isinstance(metadata.get("batch"), int):
-        return BronzeHead(metadata["batch"], metadata.get("log"), _commit_name(last[0]))
-    own = table_history.last_commit(spark, table)
+        return BronzeHead(metadata["batch"], metadata.get("log"), _commit_name(last_commits[0]))
+    commit = table_history.last_commit(spark, table)
     rows = _last_rows(spark, table)
     if rows is None:
         batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     else:
-        held = _position(rows)
-        batch = 0 if held is None else held.batch
-    return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"), _commit_name(own))
+        position = _position(rows)
+        batch = 0 if position is None else position.batch
+    return BronzeHead(batch, ((commit.metadata if commit else None) or {}).get("log"), _commit_name(commit))
 
 
 def _commit_name(commit: local_log.Commit | None) -> BronzeCommit | None:
@@ -317,13 +317,13 @@ def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | 
     if folder is None or commit is None:
         return None
     try:
-        found = local_log.commit(folder, commit[0])
+        stored_commit = local_log.commit(folder, commit[0])
     except OSError as error:
         raise errors.StoreUnreachable(f"{table.label}: its log cannot be read at the moment; start again") from error
-    if found is not None:
-        return _commit_name(found) == commit
-    newest = None if local_log.readable(spark, table) is None else local_log.newest_version(folder)
-    return None if newest is None or commit[0] <= newest else False
+    if stored_commit is not None:
+        return _commit_name(stored_commit) == commit
+    newest_version = None if local_log.readable(spark, table) is None else local_log.newest_version(folder)
+    return None if newest_version is None or commit[0] <= newest_version else False
 
 
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
@@ -340,8 +340,8 @@ def gap_and_snapshot_heartbeats(
     """
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"', columns=["batch"])
     if any(row["payload"].startswith('{"gap"') or '"failed":' in row["payload"] for row in rows):
-        kind, of_ends = bronze.RowKind.SCHEMA_CHANGE, ["batch", "db", "collection"]
-        rows += _payload_rows(spark, table, kind, *collection_ends.PAYLOAD_STARTS, columns=of_ends)
+        kind, end_columns = bronze.RowKind.SCHEMA_CHANGE, ["batch", "db", "collection"]
+        rows += _payload_rows(spark, table, kind, *collection_ends.PAYLOAD_STARTS, columns=end_columns)
     within = (row for row in sorted(rows, key=lambda row: int(row["offset"])) if to is None or row["batch"] <= to)
     return [{"ended": f"{row['db']}.{row['collection']}"} if row.get("db") else json.loads(row["payload"]) for row in within]
 
@@ -349,11 +349,11 @@ def gap_and_snapshot_heartbeats(
 def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
     """The heartbeats of chunks that later ones supersede, as a SQL condition for the current batches."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
-    kept = snapshot_state.newest_unfinished((row["offset"], json.loads(row["payload"])) for row in rows)
+    newest_offsets = snapshot_state.newest_unfinished((row["offset"], json.loads(row["payload"])) for row in rows)
     # Plans, ends and failures stay: the first heartbeat of a collection's end is that of its sweep.
     is_passing = """payload LIKE '{"snapshot":%' AND payload LIKE '%"completed":false%'"""
     is_other = """payload NOT LIKE '%"planned":%' AND payload NOT LIKE '%"failed":%'"""
-    is_newest = f"`offset` IN ({', '.join(map(str, kept))})" if kept else "false"
+    is_newest = f"`offset` IN ({', '.join(map(str, newest_offsets))})" if newest_offsets else "false"
     return f"(kind = 'heartbeat' AND {is_passing} AND {is_other} AND NOT ({is_newest}))"
 
 
@@ -370,10 +370,10 @@ class FilterChange:
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
     """Whether a collection can be rebuilt from bronze: no old events were removed, or a snapshot of the whole collection was planned
     after that and completed."""
-    first = _first_batch(spark, table)
-    trimmed = delta.properties(spark, table).get(TRIMMED)
+    first_batch = _first_batch(spark, table)
+    trimmed_ms = delta.properties(spark, table).get(TRIMMED)
     # Numbers begin at 1: a table that begins later lost its beginning, or replaced another one.
-    if first == 1 and trimmed is None:
+    if first_batch == 1 and trimmed_ms is None:
         return True
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', columns=["ts_ms"])
     payloads = [json.loads(row["payload"]) for row in rows]
@@ -384,7 +384,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
         and state.of(namespace).completed
         and state.of(namespace).sweep
         and namespace not in state.conditions
-        and planned_ms[state.id] >= int(trimmed or 0)
+        and planned_ms[state.id] >= int(trimmed_ms or 0)
         for state in snapshot_state.states(payloads)
     )
 
@@ -397,8 +397,8 @@ def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
     lows = [span[0] for span in spans if span is not None]
     if lows and len(lows) == len(spans):
         return int(min(lows))
-    found: int | None = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
-    return found
+    first_batch: int | None = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
+    return first_batch
 
 
 def trimmed_to(spark: SparkSession, table: tables.TableRef) -> int:
@@ -409,17 +409,17 @@ def trimmed_to(spark: SparkSession, table: tables.TableRef) -> int:
 
 def first_batches(spark: SparkSession, table: tables.TableRef, *, where: str = "true") -> dict[tuple[str, str], int]:
     """The first existing batch with events, by collection. A silver table before it lacks events that maintenance removed."""
-    chosen = f"SELECT db, collection, min(batch) AS first FROM {table} WHERE {DOCUMENT_EVENTS} AND {where}"
-    return {(row.db, row.collection): row.first for row in spark.sql(f"{chosen} GROUP BY db, collection").collect()}
+    query = f"SELECT db, collection, min(batch) AS first FROM {table} WHERE {DOCUMENT_EVENTS} AND {where}"
+    return {(row.db, row.collection): row.first for row in spark.sql(f"{query} GROUP BY db, collection").collect()}
 
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """All changes of the stream's filter, in order."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"', columns=["resume_token"])
-    read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
+    heartbeats = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
     return [
         FilterChange(token, metadata["stream"], frozenset(metadata["captured"]), frozenset(metadata.get("left_out", ())))
-        for token, metadata in read
+        for token, metadata in heartbeats
         if "captured" in metadata
     ]
 
@@ -433,10 +433,10 @@ def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tu
     """The namespaces of all documents in the table; without a query where it has few rows on a local file system."""
     folder, names = local_log.folder(table), ["db", "collection"]
     kinds = bronze.RowKind.CHANGE, bronze.RowKind.SNAPSHOT
-    found = None if folder is None else batch_rows.of_kinds(folder, names, *kinds, limit=FEW_ROWS)
-    if found is None:
-        found = spark.sql(f"SELECT DISTINCT db, collection FROM {table} WHERE {DOCUMENT_EVENTS}").toArrow()
-    return sorted((row["db"], row["collection"]) for row in found.group_by(names).aggregate([]).to_pylist())
+    rows = None if folder is None else batch_rows.of_kinds(folder, names, *kinds, limit=FEW_ROWS)
+    if rows is None:
+        rows = spark.sql(f"SELECT DISTINCT db, collection FROM {table} WHERE {DOCUMENT_EVENTS}").toArrow()
+    return sorted((row["db"], row["collection"]) for row in rows.group_by(names).aggregate([]).to_pylist())
 
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
@@ -453,19 +453,19 @@ def handled_signal_ids(spark: SparkSession, table: tables.TableRef) -> set[str]:
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.OpenTransaction | None:
     """The transaction whose BEGIN is in bronze and whose END is not, with the counts of its events; None where there is none."""
     kind, folder = bronze.RowKind.TRANSACTION, local_log.folder(table)
-    newest = None if folder is None else batch_rows.last_of_kind(folder, kind)
-    if newest is None:
+    rows = None if folder is None else batch_rows.last_of_kind(folder, kind)
+    if rows is None:
         query = f"SELECT payload, `offset` FROM {table} WHERE kind = '{kind.value}' ORDER BY `offset` DESC LIMIT 1"
-        newest = spark.sql(query).toArrow().to_pylist()
-    payload = json.loads(newest[0]["payload"]) if newest else {}
+        rows = spark.sql(query).toArrow().to_pylist()
+    payload = json.loads(rows[0]["payload"]) if rows else {}
     if payload.get("status", transactions.END) == transactions.END:
         return None
     # Not by `transaction`, which is null for events that were captured while `provide.transaction.metadata` was off.
-    own = f"`offset` > {newest[0]['offset']} AND concat(source.lsid, ':', source.txnNumber) = {literal(payload['id'])}"
-    counted = spark.sql(
-        f"SELECT db, collection, count(*) AS events FROM {table} WHERE {own} GROUP BY db, collection"
+    where = f"`offset` > {rows[0]['offset']} AND concat(source.lsid, ':', source.txnNumber) = {literal(payload['id'])}"
+    counts = spark.sql(
+        f"SELECT db, collection, count(*) AS events FROM {table} WHERE {where} GROUP BY db, collection"
     ).collect()
-    return transactions.OpenTransaction(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})
+    return transactions.OpenTransaction(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counts})
 
 
 def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int) -> pa.Table:
@@ -482,8 +482,8 @@ def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset:
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
-    found = delta.columns(spark, table)
-    missing = [name for name in bronze.SCHEMA.names if name not in found]
+    columns = delta.columns(spark, table)
+    missing = [name for name in bronze.SCHEMA.names if name not in columns]
     if missing:
         raise errors.TableNotOurs(
             f"{table.label}: not a bronze table, {', '.join(missing)} missing; choose another lakehouse root or name"

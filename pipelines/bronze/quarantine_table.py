@@ -51,12 +51,12 @@ def applicable(
     necessary. The result may have updates without a known document (`cdc_core.silver.quarantine.QuarantineSplit`).
     """
     # A readable event is held as well where an earlier one of its document is: applied first, it would lack that change.
-    waiting = _waiting(spark, table, keys, before=span.after)
-    if not has_suspects and (waiting is None or waiting.isEmpty()):
+    waiting_events = _waiting(spark, table, keys, before=span.after)
+    if not has_suspects and (waiting_events is None or waiting_events.isEmpty()):
         return None
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
-    known = spark.table(str(table)).limit(0) if waiting is None else waiting
-    split = quarantine_rules.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
+    held_events = spark.table(str(table)).limit(0) if waiting_events is None else waiting_events
+    split = quarantine_rules.split(events, waiting=held_events, to=span.to, keys=_concerned(events, held_events))
     # Before the range is applied: after a crash in between the range is repeated, and no event is lost.
     split.facts.writeTo(str(table)).append()
     return split.events
@@ -66,9 +66,9 @@ def count(spark: SparkSession, table: tables.TableRef) -> int:
     """The number of events that a collection's quarantine holds."""
     if not delta.exists(spark, table):
         return 0
-    here = HeldEvents.of(spark, table)
-    found = None if here is None else here.count()
-    return quarantine_rules.held(spark.table(str(table))).count() if found is None else found
+    held_events = HeldEvents.of(spark, table)
+    number = None if held_events is None else held_events.count()
+    return quarantine_rules.held(spark.table(str(table))).count() if number is None else number
 
 
 _FACTS = pa.schema(
@@ -105,10 +105,10 @@ class HeldEvents:
         if facts is None:
             return None
         newest = pc.max(facts["to"]).as_py() or 0
-        at = min(before, newest)
-        if self._keys is None or self._keys[0] != at:
-            held = [_held(facts)] if at == newest else [_held(facts), _held(facts.filter(pc.less_equal(facts["to"], at)))]
-            self._keys = at, frozenset(itertools.chain.from_iterable(each["key"].drop_null().to_pylist() for each in held))
+        to = min(before, newest)
+        if self._keys is None or self._keys[0] != to:
+            parts = [_held(facts)] if to == newest else [_held(facts), _held(facts.filter(pc.less_equal(facts["to"], to)))]
+            self._keys = to, frozenset(itertools.chain.from_iterable(part["key"].drop_null().to_pylist() for part in parts))
         return self._keys[1]
 
     def count(self) -> int | None:
@@ -121,12 +121,12 @@ class HeldEvents:
         try:
             if not self.live.at_newest() or self.live.row_count() > MANY_FACTS:
                 return None
-            files = {table_files.identity(each): each for each in self.live.files()}
+            files = {table_files.identity(file): file for file in self.live.files()}
             if self._facts is None or files.keys() != self._files:
-                kept = self._facts if self._facts is not None and self._files <= files.keys() else None
-                new = [each for name, each in files.items() if kept is None or name not in self._files]
-                found = map(_narrow, self.live.parts(new, columns=_READ))
-                self._facts = pa.concat_tables([_FACTS.empty_table() if kept is None else kept, *found])
+                cached = self._facts if self._facts is not None and self._files <= files.keys() else None
+                new_files = [file for name, file in files.items() if cached is None or name not in self._files]
+                new_facts = map(_narrow, self.live.parts(new_files, columns=_READ))
+                self._facts = pa.concat_tables([_FACTS.empty_table() if cached is None else cached, *new_facts])
                 self._files, self._keys = frozenset(files), None
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
@@ -139,17 +139,17 @@ def _narrow(facts: pa.Table) -> pa.Table:
     identities = pc.binary_join_element_wise(
         *(facts[name] for name in quarantine_rules.IDENTITY), "\0", null_handling="replace", null_replacement="\1"
     )
-    events = [xxhash.xxh3_128_digest(each) for each in identities.cast(pa.binary()).to_pylist()]
+    events = [xxhash.xxh3_128_digest(identity) for identity in identities.cast(pa.binary()).to_pylist()]
     is_ending = pc.is_in(facts["reason"], value_set=pa.array([*_ENDING_REASONS]))
     return pa.table([pa.array(events, pa.binary(16)), facts["key"], facts["to"], is_ending, facts["batch"]], schema=_FACTS)
 
 
 def _held(facts: pa.Table) -> pa.Table:
     """The newest fact of each event that is held: whose newest fact has no ending reason."""
-    ordered = facts.sort_by([(name, "ascending") for name in ("to", "is_ending", "batch")])
-    numbered = ordered.append_column("number", pa.array(range(len(ordered)), pa.int64()))
-    newest = ordered.take(numbered.group_by("event").aggregate([("number", "max")])["number_max"])
-    return newest.filter(pc.invert(newest["is_ending"]))
+    sorted_facts = facts.sort_by([(name, "ascending") for name in ("to", "is_ending", "batch")])
+    numbered_facts = sorted_facts.append_column("number", pa.array(range(len(sorted_facts)), pa.int64()))
+    newest_facts = sorted_facts.take(numbered_facts.group_by("event").aggregate([("number", "max")])["number_max"])
+    return newest_facts.filter(pc.invert(newest_facts["is_ending"]))
 
 
 _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
@@ -157,26 +157,28 @@ _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
 
 def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str]) -> set[str]:
     """The keys whose documents have held events, by a query."""
-    held = quarantine_rules.held(query_execution.with_values(spark.table(str(table)), "key", keys))
-    return {row.key for row in held.select("key").distinct().collect()}
+    held_events = quarantine_rules.held(query_execution.with_values(spark.table(str(table)), "key", keys))
+    return {row.key for row in held_events.select("key").distinct().collect()}
 
 
 def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
     """The keys, as `__key`, of documents with held events of this sequence or later; None where there is no quarantine."""
     if not delta.exists(spark, table):
         return None
-    held = quarantine_rules.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
-    return held.select(F.col("key").alias("__key")).distinct()
+    held_events = quarantine_rules.held(spark.table(str(table))).where(
+        (F.col("sequence") >= since) & F.col("key").isNotNull()
+    )
+    return held_events.select(F.col("key").alias("__key")).distinct()
 
 
 def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
     """End the stay of events with a sequence before this one, after a drop, a rename or a whole snapshot of the collection."""
     if not delta.exists(spark, table):
         return
-    held = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)
+    held_events = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)
     # A fact and not a DELETE: the table is append-only, and the history of an event can be listed.
-    ended = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
-    facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
+    end_columns = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
+    facts = held_events.withColumns(end_columns).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
         facts.writeTo(str(table)).append()
 
@@ -191,21 +193,21 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef
     if not delta.exists(spark, found):
         return
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
-    known = quarantine_rules.held(spark.table(str(table))).select(
+    held_identities = quarantine_rules.held(spark.table(str(table))).select(
         *(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)
     )
     is_same = functools.reduce(
         operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
     )
-    newest = quarantine_rules.current(spark.table(str(found)))
+    newest_facts = quarantine_rules.current(spark.table(str(found)))
     is_ending = F.col("reason").isin(*_ENDING_REASONS)
-    changed = (
-        newest.where(~is_ending)
-        .join(known, is_same, "left_anti")
-        .unionByName(newest.where(is_ending).join(known, is_same, "left_semi"))
+    changed_facts = (
+        newest_facts.where(~is_ending)
+        .join(held_identities, is_same, "left_anti")
+        .unionByName(newest_facts.where(is_ending).join(held_identities, is_same, "left_semi"))
     )
     # As of the whole range: these facts must be newer than this quarantine's own.
-    facts = changed.withColumn("to", F.lit(to).cast("bigint")).select(*spark.table(str(table)).columns)
+    facts = changed_facts.withColumn("to", F.lit(to).cast("bigint")).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
         facts.writeTo(str(table)).append()
 
@@ -215,17 +217,17 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
 
     In one commit: an older fact that remained would hold its event again. Raises `CommitConflict`.
     """
-    ended = quarantine_rules.current(spark.table(str(table))).where(
+    ended_facts = quarantine_rules.current(spark.table(str(table))).where(
         F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])
         & (F.col("ts_ms") < before_ms)
         & (F.col("to") <= applied)
     )
     view = f"ended_{uuid.uuid4().hex[:8]}"
     same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
-    with query_execution.held(ended.select(*quarantine_rules.IDENTITY)) as chosen:
-        count = chosen.count()
+    with query_execution.held(ended_facts.select(*quarantine_rules.IDENTITY)) as identities:
+        count = identities.count()
         if count:
-            chosen.createOrReplaceTempView(view)
+            identities.createOrReplaceTempView(view)
             try:
                 with table_errors.translating(table):
                     spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
@@ -244,6 +246,6 @@ def _waiting(spark: SparkSession, table: tables.TableRef, keys: DataFrame, *, be
 
 def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
     """The keys with broken or held events; None where they are more than `FEW`."""
-    broken = events.where(quarantine_rules.reason().isNotNull()).select("key")
-    keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
+    broken_keys = events.where(quarantine_rules.reason().isNotNull()).select("key")
+    keys = broken_keys.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
     return [row.key for row in keys] if len(keys) <= FEW else None

@@ -46,11 +46,11 @@ class RecentFiles:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
-            found = self._held[key] = _read(path, columns)
-            self._bytes += _nbytes(found)
+            table = self._held[key] = _read(path, columns)
+            self._bytes += _nbytes(table)
             while self._bytes > self._most_bytes or len(self._held) > _MOST_FILES:
                 self._bytes -= _nbytes(self._held.popitem(last=False)[1])
-            return found
+            return table
 
 
 def _nbytes(rows: pa.Table | None) -> int:
@@ -60,12 +60,12 @@ def _nbytes(rows: pa.Table | None) -> int:
 def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
     parts: list[pa.RecordBatch] = []
-    held = 0
+    total_bytes = 0
     with pq.ParquetFile(path) as parquet:
-        at_a_time = local_log.rows_at_a_time(parquet, columns, most=_PART_ROWS, size_bytes=_FILE_BYTES)
-        for part in parquet.iter_batches(at_a_time, columns=list(columns)):
-            held += part.nbytes
-            if held > _FILE_BYTES:
+        batch_size = local_log.rows_at_a_time(parquet, columns, most=_PART_ROWS, size_bytes=_FILE_BYTES)
+        for part in parquet.iter_batches(batch_size, columns=list(columns)):
+            total_bytes += part.nbytes
+            if total_bytes > _FILE_BYTES:
                 return None
             parts.append(part)
     return local_log.aligned(pa.Table.from_batches(parts), schema) if parts else schema.empty_table()

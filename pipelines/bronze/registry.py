@@ -97,22 +97,22 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
         # Paths are unique (`layout.path_name`), and a service checks thousands of collections repeatedly.
         return KnownCollections(0, tuple(namespaces))
     owners: dict[str, Namespace] = {}
-    kept: list[Namespace] = []
-    refused: dict[Namespace, errors.DecisionNeeded] = {}
+    accepted_namespaces: list[Namespace] = []
+    refusals: dict[Namespace, errors.DecisionNeeded] = {}
     for namespace in namespaces:
         table = layout.silver(*namespace)
         owner = owners.setdefault(table.key, namespace)
         if owner == namespace:
-            kept.append(namespace)
+            accepted_namespaces.append(namespace)
         else:
-            refused[namespace] = errors.DecisionNeeded(
+            refusals[namespace] = errors.DecisionNeeded(
                 f"{namespace}: its table would be {table.label}, which already belongs to {owner}; remove one of them from "
                 "the include list, or use another pipeline with its own schema_prefix"
             )
-    if refused:  # Only then: the include list may have thousands of names.
-        chosen = filters.of(settings.source)
-        refused = {each: error for each, error in refused.items() if chosen.includes(*each)}
-    return KnownCollections(0, tuple(kept), refused)
+    if refusals:  # Only then: the include list may have thousands of names.
+        filter_ = filters.of(settings.source)
+        refusals = {each: error for each, error in refusals.items() if filter_.includes(*each)}
+    return KnownCollections(0, tuple(accepted_namespaces), refusals)
 
 
 @stored_files.one_look()
@@ -123,27 +123,29 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     if delta.found(spark, table) is None:
         return KnownCollections()
     rows = [row for row in _rows(spark, table) if row["pipeline"] == settings.name]
-    first: dict[Namespace, int] = {}
+    first_batches: dict[Namespace, int] = {}
     for row in rows:
         if row["db"] is not None:
             namespace = Namespace(row["db"], row["collection"])
             # Recorded more than once after a crash: the earliest batch decides who had the table's name first.
-            first[namespace] = min(row["batch"], first.get(namespace, row["batch"]))
-    own = [row for row in rows if row["log"] == log]
-    known = with_own_tables(settings, sorted(first, key=lambda namespace: (first[namespace], namespace)))
+            first_batches[namespace] = min(row["batch"], first_batches.get(namespace, row["batch"]))
+    history_rows = [row for row in rows if row["log"] == log]
+    collections = with_own_tables(
+        settings, sorted(first_batches, key=lambda namespace: (first_batches[namespace], namespace))
+    )
     return replace(
-        known,
-        discovered=max((row["batch"] for row in own), default=0),
-        namespaces=tuple(sorted(known.namespaces)),
-        of_others=frozenset(first).difference((row["db"], row["collection"]) for row in own),
+        collections,
+        discovered=max((row["batch"] for row in history_rows), default=0),
+        namespaces=tuple(sorted(collections.namespaces)),
+        of_others=frozenset(first_batches).difference((row["db"], row["collection"]) for row in history_rows),
     )
 
 
 def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The table's rows, cached until its next commit: gold reads them each second, and every row is a file until compaction."""
-    newest = table_history.commits(spark, table, limit=1)
-    if table not in _READ or _READ[table][0] != newest:
-        _READ[table] = newest, ops_tables.rows(spark, table, SCHEMA).to_pylist()
+    newest_commit = table_history.commits(spark, table, limit=1)
+    if table not in _READ or _READ[table][0] != newest_commit:
+        _READ[table] = newest_commit, ops_tables.rows(spark, table, SCHEMA).to_pylist()
     return _READ[table][1]
 
 
@@ -153,18 +155,18 @@ _READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]
 def searched(spark: SparkSession, settings: Settings, namespace: Namespace, *, log: str | None) -> tuple[int, int]:
     """The range of batches (after, to) in which the collection's first events were found in the history `log` of bronze; all batches
     where it is recorded for other histories only."""
-    noted = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
-    rows = [row for row in noted if row["pipeline"] == settings.name and row["log"] == log]
-    found = min((row["batch"] for row in rows if (row["db"], row["collection"]) == namespace), default=None)
-    if found is None:
+    all_rows = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
+    rows = [row for row in all_rows if row["pipeline"] == settings.name and row["log"] == log]
+    first_batch = min((row["batch"] for row in rows if (row["db"], row["collection"]) == namespace), default=None)
+    if first_batch is None:
         return 0, sys.maxsize
-    return max((row["batch"] for row in rows if row["batch"] < found), default=0), found
+    return max((row["batch"] for row in rows if row["batch"] < first_batch), default=0), first_batch
 
 
 def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None) -> None:
     """Record new collections of a pipeline, and that there are no others up to the batch `discovered` of the history `log`."""
-    named: Sequence[tuple[str | None, str | None]] = new or [(None, None)]
-    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named]
+    namespaces: Sequence[tuple[str | None, str | None]] = new or [(None, None)]
+    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in namespaces]
     table = delta.layout(settings.lakehouse).ops("collections")
     ops_tables.note(spark, table, rows, SCHEMA)
 
@@ -174,16 +176,16 @@ def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> t
 
     Raises `SettingsError` where that is unknown.
     """
-    known = read(spark, settings).namespaces
+    namespaces = read(spark, settings).namespaces
     if collection is None:
-        return known
-    found = tuple(namespace for namespace in known if str(namespace) == collection)
-    if not found:
-        names = [str(namespace) for namespace in known]
-        known_are = f"known are {', '.join(names[:10])}" if names else "there is none yet: medallion silver makes them"
-        hint = values.did_you_mean(collection, names) or known_are
+        return namespaces
+    matches = tuple(namespace for namespace in namespaces if str(namespace) == collection)
+    if not matches:
+        names = [str(namespace) for namespace in namespaces]
+        names_text = f"known are {', '.join(names[:10])}" if names else "there is none yet: medallion silver makes them"
+        hint = values.did_you_mean(collection, names) or names_text
         raise errors.SettingsError(errors.Problem("--collection", f"silver knows no collection {collection}", hint))
-    return found
+    return matches
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,16 @@ class CaughtUp:
     def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> CaughtUp:
         """The statement for silver tables that are at these positions."""
         # One digest of all, so that a single table that moved voids it.
-        places = sorted((str(namespace), each.to, each.generation) for namespace, each in positions.items())
+        places = sorted((str(namespace), position.to, position.generation) for namespace, position in positions.items())
         return CaughtUp(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
 
     @staticmethod
     def among(positions: Mapping[Namespace, SilverPosition]) -> int:
         """The greatest batch of the statements that are valid for these positions; 0 where there is none."""
-        of = CaughtUp.at(0, positions).of
-        return max((each.settled.batch for each in positions.values() if each.settled and each.settled.of == of), default=0)
+        digest = CaughtUp.at(0, positions).of
+        return max(
+            (each.settled.batch for each in positions.values() if each.settled and each.settled.of == digest), default=0
+        )
 
 
 @dataclass(frozen=True)
@@ -254,8 +258,8 @@ class SilverPosition:
 
 def bronze_commit(metadata: Mapping[str, Any]) -> BronzeCommit | None:
     """The commit of bronze in the metadata of a table's commit."""
-    found = metadata.get("bronze")
-    return None if found is None else (found[0], found[1])
+    commit = metadata.get("bronze")
+    return None if commit is None else (commit[0], commit[1])
 
 
 def deletes_version(deletes: tables.TableRef) -> int | None:
@@ -269,24 +273,24 @@ def remembered_to(spark: SparkSession, deletes: tables.TableRef) -> int:
     folder = local_log.folder(deletes)
     files = None if folder is None else local_log.files(folder)
     spans = (file.between("__batch") for file in files or ())
-    forgotten = (delta.found(spark, deletes) or {}).get(FORGOTTEN_TO)
-    return max(int(forgotten or 0), *(span[1] for span in spans if span is not None), 0)
+    forgotten_to = (delta.found(spark, deletes) or {}).get(FORGOTTEN_TO)
+    return max(int(forgotten_to or 0), *(span[1] for span in spans if span is not None), 0)
 
 
 def lacks_deletes(deletes: tables.TableRef, position: SilverPosition) -> bool:
     """Whether the table of remembered deletes is older than the silver table's position; False where this process cannot read it."""
     if position.deletes is None or local_log.folder(deletes) is None:
         return False
-    newest = deletes_version(deletes)
-    return newest is None or newest < position.deletes
+    newest_version = deletes_version(deletes)
+    return newest_version is None or newest_version < position.deletes
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
     """The position of a silver table: from its last commit's metadata, or the greatest batch of its rows as a lower bound."""
-    at = table_history.standing(spark, table)
-    if at.version < 0:
+    standing = table_history.standing(spark, table)
+    if standing.version < 0:
         return SilverPosition()
-    metadata = at.metadata
+    metadata = standing.metadata
     # The newest version: later commits such as OPTIMIZE keep the rows, while VACUUM removes the files of older versions.
     if metadata.get("to") is not None:
         return SilverPosition(
@@ -298,7 +302,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("log"),
             metadata.get("documents"),
             tuple(metadata.get("added") or ()),
-            at.version,
+            standing.version,
             CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
             metadata.get("origin") or "",
             bronze_commit(metadata),
@@ -306,5 +310,5 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
         )
     # Without the generation, the columns would be read with the schema from before the rebuild.
     generation = delta.check_ours(spark, table).get(GENERATION, "")
-    row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {at.version}").first()
-    return SilverPosition(row.batch or 0, generation=generation, version=at.version)
+    row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table} VERSION AS OF {standing.version}").first()
+    return SilverPosition(row.batch or 0, generation=generation, version=standing.version)

@@ -35,8 +35,8 @@ def remembered(
     span = BatchRange(max(0, position.batch - BATCHES), position.batch)
     rows = batch_rows.few_rows(spark, table, span, _COLUMNS, limit=ROWS)
     if rows is None:
-        inside = batch_rows.rows(spark, table, span).where("kind = 'change' AND source.lsid IS NOT NULL")
-        rows = inside.select(*_COLUMNS).orderBy("offset", ascending=False).limit(ROWS).toArrow()
+        events = batch_rows.rows(spark, table, span).where("kind = 'change' AND source.lsid IS NOT NULL")
+        rows = events.select(*_COLUMNS).orderBy("offset", ascending=False).limit(ROWS).toArrow()
     rows = rows.filter(pc.is_valid(pc.struct_field(rows["source"], "lsid"))).sort_by("offset")
     for row in rows.to_pylist():
         transaction = transactions.identifier(row["source"]["lsid"], row["source"]["txnNumber"])

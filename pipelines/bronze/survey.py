@@ -74,29 +74,31 @@ def surveyed(
     few rows in files that this process can read.
     """
     # For a small span a Spark query takes longer than reading the files.
-    few = batch_rows.few_rows(spark, bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
-    if few is not None:
-        return _surveyed_here(few, only, starts)
-    own = "true" if only is None else only.predicate
+    rows_here = batch_rows.few_rows(
+        spark, bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES
+    )
+    if rows_here is not None:
+        return _surveyed_here(rows_here, only, starts)
+    condition = "true" if only is None else only.predicate
     rows = batch_rows.rows(spark, bronze_table, span).where(
-        f"({bronze_log.DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}"
+        f"({bronze_log.DOCUMENT_EVENTS} AND {condition}) OR {_CALLS_FOR_SWEEP}"
     )
     is_event = F.expr(bronze_log.DOCUMENT_EVENTS)
     if starts:
         # A collection that failed or runs ahead has a position inside the span, after which its events count. As a table and not as
         # a condition, which takes minutes with thousands of collections.
-        ahead = pa.Table.from_pylist([{**each._asdict(), "start": to} for each, to in starts.items()])
-        rows = rows.join(F.broadcast(spark.createDataFrame(ahead)), ["db", "collection"], "left")
+        starts_table = pa.Table.from_pylist([{**namespace._asdict(), "start": start} for namespace, start in starts.items()])
+        rows = rows.join(F.broadcast(spark.createDataFrame(starts_table)), ["db", "collection"], "left")
         rows = rows.where(~is_event | F.col("start").isNull() | (F.col("batch") > F.col("start")))
     sweep_rows = F.struct(*SWEEP_ROW)
-    surveyed = (
+    groups = (
         rows.groupBy(is_event.alias("is_event"), "db", "collection")
         .agg(*_counting(), F.collect_list(F.when(~is_event, sweep_rows)).alias("sweep_rows"))
         .collect()
     )
-    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in surveyed if row.is_event}
+    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in groups if row.is_event}
     # collect_list has no order, and the first heartbeat of a completed collection counts.
-    return counts, _sweeps(sorted((each for row in surveyed for each in row.sweep_rows), key=lambda each: each.offset))
+    return counts, _sweeps(sorted((each for row in groups for each in row.sweep_rows), key=lambda each: each.offset))
 
 
 def counts_of(
@@ -117,8 +119,8 @@ def _surveyed_here(
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[Sweep, ...]]:
     """`surveyed` for rows that this process has read."""
     is_event = are_of_documents(rows)
-    others = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
-    sweep_rows = [batch_rows.SweepRow(**row) for row in others if _calls_for_sweep(row)]
+    other_rows = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
+    sweep_rows = [batch_rows.SweepRow(**row) for row in other_rows if _calls_for_sweep(row)]
     counts = _counted_here(_wanted_events(rows.filter(is_event), only, starts))
     return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset))
 
@@ -129,8 +131,8 @@ def _wanted_events(events: pa.Table, only: registry.Namespace | None, starts: Ma
         events = events.filter(_is_of(events, only))
     if not starts:
         return events
-    to = pa.array(starts.values(), pa.int64()).take(places(events, starts).combine_chunks())
-    return events.filter(pc.fill_null(pc.greater(events["batch"], to), True))
+    start = pa.array(starts.values(), pa.int64()).take(places(events, starts).combine_chunks())
+    return events.filter(pc.fill_null(pc.greater(events["batch"], start), True))
 
 
 def places(events: pa.Table, of: Iterable[registry.Namespace]) -> pa.ChunkedArray:
@@ -201,17 +203,17 @@ def by_batch(
     size_bytes = batch_rows.bytes_of(files, ["after"])
     if not files or size_bytes is None:
         return None
-    found: Counter[int] = Counter()
-    count = 0
+    batch_counts: Counter[int] = Counter()
+    row_count = 0
     for file in files:  # One by one: a long span has many rows.
         rows = batch_rows.read(
             [file.path], list(OF_EVENTS), where=[("db", "==", of.db), ("collection", "==", of.collection)]
         )
         if rows is None:
             return None
-        found.update(rows["batch"].filter(are_events(rows, of)).to_pylist())
-        count += file.stats.get("numRecords") or rows.num_rows
-    return EventsByBatch(sorted(found.items()), size_bytes // max(1, count))
+        batch_counts.update(rows["batch"].filter(are_events(rows, of)).to_pylist())
+        row_count += file.stats.get("numRecords") or rows.num_rows
+    return EventsByBatch(sorted(batch_counts.items()), size_bytes // max(1, row_count))
 
 
 def sweeps(
@@ -219,16 +221,16 @@ def sweeps(
 ) -> tuple[Sweep, ...]:
     """The sweeps for drops and renames of these collections in a span of batches."""
     folder, kind = local_log.folder(bronze_table), bronze.RowKind.SCHEMA_CHANGE
-    here = None if folder is None else batch_rows.of_kinds(folder, [*SWEEP_ROW], kind, limit=MAX_SURVEYED_ROWS)
-    if here is not None:
-        is_own = pc.and_(pc.is_valid(here["sequence"]), pc.is_valid(places(here, among)))
-        is_in = pc.and_(pc.greater(here["batch"], span.after), pc.less_equal(here["batch"], span.to))
-        found = here.filter(pc.and_(is_own, is_in)).sort_by("offset")
-        return _sweeps([batch_rows.SweepRow(**row) for row in found.to_pylist()])
-    own = spark.createDataFrame(pa.Table.from_pylist([each._asdict() for each in among]))
+    rows = None if folder is None else batch_rows.of_kinds(folder, [*SWEEP_ROW], kind, limit=MAX_SURVEYED_ROWS)
+    if rows is not None:
+        is_own = pc.and_(pc.is_valid(rows["sequence"]), pc.is_valid(places(rows, among)))
+        is_in = pc.and_(pc.greater(rows["batch"], span.after), pc.less_equal(rows["batch"], span.to))
+        chosen_rows = rows.filter(pc.and_(is_own, is_in)).sort_by("offset")
+        return _sweeps([batch_rows.SweepRow(**row) for row in chosen_rows.to_pylist()])
+    namespace_table = spark.createDataFrame(pa.Table.from_pylist([each._asdict() for each in among]))
     is_gone = f"kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL"
-    gone = batch_rows.rows(spark, bronze_table, span).where(is_gone)
-    sweep_rows = gone.join(F.broadcast(own), ["db", "collection"], "left_semi").orderBy("offset")
+    change_rows = batch_rows.rows(spark, bronze_table, span).where(is_gone)
+    sweep_rows = change_rows.join(F.broadcast(namespace_table), ["db", "collection"], "left_semi").orderBy("offset")
     return _sweeps(sweep_rows.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
 
 
@@ -289,6 +291,6 @@ def old_events(last: Mapping[registry.Namespace, int], before: int) -> str:
     if not last:
         return "false"
     # A map and not a condition per collection: Spark takes half a minute to plan thousands of terms.
-    batches = ", ".join(f"{literal(str(each))}, {batch}" for each, batch in last.items())
-    own = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
-    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {own}"
+    batches = ", ".join(f"{literal(str(namespace))}, {batch}" for namespace, batch in last.items())
+    condition = f"batch < {max(last.values())} AND batch < element_at(map({batches}), concat(db, '.', collection))"
+    return f"{bronze_log.DOCUMENT_EVENTS} AND ts_ms < {before} AND {condition}"
