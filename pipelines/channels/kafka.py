@@ -101,10 +101,10 @@ def troubles(settings: Settings) -> dict[str, str | None]:
 
 def _trouble(client: Any, topic: str) -> str | None:
     try:
-        found = client.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        topic_metadata = client.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
     except library().KafkaException as error:
         return _text(error.args[0])
-    return "the topic does not exist" if found.error is not None or not found.partitions else None
+    return "the topic does not exist" if topic_metadata.error is not None or not topic_metadata.partitions else None
 
 
 def _text(error: confluent_kafka.KafkaError) -> str:
@@ -171,16 +171,16 @@ class KafkaTopic:
     def poll(self) -> list[signals.ReceivedSignal]:
         """The new signals for this pipeline."""
         kafka = library()
-        found: list[signals.ReceivedSignal] = []
+        new_signals: list[signals.ReceivedSignal] = []
         try:
             if self._next or self._assign():
-                self._drain(found)
+                self._drain(new_signals)
                 self._commit()
             self._has_polled = True
         except kafka.KafkaException as error:
             self._has_failed = True
             self._trouble(error.args[0])
-        return found
+        return new_signals
 
     def handled(self, received: signals.ReceivedSignal) -> None:
         """Note that its row is in bronze, so that the next commit of the group's position may pass it."""
@@ -198,20 +198,20 @@ class KafkaTopic:
     def _assign(self) -> bool:
         """Assign all partitions of the topic, each from where to begin; False where the topic does not exist."""
         kafka = library()
-        described = self._consumer.list_topics(self.name, timeout=ANSWER_SECONDS).topics[self.name]
-        if described.error is not None or not described.partitions:
+        topic = self._consumer.list_topics(self.name, timeout=ANSWER_SECONDS).topics[self.name]
+        if topic.error is not None or not topic.partitions:
             self._trouble.say("the topic does not exist; make it, with one partition")
             return False
-        partitions = [kafka.TopicPartition(self.name, number) for number in sorted(described.partitions)]
-        begins: dict[int, int] = {}
-        for each in self._consumer.committed(partitions, timeout=ANSWER_SECONDS):
-            if each.offset >= 0:
-                self._committed[each.partition] = begins[each.partition] = each.offset
+        partitions = [kafka.TopicPartition(self.name, number) for number in sorted(topic.partitions)]
+        offsets: dict[int, int] = {}
+        for partition in self._consumer.committed(partitions, timeout=ANSWER_SECONDS):
+            if partition.offset >= 0:
+                self._committed[partition.partition] = offsets[partition.partition] = partition.offset
             else:
-                begins[each.partition] = self._beginning(each)
-        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in begins.items()])
+                offsets[partition.partition] = self._beginning(partition)
+        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in offsets.items()])
         # Only when all are known: after a failure the next poll starts over.
-        self._next, self._waits_for = begins, set(begins)
+        self._next, self._waits_for = offsets, set(offsets)
         return True
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
@@ -224,9 +224,11 @@ class KafkaTopic:
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         reset = self.settings.source.signal_consumer.get("auto.offset.reset")
         from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")
-        done = [int(mark.split("/")[2]) for mark in self.done if mark.startswith(f"{self.name}/{partition.partition}/")]
-        if done and max(done) < high:
-            return max(int(low), max(done) + 1)
+        handled_offsets = [
+            int(mark.split("/")[2]) for mark in self.done if mark.startswith(f"{self.name}/{partition.partition}/")
+        ]
+        if handled_offsets and max(handled_offsets) < high:
+            return max(int(low), max(handled_offsets) + 1)
         if from_beginning or self._has_polled:
             return int(low)
         if not self._has_failed:
@@ -242,8 +244,8 @@ class KafkaTopic:
 
         A poll ends after `ANSWER_SECONDS`, so that a topic with a constant load does not hold back its signals.
         """
-        kafka, until = library(), time.monotonic() + ANSWER_SECONDS
-        while self._waits_for or time.monotonic() < until:
+        kafka, deadline = library(), time.monotonic() + ANSWER_SECONDS
+        while self._waits_for or time.monotonic() < deadline:
             message = self._consumer.poll(FIRST_SECONDS if self._waits_for else 0.1)
             if message is None:
                 self._waits_for = set()
@@ -282,15 +284,15 @@ class KafkaTopic:
         kafka = library()
         while not self._handled.empty():
             self._open.pop(self._handled.get(), None)
-        reached = dict(self._next)
+        positions = dict(self._next)
         # After a crash, signals that are not in bronze must be read again.
         for partition, offset in self._open.values():
-            reached[partition] = min(reached[partition], offset)
+            positions[partition] = min(positions[partition], offset)
         is_old = self._committed_at is None or time.monotonic() - self._committed_at > COMMIT_SECONDS
-        if reached and (reached != self._committed or is_old):
-            offsets = [kafka.TopicPartition(self.name, *each) for each in reached.items()]
+        if positions and (positions != self._committed or is_old):
+            offsets = [kafka.TopicPartition(self.name, *each) for each in positions.items()]
             self._consumer.commit(offsets=offsets, asynchronous=False)
-            self._committed, self._committed_at = reached, time.monotonic()
+            self._committed, self._committed_at = positions, time.monotonic()
 
 
 class KafkaSink:
@@ -331,9 +333,9 @@ class KafkaSink:
 
     def close(self) -> None:
         """Wait up to `LAST_SECONDS` for the delivery of what is not sent yet."""
-        left = self._producer.flush(LAST_SECONDS)
-        if left:
-            log.warning("%d notifications did not reach the topic %s", left, self.topic)
+        remaining = self._producer.flush(LAST_SECONDS)
+        if remaining:
+            log.warning("%d notifications did not reach the topic %s", remaining, self.topic)
 
     def _delivered(self, error: object, message: object) -> None:
         if error is None:

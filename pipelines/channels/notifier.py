@@ -63,8 +63,8 @@ class Notifier:
         self, aggregate_type: str, type_: notifications.NotificationType, *, id_: str, data: Mapping[str, str] | None = None
     ) -> None:
         """Send a notification to every channel; `connector_name` is added to its data."""
-        named = {"connector_name": self.settings.name, **(data or {})}
-        notification = notifications.Notification(id_, aggregate_type, type_, clock.now_ms(), named)
+        additional_data = {"connector_name": self.settings.name, **(data or {})}
+        notification = notifications.Notification(id_, aggregate_type, type_, clock.now_ms(), additional_data)
         for channel in self.settings.source.notification_enabled_channels:
             match channel:
                 case NotificationChannel.LOG:
@@ -87,13 +87,13 @@ class Notifier:
         rows = [
             {
                 "name": self.settings.name,
-                "id": each.id,
-                "aggregate_type": each.aggregate_type,
-                "type": each.type.value,
-                "additional_data": list(each.additional_data.items()),
-                "timestamp": each.timestamp,
+                "id": notification.id,
+                "aggregate_type": notification.aggregate_type,
+                "type": notification.type.value,
+                "additional_data": list(notification.additional_data.items()),
+                "timestamp": notification.timestamp,
             }
-            for each in waiting
+            for notification in waiting
         ]
         table = delta.layout(self.settings.lakehouse).ops("notifications")
         try:

@@ -65,19 +65,19 @@ class Channel(Protocol):
 
 def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) -> list[Channel]:
     """The channels that the settings enable; `done` are the marks of the signals in bronze."""
-    found: list[Channel] = []
+    open_channels: list[Channel] = []
     for channel in settings.source.signal_enabled_channels:
         match channel:
             case SignalChannel.FILE:
-                found.append(FileChannel(Path(settings.source.signal_file)))
+                open_channels.append(FileChannel(Path(settings.source.signal_file)))
             case SignalChannel.TABLE:
                 table = delta.layout(settings.lakehouse).ops("signals")
-                found.append(TableChannel(spark, table, settings.name, set(done)))
+                open_channels.append(TableChannel(spark, table, settings.name, set(done)))
             case SignalChannel.KAFKA:
-                found.append(kafka.KafkaTopic(settings, set(done)))
+                open_channels.append(kafka.KafkaTopic(settings, set(done)))
             case SignalChannel.SOURCE:
                 pass
-    return found
+    return open_channels
 
 
 @dataclass
@@ -103,19 +103,19 @@ class FileChannel:
             self._is_refused = True
             return []
         self._is_refused = False
-        found = []
-        waiting = list(self._waiting)
+        new_signals = []
+        waiting_lines = list(self._waiting)
         for line in self._lines():
-            if line in waiting:
-                waiting.remove(line)
+            if line in waiting_lines:
+                waiting_lines.remove(line)
                 continue
             try:
-                found.append(signals.ReceivedSignal(signals.from_json(line, channel="file"), line))
+                new_signals.append(signals.ReceivedSignal(signals.from_json(line, channel="file"), line))
             except signals.SignalRefused as error:
                 log.warning("%s: skipping a signal that cannot be read: %s", self.path, error)
                 self._take_out(line)
-        self._waiting += [each.mark for each in found]  # Only when all are read: a failure would lose the first ones.
-        return found
+        self._waiting += [each.mark for each in new_signals]  # Only when all are read: a failure would lose the first ones.
+        return new_signals
 
     def handled(self, received: signals.ReceivedSignal) -> None:
         """Remove its line from the file; where that fails, the line is not returned again by this process."""
@@ -139,12 +139,12 @@ class FileChannel:
         """Remove a line from the file; returns False where that fails."""
         try:
             with self.path.open("r+b", buffering=0) as file:
-                at = 0
-                for each in file.read().split(b"\n"):
-                    if _text(each) == line:
-                        os.pwrite(file.fileno(), b" " * len(each), at)
+                offset = 0
+                for file_line in file.read().split(b"\n"):
+                    if _text(file_line) == line:
+                        os.pwrite(file.fileno(), b" " * len(file_line), offset)
                         break
-                    at += len(each) + 1
+                    offset += len(file_line) + 1
                 _close_up(file)
         except FileNotFoundError:
             return True
@@ -181,11 +181,11 @@ def _close_up(file: FileIO) -> None:
     try:
         file.seek(0)
         text = file.read()
-        left = b"".join(line for line in text.splitlines(keepends=True) if line.strip())
+        remaining = b"".join(line for line in text.splitlines(keepends=True) if line.strip())
         os.pwrite(
-            file.fileno(), left.ljust(len(text)), 0
+            file.fileno(), remaining.ljust(len(text)), 0
         )  # One write: after a kill here the file has lines and blanks only.
-        file.truncate(len(left))
+        file.truncate(len(remaining))
     finally:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
@@ -209,19 +209,19 @@ class TableChannel:
         if version == self._version:
             return []
         rows = self.spark.table(str(self.table)).where(F.col("name") == self.name).orderBy("ts_ms", "row")
-        found, seen = [], set()
+        new_signals, row_ids = [], set()
         for row in rows.toArrow().to_pylist():
             if row["row"] in self.done:
                 continue
-            seen.add(row["row"])
+            row_ids.add(row["row"])
             try:
                 text = json.dumps({"id": row["id"], "type": row["type"], "data": row["data"]})
-                found.append(signals.ReceivedSignal(signals.from_json(text, channel="table"), row["row"]))
+                new_signals.append(signals.ReceivedSignal(signals.from_json(text, channel="table"), row["row"]))
             except signals.SignalRefused as error:
                 log.warning("%s: skipping the signal %s, which cannot be read: %s", self.table.label, row["id"], error)
-        self.done |= seen  # Only when all are read: a failure would lose the first ones.
+        self.done |= row_ids  # Only when all are read: a failure would lose the first ones.
         self._version = version
-        return found
+        return new_signals
 
     def handled(self, received: signals.ReceivedSignal) -> None:
         """Do nothing: bronze holds the mark, and the table is append-only."""
