@@ -152,11 +152,11 @@ class EmbeddedMongoDB:
 
     def _launch(self, command: Path, deadline: float) -> None:
         """Start mongod, again on another port if its own is taken, or later if its data is in use."""
-        wanted = self.options.port or _remembered(self.data_dir / "port")
-        patience = min(deadline, time.monotonic() + IN_USE_PATIENCE)
+        preferred_port = self.options.port or _remembered(self.data_dir / "port")
+        in_use_deadline = min(deadline, time.monotonic() + IN_USE_PATIENCE)
         while True:
             # Keep the port: connection strings of the last run stay valid.
-            self.port = wanted if wanted and _is_free(wanted) else _free_port()
+            self.port = preferred_port if preferred_port and _is_free(preferred_port) else _free_port()
             if self.options.port and self.port != self.options.port:
                 raise errors.DecisionNeeded(f"port {self.options.port} is already in use")
             self._spawn(command)
@@ -167,7 +167,7 @@ class EmbeddedMongoDB:
             output = _last_words(self.log_file, self.data_dir / "mongod.out")
             # The server of a killed owner takes a moment to end, and uses its data until then.
             in_use = status == IN_USE or "DBPathInUse" in output
-            if in_use and time.monotonic() > patience:
+            if in_use and time.monotonic() > in_use_deadline:
                 raise errors.DecisionNeeded(f"another MongoDB is already running on {self.data_dir}; stop it first")
             if not in_use and ("Address already in use" not in output or time.monotonic() > deadline):
                 raise errors.DecisionNeeded(f"{command} did not start (exit {status}): {output} (log: {self.log_file})")
@@ -185,8 +185,8 @@ class EmbeddedMongoDB:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        with self._process.stdout as shown:
-            self.pid = int(shown.readline() or 0)
+        with self._process.stdout as stdout:
+            self.pid = int(stdout.readline() or 0)
 
     def _arguments(self) -> list[str]:
         options = self.options
@@ -315,24 +315,24 @@ def _await_primary(client: MongoClient[dict[str, Any]], deadline: float, *, fail
 
 def _check_version(command: Path) -> None:
     try:
-        shown = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:
         raise errors.DecisionNeeded(f"{command} does not run here: {error.strerror}") from error
-    found = re.search(r"db version v(\d+)\.(\d+)", shown.stdout)
-    if found is None:
-        lines = (shown.stderr or shown.stdout).strip().splitlines()
+    version = re.search(r"db version v(\d+)\.(\d+)", result.stdout)
+    if version is None:
+        lines = (result.stderr or result.stdout).strip().splitlines()
         raise errors.DecisionNeeded(f"{command} does not run here: {lines[-1] if lines else 'it said nothing'}")
-    if (int(found[1]), int(found[2])) < OLDEST:
-        raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is required")
+    if (int(version[1]), int(version[2])) < OLDEST:
+        raise errors.DecisionNeeded(f"{command} is MongoDB {version[1]}.{version[2]}; 6.0 or later is required")
 
 
 def _last_words(*logs: Path) -> str:
     """The last error or fatal line in the logs."""
     for path in logs:
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
-        if telling:
-            return telling[-1][:600]
+        error_lines = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
+        if error_lines:
+            return error_lines[-1][:600]
     return "it said nothing"
 
 

@@ -54,13 +54,13 @@ def running(bucket: str, around: Callable[[Application], Application] = lambda e
 
     server = make_server("127.0.0.1", 0, around(DomainDispatcherApplication(create_backend_app)), threaded=True)
     server.log = lambda *_: None  # type: ignore[method-assign]
-    found = EmulatedS3(f"http://127.0.0.1:{server.server_port}")
+    emulated = EmulatedS3(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         keys = {name.lower(): value for name, value in KEYS.items()}
-        boto3.client("s3", endpoint_url=found.url, region_name="us-east-1", **keys).create_bucket(Bucket=bucket)
-        yield found
+        boto3.client("s3", endpoint_url=emulated.url, region_name="us-east-1", **keys).create_bucket(Bucket=bucket)
+        yield emulated
     finally:
         server.shutdown()
         thread.join()

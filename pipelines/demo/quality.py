@@ -51,15 +51,15 @@ def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Conso
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     gold = GoldSettings(models=str(folder / "models"), expectations=str(folder / "expectations"))
-    chosen = dataclasses.replace(settings, gold=gold)
-    refused = ""
+    demo_settings = dataclasses.replace(settings, gold=gold)
+    refusal = ""
     try:
-        models.run(spark, chosen, audit=expectations.Gate.of(chosen))
+        models.run(spark, demo_settings, audit=expectations.Gate.of(demo_settings))
     except errors.GateFailed as error:
-        refused = str(error)
-    screen.print(_best(spark, chosen))
+        refusal = str(error)
+    screen.print(_best(spark, demo_settings))
     screen.print("[bold]quality gate[/]: this model does not meet its expectations (on purpose), so it was not published:")
-    screen.print(refused, style="dim", markup=False)
+    screen.print(refusal, style="dim", markup=False)
 
 
 def _best(spark: SparkSession, settings: Settings) -> Table:
@@ -72,7 +72,7 @@ def _best(spark: SparkSession, settings: Settings) -> Table:
     )
     for name in ("customer", "orders", "total"):
         table.add_column(name)
-    made = delta.layout(settings.lakehouse).model("customer_totals")
-    for row in spark.sql(f"SELECT * FROM {made} ORDER BY total DESC LIMIT 3").collect():
+    model = delta.layout(settings.lakehouse).model("customer_totals")
+    for row in spark.sql(f"SELECT * FROM {model} ORDER BY total DESC LIMIT 3").collect():
         table.add_row(str(row.customer), str(row.orders), str(row.total))
     return table

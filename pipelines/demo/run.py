@@ -76,27 +76,27 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
     screen = report.console(markup=True)
     folder = directory.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    started_at = time.monotonic()
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(emulated_s3.running(BUCKET)) if on_s3 else None
         stage = _opened(folder, mongodb_uri=mongodb_uri, store=store, screen=screen, stack=stack)
-        played = _played(stage, seconds=seconds, stop=stop, screen=screen)
+        demo_run = _played(stage, seconds=seconds, stop=stop, screen=screen)
         if stop.is_set():
             screen.print("Stopped. Run the demo again to continue from here.")
             return
-        demo_report.show(stage, played, screen=screen)
+        demo_report.show(stage, demo_run, screen=screen)
         with screen.status("Building SQL models and checking their expectations"):
             quality.show(stage.spark, stage.settings, folder, screen=screen)
         with screen.status("Comparing gold with MongoDB, document by document"):
             _verify(stage, screen)
-    screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run the demo again to continue from here.[/]")
+    screen.print(f"[dim]Done in {time.monotonic() - started_at:.0f} s. Run the demo again to continue from here.[/]")
 
 
 def _verify(stage: DemoStage, screen: Console) -> None:
     """Verify every collection, and write the HTML page."""
-    found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
+    result = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
     screen.print("\n[bold]Does gold match MongoDB?[/]  medallion verify")
-    report.verified(found)
+    report.verified(result)
     path = stage.folder / "status.html"
     pages.write(path, pages.text(stage.spark, stage.settings))
     screen.print(f"The same as an HTML page: {escape(demo_report.near(str(path)))}")
@@ -119,16 +119,16 @@ def _opened(
     )
     root = str(folder / "lakehouse") if store is None else f"s3a://{BUCKET}/lakehouse"
     with telling(screen) as tell:
-        is_there = threading.Event()
+        has_started = threading.Event()
         with ThreadPoolExecutor(2) as pool:
             server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
-            pool.submit(_tell_of_start, is_there, tell)
+            pool.submit(_tell_of_start, has_started, tell)
             try:
                 hadoop = {} if store is None else store.hadoop
                 spark = sparks.session("medallion demo", conf=spark_conf.SHORT_RUN, root=root, hadoop=hadoop)
                 uri = server.result()
             finally:
-                is_there.set()
+                has_started.set()
         client = mongodb.client(uri)
         stack.callback(client.close)
         mongodb_server.check_suitable(mongodb_server.server_info(client))
@@ -165,13 +165,13 @@ def telling(screen: Console) -> Iterator[Callable[[RenderableType], None]]:
         with Live(console=screen, refresh_per_second=4, transient=True) as live:
             yield lambda now: live.update(Spinner("dots", now) if isinstance(now, str) else now)
         return
-    began, told_at = time.monotonic(), -PLAIN_EVERY
+    started_at, told_at = time.monotonic(), -PLAIN_EVERY
 
     def tell(now: RenderableType) -> None:
         nonlocal told_at
         if time.monotonic() - told_at >= PLAIN_EVERY:
             told_at = time.monotonic()
-            screen.out(f"{told_at - began:4.0f} s  {_plain(now)}", highlight=False)
+            screen.out(f"{told_at - started_at:4.0f} s  {_plain(now)}", highlight=False)
             screen.file.flush()
 
     yield tell
@@ -187,11 +187,11 @@ def _plain(now: RenderableType) -> str:
 def _tell_of_start(is_there: threading.Event, tell: Callable[[RenderableType], None]) -> None:
     """Show progress until Spark and MongoDB have started, with the size of the download in the first run."""
     while not is_there.wait(0.5):
-        fetched = delta_jars.downloaded_megabytes()
+        megabytes = delta_jars.downloaded_megabytes()
         note = (
             ""
-            if fetched is None
-            else f"; downloading Delta's jars from Maven Central, the first time only: {fetched:.0f} MB so far"
+            if megabytes is None
+            else f"; downloading Delta's jars from Maven Central, the first time only: {megabytes:.0f} MB so far"
         )
         tell(f"Starting MongoDB and Spark{note}")
 
@@ -208,24 +208,24 @@ def _server(data: Path, mongodb_uri: str | None, stack: contextlib.ExitStack) ->
 
 def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
     """Change data while the pipeline runs: until the snapshot is in gold, and `seconds` more; then wait until all changes are in gold."""
-    played = DemoRun()
-    ended, shut = threading.Event(), threading.Event()
+    demo_run = DemoRun()
+    pipeline_stop, shop_stop = threading.Event(), threading.Event()
 
     def hear(now: CaptureProgress) -> None:
-        played.capture = now
+        demo_run.capture = now
 
     def capture() -> None:
-        layers.run(stage.spark, stage.settings, once=False, stop=ended, progress=hear)
+        layers.run(stage.spark, stage.settings, once=False, stop=pipeline_stop, progress=hear)
 
     def trade() -> None:
-        shop.open_for_business(stage.client, stop=shut, each=played.note)
+        shop.open_for_business(stage.client, stop=shop_stop, each=demo_run.note)
 
     with telling(screen) as tell, ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(capture), pool.submit(trade)]
+        futures = [pool.submit(capture), pool.submit(trade)]
 
         def watch(doing: Callable[[], str], *, until: Callable[[], bool]) -> None:
-            while not (stop.is_set() or any(each.done() for each in running[:1])):
-                tell(_picture(played, doing()))  # before the check, which takes Spark seconds the first time
+            while not (stop.is_set() or any(future.done() for future in futures[:1])):
+                tell(_picture(demo_run, doing()))  # before the check, which takes Spark seconds the first time
                 if until():
                     break
                 time.sleep(0.25)
@@ -233,24 +233,24 @@ def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Co
         try:
             watch(
                 lambda: "Taking the snapshot and loading it into gold, while the data changes",
-                until=_PublishedCheck(stage, played),
+                until=_PublishedCheck(stage, demo_run),
             )
-            played.began_ms = clock.now_ms()
+            demo_run.began_ms = clock.now_ms()
             end = time.monotonic() + seconds
             watch(
                 lambda: f"Changing the data for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end
             )
-            shut.set()
-            running[1].result()
-            played.ended_ms = clock.now_ms()
-            caught_up = _PublishedCheck(stage, played, sequence=shop.close(stage.client))
+            shop_stop.set()
+            futures[1].result()
+            demo_run.ended_ms = clock.now_ms()
+            caught_up = _PublishedCheck(stage, demo_run, sequence=shop.close(stage.client))
             watch(lambda: "Waiting until the last changes are in gold", until=caught_up)
         finally:
-            shut.set()
-            ended.set()
-        tell(_picture(played, "Stopping the pipeline"))
-        running[0].result()
-    return played
+            shop_stop.set()
+            pipeline_stop.set()
+        tell(_picture(demo_run, "Stopping the pipeline"))
+        futures[0].result()
+    return demo_run
 
 
 @dataclass
@@ -287,15 +287,15 @@ class _PublishedCheck:
 
     def _batch(self, table: tables.TableRef) -> int:
         commit = table_history.last_commit(self.stage.spark, table)
-        to = commit.metadata.get("to") if commit is not None and commit.metadata is not None else None
-        return to if isinstance(to, int) else 0
+        batch = commit.metadata.get("to") if commit is not None and commit.metadata is not None else None
+        return batch if isinstance(batch, int) else 0
 
 
 def _picture(played: DemoRun, doing: str) -> Group:
     """The demo's progress: operations on the source, the capture, and the collections in gold."""
-    last = f"[dim], last: {played.last_step}[/]" if played.steps else ""
+    last_step = f"[dim], last: {played.last_step}[/]" if played.steps else ""
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("MongoDB", f"{played.steps:,} operations{last}")
+    grid.add_row("MongoDB", f"{played.steps:,} operations{last_step}")
     grid.add_row("bronze", report.described(played.capture, rate=played.rate.of(played.capture.events)))
     grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections up to date")
     return Group(Spinner("dots", doing), grid)

@@ -58,8 +58,8 @@ def stock(client: Client) -> None:
     }
 
     def insert(session: ClientSession) -> None:
-        for name, each in documents.items():
-            shop[name].insert_many(each, session=session)
+        for name, collection_documents in documents.items():
+            shop[name].insert_many(collection_documents, session=session)
 
     # One transaction: the next run could not complete what a killed one has begun.
     with client.start_session() as session:
@@ -69,8 +69,8 @@ def stock(client: Client) -> None:
 def open_for_business(client: Client, *, stop: threading.Event, each: Callable[[str], None]) -> None:
     """Run steps until `stop` is set; calls `each` with the name of each step."""
     diary = client[DIARY[0]][DIARY[1]]
-    known = diary.find_one({"_id": DATABASE}) or {}
-    for step in itertools.count(int(known.get("step", 0))):
+    entry = diary.find_one({"_id": DATABASE}) or {}
+    for step in itertools.count(int(entry.get("step", 0))):
         if stop.wait(PAUSE_SECONDS):
             break
         # Recorded before: a step that inserts a document cannot run twice, and one that a kill cuts off may be skipped.
@@ -84,9 +84,9 @@ def close(client: Client) -> str:
         orders = client[DATABASE]["orders"].estimated_document_count()
         till = {"orders": orders, "counted": datetime.now(UTC)}
         client[DATABASE]["lost_and_found"].replace_one({"_id": "the till"}, till, upsert=True, session=session)
-        at = session.operation_time
-    assert at is not None
-    return f"{at.time:08x}{at.inc:08x}"
+        cluster_time = session.operation_time
+    assert cluster_time is not None
+    return f"{cluster_time.time:08x}{cluster_time.inc:08x}"
 
 
 def _play(client: Client, step: int) -> str:
@@ -103,8 +103,8 @@ def _new_customer(shop: Shop, random: Random, step: int) -> None:
 
 def _new_address(shop: Shop, random: Random, step: int) -> None:
     city, code = random.choice(_CITIES)
-    moved = {"address.city": city, "address.postcode": code, "address.since": _time(step)}
-    shop["customers"].update_one({"_id": _customer_id(_any(random, CUSTOMERS))}, {"$set": moved})
+    address = {"address.city": city, "address.postcode": code, "address.since": _time(step)}
+    shop["customers"].update_one({"_id": _customer_id(_any(random, CUSTOMERS))}, {"$set": address})
 
 
 def _forgotten_phone(shop: Shop, random: Random, step: int) -> None:
@@ -112,13 +112,13 @@ def _forgotten_phone(shop: Shop, random: Random, step: int) -> None:
 
 
 def _tag_added(shop: Shop, random: Random, step: int) -> None:
-    who = {"_id": _customer_id(_any(random, CUSTOMERS))}
-    shop["customers"].update_one(who, {"$push": {"tags": random.choice(_TAGS)}})
+    customer = {"_id": _customer_id(_any(random, CUSTOMERS))}
+    shop["customers"].update_one(customer, {"$push": {"tags": random.choice(_TAGS)}})
 
 
 def _tag_taken(shop: Shop, random: Random, step: int) -> None:
-    who = {"_id": _customer_id(_any(random, CUSTOMERS))}
-    shop["customers"].update_one(who, {"$pull": {"tags": random.choice(_TAGS)}})
+    customer = {"_id": _customer_id(_any(random, CUSTOMERS))}
+    shop["customers"].update_one(customer, {"$pull": {"tags": random.choice(_TAGS)}})
 
 
 def _customer_gone(shop: Shop, random: Random, step: int) -> None:
@@ -159,8 +159,8 @@ def _line_added(shop: Shop, random: Random, step: int) -> None:
 
 
 def _line_taken(shop: Shop, random: Random, step: int) -> None:
-    which = {"_id": bson.Int64(1000 + _any(random, ORDERS + step))}
-    shop["orders"].update_one(which, {"$pull": {"lines": {"quantity": 1}}})
+    order = {"_id": bson.Int64(1000 + _any(random, ORDERS + step))}
+    shop["orders"].update_one(order, {"$pull": {"lines": {"quantity": 1}}})
 
 
 def _order_cancelled(shop: Shop, random: Random, step: int) -> None:
@@ -273,8 +273,8 @@ def _odd_things(random: Random) -> Iterator[dict[str, Any] | RawBSONDocument]:
     )
     values = tuple(_every_type(random, moment).items())
     for place, identity in enumerate(identities):
-        some = dict(values[place::3])
-        yield _with_old_types({"_id": identity, "shelf": random.randint(1, 9), **some}, place)
+        fields = dict(values[place::3])
+        yield _with_old_types({"_id": identity, "shelf": random.randint(1, 9), **fields}, place)
 
 
 def _every_type(random: Random, moment: datetime) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def _rows(stage: DemoStage, collection: str) -> Table:
     """The last changed rows of one gold table."""
     df = stage.spark.table(str(stage.gold(collection)))
     columns = [name for name in SHOWN[collection] if name in df.columns]
-    newest = df.orderBy(df[LATEST].desc()) if LATEST in df.columns else df
+    newest_first = df.orderBy(df[LATEST].desc()) if LATEST in df.columns else df
     title = f"gold: {shop.DATABASE}.{collection}, last changed rows ({len(columns)} of {len(df.columns)} columns)"
     table = _table(title, *columns)
-    for row in newest.select(*(f"`{name}`" for name in columns)).limit(ROWS).collect():
+    for row in newest_first.select(*(f"`{name}`" for name in columns)).limit(ROWS).collect():
         table.add_row(*map(_cell, row))
     return table
 
@@ -72,16 +72,16 @@ def _cell(value: object) -> Text:
         case None:
             return Text("null", style="dim")
         case dict():
-            shown = "{" + ", ".join(f"{key}: {_cell(each)}" for key, each in value.items()) + "}"
+            text = "{" + ", ".join(f"{key}: {_cell(item)}" for key, item in value.items()) + "}"
         case list():
-            shown = f"[{len(value)}] " + ", ".join(str(_cell(each)) for each in value)
+            text = f"[{len(value)}] " + ", ".join(str(_cell(item)) for item in value)
         case bytes() | bytearray():
-            shown = f"{len(value)} bytes"
+            text = f"{len(value)} bytes"
         case float():
-            shown = f"{value:.6g}"
+            text = f"{value:.6g}"
         case _:
-            shown = str(value)
-    return Text(shown if len(shown) <= WIDTH else shown[: WIDTH - 1] + "…")
+            text = str(value)
+    return Text(text if len(text) <= WIDTH else text[: WIDTH - 1] + "…")
 
 
 def _changes(stage: DemoStage) -> Table:
@@ -100,19 +100,19 @@ def _changes(stage: DemoStage) -> Table:
 def _one_order(stage: DemoStage) -> Table:
     """The last events of the order with the most changes."""
     events = f"{stage.bronze} WHERE collection = 'orders' AND op IS NOT NULL"
-    found = stage.spark.sql(
+    rows = stage.spark.sql(
         f"""SELECT key, op, source.ts_ms AS at, updateDescription.updatedFields AS updated,
                    updateDescription.removedFields AS removed
             FROM {events} AND key = (SELECT key FROM {events} GROUP BY key ORDER BY count(*) DESC, key LIMIT 1)
             ORDER BY sequence DESC LIMIT 6"""
     ).collect()
     words = {"r": "read by the snapshot", "c": "inserted", "u": "updated", "d": "deleted"}
-    key = found[0].key if found else "?"
+    key = rows[0].key if rows else "?"
     table = _table(f"bronze: last events of order {key}", "when", "what", "fields")
-    for row in reversed(found):
-        at = time.strftime("%H:%M:%S", time.gmtime((row.at or 0) / 1000))
+    for row in reversed(rows):
+        moment = time.strftime("%H:%M:%S", time.gmtime((row.at or 0) / 1000))
         fields = [*_names(row.updated), *(f"-{name}" for name in row.removed or ())]
-        table.add_row(at, words[row.op], ", ".join(fields)[:60])
+        table.add_row(moment, words[row.op], ", ".join(fields)[:60])
     return table
 
 
@@ -150,8 +150,8 @@ def passages(stage: DemoStage, *, since_ms: int, until_ms: int) -> list[LayerLag
         f"""SELECT collection, batch, coalesce(source.wallTime, source.ts_ms) AS at FROM {stage.bronze}
             WHERE kind = 'change' AND coalesce(source.wallTime, source.ts_ms) BETWEEN {since_ms} AND {until_ms}"""
     ).collect()
-    landed = _arrivals(stage, stage.bronze, position="batch", since_ms=since_ms)
-    arrivals = {"bronze": dict.fromkeys(shop.COLLECTIONS, landed)} | {
+    bronze_arrivals = _arrivals(stage, stage.bronze, position="batch", since_ms=since_ms)
+    arrivals = {"bronze": dict.fromkeys(shop.COLLECTIONS, bronze_arrivals)} | {
         layer: {name: _arrivals(stage, table(name), position="to", since_ms=since_ms) for name in shop.COLLECTIONS}
         for layer, table in (("silver", stage.silver), ("gold", stage.gold))
     }
@@ -164,16 +164,16 @@ def passages(stage: DemoStage, *, since_ms: int, until_ms: int) -> list[LayerLag
 def _passage_of(
     layer: str, arrivals: Mapping[str, Arrivals], events: Sequence[tuple[str, int, int]], *, since_ms: int
 ) -> LayerLag:
-    there = [(_arrival(arrivals[collection], batch), at) for collection, batch, at in events]
-    lags = sorted(max(0, when - at) / 1000 for when, at in there if when is not None)
-    last = max((when for when, _ in there if when is not None), default=since_ms)
-    commits = len({when for each in arrivals.values() for when in each})
-    return LayerLag(layer, commits, len(lags) / max(1.0, (last - since_ms) / 1000), lags)
+    arrival_times = [(_arrival(arrivals[collection], batch), event_ms) for collection, batch, event_ms in events]
+    lags = sorted(max(0, arrived_ms - event_ms) / 1000 for arrived_ms, event_ms in arrival_times if arrived_ms is not None)
+    last_arrival = max((arrived_ms for arrived_ms, _ in arrival_times if arrived_ms is not None), default=since_ms)
+    commits = len({arrived_ms for table_arrivals in arrivals.values() for arrived_ms in table_arrivals})
+    return LayerLag(layer, commits, len(lags) / max(1.0, (last_arrival - since_ms) / 1000), lags)
 
 
 def _arrival(arrivals: Arrivals, batch: int) -> int | None:
     """The time of a table's first commit at or after a batch."""
-    return next((when for position, when in arrivals if position >= batch), None)
+    return next((arrived_ms for position, arrived_ms in arrivals if position >= batch), None)
 
 
 def _arrivals(stage: DemoStage, table: tables.TableRef, *, position: str, since_ms: int) -> Arrivals:
@@ -219,11 +219,11 @@ def _text(value: str) -> str:
 
 
 def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
-    lay = f"[bold]The tables[/] are in {escape(near(stage.layout.root or ''))}: bronze/shop, silver/shop/*, gold/shop/*."
+    intro = f"[bold]The tables[/] are in {escape(near(stage.layout.root or ''))}: bronze/shop, silver/shop/*, gold/shop/*."
     if local_log.folder(stage.bronze) is None:
-        screen.print(f"{lay} They are gone when the emulator ends; shop.yml shows the settings for your own store.")
+        screen.print(f"{intro} They are gone when the emulator ends; shop.yml shows the settings for your own store.")
         return
-    screen.print(f"{lay} Query them:")
+    screen.print(f"{intro} Query them:")
     for name, line in queries(stage.gold("orders")).items():
         screen.print(f"\n[bold]{name}[/]")
         screen.out(f"{near(sys.executable)} -c {shlex.quote(line)}", highlight=False)
