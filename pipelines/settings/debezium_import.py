@@ -36,11 +36,11 @@ def read(path: Path, *, root: str) -> Import:
 
 def settings_text(connector: object, *, root: str, where: str) -> Import:
     """The settings file for a connector; `where` names the connector in messages and in the file."""
-    found = debezium_import.imported(connector, root=root, where=where)
-    variables = tuple(f"{each.name}: {each.holds}" for each in found.variables)
-    notes = (*debezium_import.remarks(found.notes), *found.warnings)
+    conversion = debezium_import.imported(connector, root=root, where=where)
+    variables = tuple(f"{variable.name}: {variable.holds}" for variable in conversion.variables)
+    notes = (*debezium_import.remarks(conversion.notes), *conversion.warnings)
     text = settings_file.rendered(
-        found.document,
+        conversion.document,
         before=[f"Imported from {where} by `medallion import-debezium`.", *_listed("Variables to set:", variables)],
         after=_listed("Properties of the connector that are not above as they stood:", notes),
     )

@@ -29,12 +29,12 @@ def load(path: str | Path) -> settings.Settings:
     """
     where = str(path)
     root = _composed(content(path), where)
-    lines, repeated = _keys(root, where)
-    if repeated:
-        raise errors.SettingsError(repeated)
-    found = _constructed(root, where)
+    lines, duplicates = _keys(root, where)
+    if duplicates:
+        raise errors.SettingsError(duplicates)
+    settings_document = _constructed(root, where)
     try:
-        return _placed(settings.parse(found, where=where), Path(path))
+        return _placed(settings.parse(settings_document, where=where), Path(path))
     except errors.SettingsError as error:
         problems = sorted(error.problems, key=lambda problem: _line(problem.path, lines))
         raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
@@ -47,9 +47,9 @@ def document(path: str | Path) -> object:
     """
     where = str(path)
     root = _composed(content(path), where)
-    repeated = _keys(root, where)[1]
-    if repeated:
-        raise errors.SettingsError(repeated)
+    duplicates = _keys(root, where)[1]
+    if duplicates:
+        raise errors.SettingsError(duplicates)
     return _constructed(root, where)
 
 
@@ -61,27 +61,27 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
         try:
             return secrets.resolve(text) if isinstance(text, str) else text
         except errors.SettingsError as error:
-            problems.extend(errors.Problem(f"lakehouse.{name}", each.message, each.hint) for each in error.problems)
+            problems.extend(errors.Problem(f"lakehouse.{name}", problem.message, problem.hint) for problem in error.problems)
             return text
 
-    own = parsed.lakehouse
-    places = {name: resolved(name, getattr(own, name)) for name in ("root", "catalog", "schema_prefix")}
-    if wrong := tables.unusable(places["root"] or "/"):
-        problems.append(errors.Problem("lakehouse.root", f"{places['root']} is no folder or URL", wrong))
+    lakehouse = parsed.lakehouse
+    places = {name: resolved(name, getattr(lakehouse, name)) for name in ("root", "catalog", "schema_prefix")}
+    if reason := tables.unusable(places["root"] or "/"):
+        problems.append(errors.Problem("lakehouse.root", f"{places['root']} is no folder or URL", reason))
     if problems:
         raise errors.SettingsError(problems)
     gold = dataclasses.replace(
         parsed.gold, models=_found(parsed.gold.models, path), expectations=_found(parsed.gold.expectations, path)
     )
-    return dataclasses.replace(parsed, lakehouse=dataclasses.replace(own, **places), gold=gold)
+    return dataclasses.replace(parsed, lakehouse=dataclasses.replace(lakehouse, **places), gold=gold)
 
 
 def _found(folder: str | None, path: Path) -> str | None:
     """The path of a folder in the settings: relative to the working directory, else to the file's folder or its parent, as in a job."""
     if folder is None or Path(folder).is_dir():
         return folder
-    beside = [each / folder for each in path.resolve().parents[:2]]
-    return next((str(each) for each in beside if each.is_dir()), folder)
+    candidates = [parent / folder for parent in path.resolve().parents[:2]]
+    return next((str(candidate) for candidate in candidates if candidate.is_dir()), folder)
 
 
 def content(path: str | Path) -> str:
@@ -187,25 +187,25 @@ def _constructed(root: yaml.Node | None, where: str) -> object:
 def _keys(root: yaml.Node | None, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
     """The line of every key by its path, and the duplicate keys."""
     lines: dict[str, int] = {}
-    repeated: list[errors.Problem] = []
+    duplicates: list[errors.Problem] = []
     for path, line, is_repeated in _walk(root, "", ()):
         if is_repeated:
             message = "duplicate key"
-            repeated.append(errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}"))
+            duplicates.append(errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}"))
         lines.setdefault(path, line)
-    return lines, repeated
+    return lines, duplicates
 
 
 def _walk(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, int, bool]]:
     # An anchor may contain an alias to itself: such a document has no end.
     if not isinstance(node, yaml.MappingNode) or id(node) in above:
         return
-    seen: set[str] = set()
+    earlier_keys: set[str] = set()
     for key, value in node.value:
         name = f"{path}.{key.value}" if path else str(key.value)
-        yield name, key.start_mark.line + 1, key.value in seen if isinstance(key.value, str) else False
+        yield name, key.start_mark.line + 1, key.value in earlier_keys if isinstance(key.value, str) else False
         if isinstance(key.value, str):
-            seen.add(key.value)
+            earlier_keys.add(key.value)
         yield from _walk(value, name, (*above, id(node)))
 
 

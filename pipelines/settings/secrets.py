@@ -32,17 +32,17 @@ def resolve(
     template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
     variables = os.environ if environment is None else environment
     credentials = _credentials(template.parts())
-    resolved: list[str] = []
+    pieces: list[str] = []
     problems: list[errors.Problem] = []
-    for at, (kind, text) in enumerate(template.parts()):
+    for index, (kind, text) in enumerate(template.parts()):
         try:
             value = _part(kind, text, variables, read_secret)
-            resolved.append(_percent_encoded(value, credentials[at]) if at in credentials else value)
+            pieces.append(_percent_encoded(value, credentials[index]) if index in credentials else value)
         except errors.SettingsError as error:
             problems.extend(error.problems)
     if problems:
         raise errors.SettingsError(problems)
-    return "".join(resolved)
+    return "".join(pieces)
 
 
 def _part(kind: str, text: str, variables: Mapping[str, str], read_secret: ReadSecret | None) -> str:
@@ -93,9 +93,9 @@ def _credentials(parts: Sequence[tuple[str, str]]) -> Mapping[int, int]:
     """
     if not parts or not parts[0][1].startswith(("mongodb://", "mongodb+srv://")):
         return {}
-    end = max((at for at, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0)
+    end = max((index for index, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0)
     is_both = end == 2 and parts[0][1].endswith("//") and parts[2][1].startswith("@")
-    return {at: int(is_both) for at in range(end) if parts[at][0]}
+    return {index: int(is_both) for index in range(end) if parts[index][0]}
 
 
 def _percent_encoded(text: str, colons: int) -> str:
