@@ -95,9 +95,9 @@ class HelperProcess:
         assert process is not None and channel is not None
         try:
             _send(channel, head, columns)
-            ends = time.monotonic() + seconds
+            deadline = time.monotonic() + seconds
             while not connection.wait([channel], STOPPED_WAIT):
-                if time.monotonic() > ends or (stopped is not None and stopped.is_set()):
+                if time.monotonic() > deadline or (stopped is not None and stopped.is_set()):
                     raise TimeoutError
             answer = _received(channel)
         except Exception as error:  # any error: an answer that is still on its way would be read as the next one
@@ -130,27 +130,27 @@ class HelperProcesses:
     def borrowed(self, count: int) -> Iterator[list[HelperProcess]]:
         """Up to `count` helpers; fewer or none while others use them."""
         with self._lock:
-            taken = min(count, self._left)
-            self._left -= taken
-            helpers = [self._idle.pop() if self._idle else HelperProcess() for _ in range(taken)]
+            helper_count = min(count, self._left)
+            self._left -= helper_count
+            helpers = [self._idle.pop() if self._idle else HelperProcess() for _ in range(helper_count)]
         try:
             yield helpers
         finally:
             with self._lock:
-                self._left += taken
+                self._left += helper_count
                 self._idle += helpers
 
     def start(self) -> None:
         """Start the idle helpers ahead of work that comes soon."""
         with self.borrowed(cores()) as helpers, contextlib.suppress(HelperGone):
-            for each in helpers:
-                each.start()
+            for helper in helpers:
+                helper.start()
 
     def close(self) -> None:
         """End the idle helpers; the next use starts them again."""
         with self._lock:
-            for each in self._idle:
-                each.close()
+            for helper in self._idle:
+                helper.close()
 
 
 def cores() -> int:
@@ -214,36 +214,36 @@ def shared(
 
     A task whose `by_helper` raises `HelperGone` is done by `here`.
     """
-    found: list[tuple[int, _Result]] = []
-    left: list[tuple[int, _Task]] = []
+    results: list[tuple[int, _Result]] = []
+    remaining: list[tuple[int, _Task]] = []
 
     def helped(helper: HelperProcess) -> None:
         for number, task in iter(tasks.last, None):
             try:
-                found.append((number, by_helper(helper, task)))
+                results.append((number, by_helper(helper, task)))
             except HelperGone as gone:
                 log.debug("done here, without a helper: %s", gone)
-                left.append((number, task))
+                remaining.append((number, task))
                 return
 
     with ThreadPoolExecutor(thread_name_prefix="medallion-helped") as pool:
-        working = [pool.submit(helped, each) for each in helpers]
+        futures = [pool.submit(helped, helper) for helper in helpers]
         try:
-            found += [(number, here(task)) for number, task in iter(tasks.first, None)]
+            results += [(number, here(task)) for number, task in iter(tasks.first, None)]
         finally:
             tasks.close()
-        for each in working:
-            each.result()
-    found += [(number, here(task)) for number, task in left]
-    return sorted(found, key=itemgetter(0))
+        for future in futures:
+            future.result()
+    results += [(number, here(task)) for number, task in remaining]
+    return sorted(results, key=itemgetter(0))
 
 
 def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
     if not sys.executable:
         raise FileNotFoundError("there is no interpreter that could be started")
     ours, theirs = socket.socketpair()
-    for each in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        ours.setsockopt(socket.SOL_SOCKET, each, struct.pack("@ll", TRANSFER_SECONDS, 0))
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", TRANSFER_SECONDS, 0))
     # By argument, not by environment: a file in the working directory must not shadow a module.
     script = f"import sys; sys.path[:] = sys.argv[1:]; import {__name__} as own; own.main({theirs.fileno()}, {os.getpid()})"
     with theirs:
@@ -278,37 +278,37 @@ def _send(channel: socket.socket, head: bytes, columns: pa.RecordBatch | None) -
 def _received(channel: socket.socket) -> tuple[Any, pa.RecordBatch | None]:
     """The next message; raises `EOFError` at the end."""
     head_bytes, body_bytes = _SIZES.unpack(_read(channel, _SIZES.size))
-    found = pickle.loads(_read(channel, head_bytes))
+    message = pickle.loads(_read(channel, head_bytes))
     if not body_bytes:
-        return found, None
+        return message, None
     with pa.ipc.open_stream(_read(channel, body_bytes)) as stream:
         (batch,) = stream
-        return found, batch
+        return message, batch
 
 
 def _read(channel: socket.socket, count: int) -> pa.Buffer:
-    read = pa.allocate_buffer(count)
-    left = memoryview(read).cast("B")
-    while left:
-        received = channel.recv_into(left, 0, socket.MSG_WAITALL)
-        if not received:
+    buffer = pa.allocate_buffer(count)
+    remaining = memoryview(buffer).cast("B")
+    while remaining:
+        received_bytes = channel.recv_into(remaining, 0, socket.MSG_WAITALL)
+        if not received_bytes:
             raise EOFError
-        left = left[received:]
-    return read
+        remaining = remaining[received_bytes:]
+    return buffer
 
 
 def main(channel: int, parent: int) -> None:
     """Serve calls from the socket with the descriptor `channel` until it closes, idles too long, or the process `parent` is gone."""
     sys.meta_path.insert(0, _WithoutPandas)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    with socket.socket(fileno=channel) as ours:
-        while connection.wait([ours], IDLE_SECONDS):
+    with socket.socket(fileno=channel) as channel_socket:
+        while connection.wait([channel_socket], IDLE_SECONDS):
             try:
-                (function, given), columns = _received(ours)
+                (function, argument), columns = _received(channel_socket)
             except EOFError:
                 return
-            found, columns = function(given, columns)
-            _send(ours, pickle.dumps(found), columns)
+            result, columns = function(argument, columns)
+            _send(channel_socket, pickle.dumps(result), columns)
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):

@@ -18,7 +18,7 @@ def trim() -> None:
 @functools.cache
 def _malloc_trim() -> Callable[[int], int]:
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
         return lambda _: 0
-    return found
+    return function

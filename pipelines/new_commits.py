@@ -31,8 +31,8 @@ class NewCommits:
     def wait(self, seconds: float, *, stop: threading.Event) -> frozenset[str]:
         """Wait for a commit, for `stop`, or for so many seconds; returns the collections that were reported."""
         end = time.monotonic() + seconds
-        while not stop.is_set() and (left := end - time.monotonic()) > 0:
-            if self._told.wait(min(left, LOOK_SECONDS)):
+        while not stop.is_set() and (remaining := end - time.monotonic()) > 0:
+            if self._told.wait(min(remaining, LOOK_SECONDS)):
                 with self._lock:
                     self._told.clear()
                     names, self._names = self._names, set()

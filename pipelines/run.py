@@ -63,15 +63,15 @@ def run_again(
     `RUN_SECONDS`, or if the session is not ours to start.
     """
     while True:
-        started = time.monotonic()
+        started_at = time.monotonic()
         try:
             return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
         except Exception as error:
-            lost = spark_failures.translated(error)
-            if not isinstance(lost, errors.SparkLost):
+            spark_error = spark_failures.translated(error)
+            if not isinstance(spark_error, errors.SparkLost):
                 raise
-            if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
-                raise lost from error
+            if stop.is_set() or time.monotonic() - started_at < RUN_SECONDS or not sparks.is_local(spark):
+                raise spark_error from error
         log.warning("Spark's JVM ended; starting another one, and every layer continues from its tables")
         jvm.forget()
         spark, take_over = again(), False  # take_over was meant for the owners at the first start
@@ -95,15 +95,15 @@ def run(
     if not once:
         query_execution.share(spark)
     halt = stop if once else threading.Event()  # a failed layer halts the others; `stop` belongs to the caller
-    layers, ended = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
+    layers, layer_results = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
     with sparks.cancelling(spark, halt) as cancelled:
-        _in_turn(layers, ended, stop=stop) if once else _together(layers, ended, stop=stop, halt=halt)
-    for error, came_after in ended.failures:
+        _in_turn(layers, layer_results, stop=stop) if once else _together(layers, layer_results, stop=stop, halt=halt)
+    for error, came_after in layer_results.failures:
         if not (came_after and cancelled.is_set()):
             raise error
-    ended.results.pop("cuts", None)  # not a layer; the log has each cut
-    published = ended.results.pop("gold", None)
-    return ended.results | (published if isinstance(published, dict) else {})
+    layer_results.results.pop("cuts", None)  # not a layer; the log has each cut
+    gold_results = layer_results.results.pop("gold", None)
+    return layer_results.results | (gold_results if isinstance(gold_results, dict) else {})
 
 
 @dataclass
@@ -206,11 +206,11 @@ class _Run:
         def act() -> None:
             failures = parallel.Failures()
             session, bronze = self.sessions(), self.bronze
-            found = maintain.run(session, self.settings, beside_writers=True, capture=bronze, stop=stop, failures=failures)
+            result = maintain.run(session, self.settings, beside_writers=True, capture=bronze, stop=stop, failures=failures)
             # The command shows these lines in a table, which a service has not.
-            for each in found.tables:
-                for line in each.left:
-                    log.info("%s: %s", each.table, line)
+            for entry in result.tables:
+                for line in entry.left:
+                    log.info("%s: %s", entry.table, line)
             failures.raised()
 
         return _kept(self.settings, act, stop=stop)
@@ -235,9 +235,9 @@ class _Run:
 
 def _published_together(before: dict[str, object], last: dict[str, object]) -> dict[str, object]:
     """The results of two runs of gold as one; models in a service have no result."""
-    both = before.get("gold"), last.get("gold")
-    if isinstance(both[0], GoldResult) and isinstance(both[1], GoldResult):
-        return {**last, "gold": GoldResult(both[0].changed + both[1].changed, both[0].seconds + both[1].seconds)}
+    results = before.get("gold"), last.get("gold")
+    if isinstance(results[0], GoldResult) and isinstance(results[1], GoldResult):
+        return {**last, "gold": GoldResult(results[0].changed + results[1].changed, results[0].seconds + results[1].seconds)}
     return {**before, **last}
 
 
@@ -311,8 +311,8 @@ def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: thread
     while any(thread.is_alive() for thread in threads) and not (stop.wait(IDLE_SECONDS) or halt.is_set()):
         pass
     halt.set()
-    end = time.monotonic() + STOP_SECONDS
+    deadline = time.monotonic() + STOP_SECONDS
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         jvm.abandon()

@@ -38,9 +38,9 @@ class Standstill:
             total: Result | None = None
             while True:
                 try:
-                    last = layer(Either(stop, self._asked))
+                    result = layer(Either(stop, self._asked))
                     # Combined at once: a service with a cut each minute would collect a list of results for weeks.
-                    total = last if total is None else together(total, last)
+                    total = result if total is None else together(total, result)
                 except errors.MedallionError as error:
                     # The end of a round raises the errors of failed collections; the next round raises them again.
                     if (
@@ -96,8 +96,8 @@ class Either(threading.Event):
         """Wait for the first of the events."""
         end = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():
-            left = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
-            if left <= 0:
+            remaining = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
+            if remaining <= 0:
                 return False
-            self._events[0].wait(left)
+            self._events[0].wait(remaining)
         return True
