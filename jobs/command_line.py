@@ -32,28 +32,28 @@ BUG, WRONG, INTERRUPTED = 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Raises nothing."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     try:
-        return medallion.main(given, prog_name="medallion", standalone_mode=False) or 0
+        return medallion.main(argv, prog_name="medallion", standalone_mode=False) or 0
     except click.ClickException as error:
         with contextlib.suppress(OSError):
             error.show()
         return WRONG
     except errors.MedallionError as error:
         _say(str(error))
-        return _debugged(given, error.exit_code)
+        return _debugged(argv, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
     except Exception as error:
         if _is_of_interrupt(error):
             return _interrupted()
-        known = _translated(error)
-        if known is not None:
-            _say(str(known))
-            return _debugged(given, known.exit_code)
+        medallion_error = _translated(error)
+        if medallion_error is not None:
+            _say(str(medallion_error))
+            return _debugged(argv, medallion_error.exit_code)
         _say(f"this is a bug: {type(error).__name__} {_place(error)}; use --debug to see the traceback")
-        return _debugged(given, BUG)
+        return _debugged(argv, BUG)
 
 
 def _open_streams() -> None:
@@ -87,14 +87,14 @@ class _Pipe(io.FileIO):
 def _piped(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """The stream, over a `_Pipe` if it writes to a pipe."""
     try:
-        number = stream.fileno()
-        is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
+        descriptor = stream.fileno()
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     except (OSError, ValueError):
         return stream
     if not is_pipe or isinstance(getattr(stream.buffer, "raw", None), _Pipe):
         return stream
     return io.TextIOWrapper(
-        io.BufferedWriter(_Pipe(number, "w", closefd=False)),
+        io.BufferedWriter(_Pipe(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
@@ -214,18 +214,20 @@ def medallion() -> None:
 
 
 def _say(message: str) -> None:
-    shown = "\n".join(map(signs.escaped, message.split("\n")))
+    text = "\n".join(map(signs.escaped, message.split("\n")))
     with contextlib.suppress(OSError):  # a closed terminal or a full disk must not change the exit code
-        click.echo(f"medallion: {shown}", err=True)
+        click.echo(f"medallion: {text}", err=True)
 
 
 def _place(error: BaseException) -> str:
     """Where the project's code raised, as `at silver.py:123`; without the error's message, which may contain a document."""
     packages = [Path(__file__).resolve().parents[1] / name for name in ("cdc_core", "pipelines", "jobs")]
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(each) for each in packages)]
-    last = (ours or frames)[-1]
-    return f"at {Path(last.filename).name}:{last.lineno}"
+    our_frames = [
+        frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(package) for package in packages)
+    ]
+    last_frame = (our_frames or frames)[-1]
+    return f"at {Path(last_frame.filename).name}:{last_frame.lineno}"
 
 
 def _debugged(arguments: Sequence[str], code: int) -> int:

@@ -26,8 +26,8 @@ def configure(*, level: int = logging.INFO) -> None:
     handler.setFormatter(LogLine())
     handler.addFilter(_is_wanted)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name, least in _LIBRARIES.items():
-        logging.getLogger(name).setLevel(least)
+    for name, least_level in _LIBRARIES.items():
+        logging.getLogger(name).setLevel(least_level)
     logging.captureWarnings(True)
 
 
@@ -44,13 +44,13 @@ class LogLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        event = signs.escaped(record.getMessage())
+        message = signs.escaped(record.getMessage())
         pairs = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info and record.exc_info[0]:
             pairs["error"] = record.exc_info[0].__name__
         words = [f"{name}={_value(value)}" for name, value in pairs.items()]
         level = record.levelname.lower()
-        return " ".join([f"{moment}.{int(record.msecs):03d}Z", level, record.name, event, *words])
+        return " ".join([f"{moment}.{int(record.msecs):03d}Z", level, record.name, message, *words])
 
 
 def _value(value: object) -> str:

@@ -65,7 +65,7 @@ def session(file: options.SettingsFile, settings: Settings, verb: str, *, is_ser
     conf, profile = dict(file.conf), spark_conf.CAPTURE if verb == "capture" else _profile(settings, is_service=is_service)
     if settings.lakehouse.single_driver:
         conf[spark_conf.SINGLE_DRIVER] = "true"
-    store = {f"spark.hadoop.{name}": secrets.resolve(each) for name, each in settings.lakehouse.store.items()}
+    store = {f"spark.hadoop.{name}": secrets.resolve(value) for name, value in settings.lakehouse.store.items()}
     return sparks.session(
         f"medallion {verb} {settings.name}",
         conf=conf,

@@ -63,12 +63,12 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
     if as_of is not None:
         times.parsed(as_of)
     settings, spark = application.opened(file, "cut", quiet=True, lazily=True)
-    found = cut.read(spark, settings) if as_of is None else []
+    cuts = cut.read(spark, settings) if as_of is None else []
     if action == "list":
-        click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.cuts(found)
+        click.echo(json.dumps([dataclasses.asdict(each) for each in cuts])) if as_json else report.cuts(cuts)
         return
-    one = cut.named(found, name) if as_of is None else cut.past(spark, settings, as_of=as_of)
-    click.echo(json.dumps({**dataclasses.asdict(one), "sql": one.sql})) if as_json else report.cut(one)
+    chosen_cut = cut.named(cuts, name) if as_of is None else cut.past(spark, settings, as_of=as_of)
+    click.echo(json.dumps({**dataclasses.asdict(chosen_cut), "sql": chosen_cut.sql})) if as_json else report.cut(chosen_cut)
 
 
 @click.command("models")
@@ -90,8 +90,8 @@ def check_models(file: options.SettingsFile, action: str, as_json: bool) -> None
     from pipelines.terminal import tables as report
 
     settings, spark = application.opened(file, "models", quiet=True)
-    found = publish.checked(spark, settings)
-    click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.models(found)
+    checks = publish.checked(spark, settings)
+    click.echo(json.dumps([dataclasses.asdict(each) for each in checks])) if as_json else report.models(checks)
 
 
 @click.command()
@@ -121,9 +121,9 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         pages.write(html, pages.text(spark, settings))
         click.echo(f"wrote {html}")
         return
-    found = pipeline_status.read(spark, settings)
-    click.echo(pipeline_status.to_json(found)) if as_json else report.status(found)
-    pipeline_status.refuse(found)
+    state = pipeline_status.read(spark, settings)
+    click.echo(pipeline_status.to_json(state)) if as_json else report.status(state)
+    pipeline_status.refuse(state)
 
 
 @click.command()
@@ -184,7 +184,7 @@ def verify(
         raise click.UsageError("--sample compares current documents: leave out --as-of")
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "verify", quiet=True)
-        wanted = verify.VerifyOptions(
+        verify_options = verify.VerifyOptions(
             collection=collection,
             layer=verify.Layer(layer),
             sample=sample,
@@ -192,7 +192,7 @@ def verify(
             documents_per_second=max_docs_per_second,
             repair=repair,
         )
-        result = verify.run(spark, settings, wanted, stop=stop)
+        result = verify.run(spark, settings, verify_options, stop=stop)
     click.echo(verify.to_json(result)) if as_json else report.verified(result)
     verify.refuse(result)
 
@@ -213,5 +213,5 @@ def schema(file: options.SettingsFile, collection: str | None, as_json: bool) ->
     from pipelines.terminal import tables as report
 
     settings, spark = application.opened(file, "schema", quiet=True, lazily=True)
-    found = evolution.read(spark, settings, collection=collection)
-    click.echo(evolution.to_json(found)) if as_json else report.schemas(found)
+    schemas = evolution.read(spark, settings, collection=collection)
+    click.echo(evolution.to_json(schemas)) if as_json else report.schemas(schemas)

@@ -88,11 +88,11 @@ def _handling(ask: Callable[[int, object], None], *others: signal.Signals) -> It
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, *others)}
+    handlers = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, *others)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

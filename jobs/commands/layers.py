@@ -124,8 +124,8 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
         run = functools.partial(
             cut_requests.run, spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
         )
-        made = interrupts.finished(spark, stop, run)
-    report.cut(made)
+        cut = interrupts.finished(spark, stop, run)
+    report.cut(cut)
 
 
 @click.command()

@@ -121,10 +121,10 @@ def send_signal(
     from pipelines.channels import signals as channels
 
     content: dict[str, Any] = {}
-    given = {"--data-collections": collections or None, "--type": snapshot_type, "--filter": filter_, "--message": message}
-    written = {option for option, value in given.items() if value is not None}
+    inputs = {"--data-collections": collections or None, "--type": snapshot_type, "--filter": filter_, "--message": message}
+    used_options = {option for option, value in inputs.items() if value is not None}
     if data is not None:
-        if written:
+        if used_options:
             raise click.UsageError("--data contains the whole signal: leave out the other options")
         try:
             content = json.loads(data)
@@ -132,31 +132,31 @@ def send_signal(
             raise click.UsageError(f"--data is not valid JSON: {error}") from error
         if not isinstance(content, dict):
             raise click.UsageError("--data must be a JSON object")
-    for option in sorted(written):
+    for option in sorted(used_options):
         if type_ not in _TAKEN_BY[option]:
             raise click.UsageError(f"{type_} does not take {option}: leave it out")
     if snapshot_type == "blocking" and type_ != "execute-snapshot":
         raise click.UsageError(f"{type_} only takes --type incremental: other snapshots cannot be stopped or paused")
     # Commas inside a regular expression's braces or classes are no separators.
-    named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
-    if collections and not named:
+    patterns = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
+    if collections and not patterns:
         # Probably an empty shell variable: a stop without names would end every snapshot.
         raise click.UsageError("--data-collections must not be empty")
-    if named:
-        content["data-collections"] = named
+    if patterns:
+        content["data-collections"] = patterns
     if snapshot_type:
         content["type"] = snapshot_type
     if filter_ is not None:
         # Debezium's signal has one filter per collection; the option applies to all named ones.
-        content["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
+        content["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in patterns]
     if message is not None:
         content["message"] = message
     settings, spark = application.opened(file, "signal", quiet=True, lazily=True)
     # One commit: after an interrupt nobody would know whether the signal was sent.
     with interrupts.undisturbed():
-        sent = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
-    message = f"signal {sent.id} ({sent.type}) sent; the capture of {settings.name} handles it at its next poll"
-    click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": content}) if as_json else message)
+        signal = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
+    message = f"signal {signal.id} ({signal.type}) sent; the capture of {settings.name} handles it at its next poll"
+    click.echo(json.dumps({"id": signal.id, "type": signal.type, "data": content}) if as_json else message)
 
 
 @click.command()
@@ -224,22 +224,22 @@ def quarantine(
         return failures.raised()
     if all_states or documents:
         raise click.UsageError("--all and --documents are options of list")
-    mended = None
+    texts_by_token = None
     if corrections is not None:
-        mended = quarantine.read_corrections(settings_file.content(corrections), where=str(corrections))
+        texts_by_token = quarantine.read_corrections(settings_file.content(corrections), where=str(corrections))
     settings, spark = application.opened(file, "quarantine", quiet=True)
     with interrupts.undisturbed():
-        done = quarantine.replay_pipeline(
+        replays = quarantine.replay_pipeline(
             spark,
             settings,
             collection=collection,
             tokens=tokens or None,
-            corrections=mended,
+            corrections=texts_by_token,
             now_ms=clock.now_ms(),
             take_over=take_over,
             failures=failures,
         )
-    click.echo(quarantine.to_json(done)) if as_json else report.replayed(done, is_whole=not failures.found)
+    click.echo(quarantine.to_json(replays)) if as_json else report.replayed(replays, is_whole=not failures.found)
     failures.raised()
 
 
@@ -327,6 +327,6 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
 
     settings, spark = application.opened(file, "repair", quiet=True)
     failures = parallel.Failures()
-    found = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
-    click.echo(repair.to_json(found)) if as_json else report.repaired(found, is_whole=not failures.found)
+    results = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
+    click.echo(repair.to_json(results)) if as_json else report.repaired(results, is_whole=not failures.found)
     failures.raised()

@@ -55,10 +55,10 @@ _packages = click.option(
 
 
 def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
-    wrong = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
+    malformed_keys = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
     # Show only the key: the value may be a secret.
-    if wrong:
-        raise click.UsageError(f"--conf {wrong[0]}: expected KEY=VALUE")
+    if malformed_keys:
+        raise click.UsageError(f"--conf {malformed_keys[0]}: expected KEY=VALUE")
     conf = {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
     return {**conf, "spark.jars.packages": packages} if packages else conf
 
@@ -82,8 +82,8 @@ class SettingsFile:
             raise click.UsageError("--root and --catalog must not be empty")
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("use either --root, or --catalog with --schema-prefix")
-        if wrong := tables.unusable(self.root or "/"):
-            raise click.UsageError(f"--root {self.root}: {wrong}")
+        if reason := tables.unusable(self.root or "/"):
+            raise click.UsageError(f"--root {self.root}: {reason}")
         settings = settings_file.load(self.path)
         if self.catalog:
             return replace(

@@ -89,7 +89,7 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     from pipelines.settings import file as settings_file
     from pipelines.terminal import signs
 
-    found = debezium_connector.read(connector, root=root)
-    click.echo(found.text, nl=False) if out is None else settings_file.write(out, found.text)
-    for line in (*found.notes, *(f"set {each}" for each in found.variables)):
+    conversion = debezium_connector.read(connector, root=root)
+    click.echo(conversion.text, nl=False) if out is None else settings_file.write(out, conversion.text)
+    for line in (*conversion.notes, *(f"set {variable}" for variable in conversion.variables)):
         click.echo(signs.escaped(line), err=True)
