@@ -1,4 +1,4 @@
-"""Source equals gold: a random workload beside a snapshot and a stream, and what the tables say afterwards."""
+"""Runs a random workload during the snapshot and the stream, then compares gold with the source."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import TracebackType
 from tests.harness import kills, processes
 
 Act = Callable[[threading.Event, bool], object]
-"""What `medallion run` does until an event is set, or once."""
+"""``(stop, once)``: what `medallion run` does, until `stop` is set, or once."""
 
 
 @dataclass
 class Here:
-    """The pipeline in a thread of a process that has a Spark already, as a command is in a process of its own."""
+    """The pipeline in a thread, on this process' Spark, with the methods of a `processes.Command`."""
 
     act: Act
     arguments: tuple[str, ...] = ("run", "here")
@@ -60,10 +60,10 @@ def run(
     here: Act | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> kills.Outcome:
-    """A quarter of the operations before the first start, for the snapshot; the others while it is read and after.
+    """Perform a quarter of the operations before the first start, for the snapshot, and the others during the snapshot and after it.
 
-    The writers are four threads that meet in the same documents. `rate` is in changed documents a second. The pipeline runs `here`,
-    and comes to the end of what is left when they have ended, or is two commands.
+    Four threads write to the same documents, at most `rate` changed documents a second. The pipeline runs as `here` until they have
+    ended, and then once; without `here` it runs as two commands.
     """
     begun = time.monotonic()
     before = operations // 4

@@ -1,4 +1,4 @@
-"""Bronze written by hand: events as short mappings, for tests of what comes after bronze."""
+"""Writes bronze from events given as short mappings, for tests of silver and gold."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ DB = "cases"
 
 
 def sequence(at: int, *, is_snapshot: bool = False) -> str:
-    """The sequence of an event at second `at`, or of a snapshot row read there."""
+    """The sequence of an event at second `at`, or of a snapshot row that was read then."""
     return f"{at:08x}{1:08x}" + ("ffffffff" if is_snapshot else "00000000")
 
 
 def second(text: str) -> int:
-    """The second that a sequence was made of."""
+    """The second `at` of a sequence."""
     return int(text[:8], 16)
 
 
 @dataclass
 class Log:
-    """A bronze table that tests append batches to; with a name, `log`, in its history.
+    """A bronze table that tests append batches to; its commits name the `log`, if there is one.
 
-    Its commits say their batch, as the capture's do; without `tells` they say nothing, as those of somebody else. Rows are all of one
-    millisecond, or each of that which is its batch's number where `is_timed`.
+    Commits have their batch in their metadata, as the capture's do; without `tells` they have no metadata, as those of other writers.
+    All rows have the same `ts_ms`, or with `is_timed` the number of their batch.
     """
 
     spark: SparkSession
@@ -54,7 +54,7 @@ class Log:
         delta.create(self.spark, self.table, columns=bronze.COLUMNS_DDL, cluster_by=("batch",))
 
     def append(self, events: Mapping[str, Sequence[Mapping[str, Any]]], *, batches: int = 1) -> None:
-        """Append events by collection as the next batch, or as so many batches, cut where they fall."""
+        """Append events by collection as the next batch, or divided into `batches` of about the same size."""
         flat = [(collection, event) for collection, some in events.items() for event in some]
         size = max(1, -(-len(flat) // batches))
         rows = []
@@ -64,7 +64,7 @@ class Log:
         self._write(rows)
 
     def idle(self, *kinds: str, payload: str = "{}") -> None:
-        """Append a batch of rows that are about no document, one a kind."""
+        """Append a batch of rows without a document, one per kind."""
         self.batch, self.offset = self.batch + 1, self.offset + len(kinds)
         common = {"batch": self.batch, "ts_ms": self._ts_ms, "payload": payload}
         places = range(self.offset - len(kinds) + 1, self.offset + 1)
@@ -73,7 +73,7 @@ class Log:
         )
 
     def repeat(self) -> None:
-        """Append everything again, as one batch: what a stream does that starts over."""
+        """Append all rows again as one batch, as a stream that starts over does."""
         self.batch += 1
         again = [row | {"batch": self.batch, "offset": self.offset + number} for number, row in enumerate(self.rows, 1)]
         self.offset += len(again)
@@ -88,7 +88,7 @@ class Log:
         self._commit(pa.Table.from_pylist(found, schema=bronze.SCHEMA), orjson.dumps(said).decode() if self.tells else None)
 
     def _commit(self, rows: pa.Table, metadata: str | None) -> None:
-        """As the capture commits, where there is a direct log: a statement of Spark takes many times as long."""
+        """Commit as the capture does if the table has a direct log, because a Spark statement takes many times as long."""
         direct = direct_log.of(self.spark, self.table)
         if direct is None or metadata is None:
             options = {} if metadata is None else {"userMetadata": metadata}
@@ -144,5 +144,5 @@ def _description(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def text(document: object) -> str | None:
-    """A document as bronze holds it; what is text already stays."""
+    """A document as bronze holds it; text is returned unchanged."""
     return document if document is None or isinstance(document, str) else orjson.dumps(document).decode()

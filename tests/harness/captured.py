@@ -1,4 +1,4 @@
-"""What a capture makes of a source, without Spark: its stream and its snapshot as bronze rows."""
+"""The bronze rows of a capture's stream and snapshot, without Spark."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from pipelines.snapshot import bronze_rows, chunks
 from pipelines.snapshot import queue as snapshots
 
 TS_MS = 1
-"""The clock of the capture service, as these rows have it."""
+"""The `ts_ms` of all rows: the time of the capture's clock."""
 
 
 @dataclass
 class Stream:
-    """The capture's own reader and encoder over one stream that begins at `start`; read on as often as you like."""
+    """The capture's reader and encoder over one stream that begins at `start`; `read` may be called repeatedly."""
 
     settings: Settings
     client: mongodb.Client
@@ -81,7 +81,7 @@ class Stream:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """The rows so far, as bronze has them."""
+        """The rows so far, as bronze holds them."""
         found: list[dict[str, Any]] = self.rows.table(batch=1, first_offset=0, ts_ms=TS_MS).to_pylist()
         return found
 
@@ -90,7 +90,7 @@ class Stream:
 
 
 def _snapshots(settings: Settings) -> snapshots.SnapshotQueue:
-    """Snapshots that are planned, and never run: there is no Spark."""
+    """A queue of snapshots that are planned but never run, because there is no Spark."""
     told = notifier.Notifier(None, settings)  # type: ignore[arg-type]
     return snapshots.SnapshotQueue(lambda state, controls: None, told, threading.Event(), snapshots.SnapshotMetrics())
 
@@ -113,7 +113,7 @@ def snapshot_rows(
 
 
 def documents(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, Any]:
-    """What the rows of a collection come to: its documents by their keys, as silver would have them."""
+    """A collection's documents by key after all rows: what silver would hold."""
     found: dict[str, Any] = {}
     of_documents = [each for each in rows if each["collection"] == collection and each["op"] is not None]
     for row in sorted(of_documents, key=lambda row: row["sequence"]):
@@ -125,7 +125,7 @@ def documents(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, A
 
 
 def close_worker_clients(*connections: source.Connection) -> None:
-    """What an executor's process keeps to its end was this process' in a test, which goes on."""
+    """Close the clients that an executor keeps until its process ends: in a test this process keeps them, and goes on."""
     for connection in connections:
         source.worker_client(connection).close()
     source._worker_client.cache_clear()

@@ -1,4 +1,4 @@
-"""Captures of a database of the run's server, and what they landed."""
+"""Captures of one database of the tests' server, and the rows that they wrote."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def pipeline(uri: str, root: Path, db: str, **source: Any) -> settings.Settings:
 
 
 def rows(_: Any, found: settings.Settings) -> list[Any]:
-    """All bronze rows in order, as an independent reader has them: a query of Spark's takes many times as long."""
+    """All bronze rows in order, read by delta-rs, because a Spark query takes many times as long."""
     return [_row(each) for each in oracle.read(table(found).path or "").sort_by("offset").to_pylist()]
 
 
 def _row(value: Any) -> Any:
-    """A row whose fields are attributes, as a row of Spark has them."""
+    """A row with its fields as attributes, like Spark's `Row`."""
     if isinstance(value, dict):
         return SimpleNamespace(**{name: _row(item) for name, item in value.items()})
     return [_row(item) for item in value] if isinstance(value, list) else value
@@ -52,7 +52,7 @@ def once(spark: Any, found: settings.Settings, **more: Any) -> CaptureResult:
 
 
 def check_numbers(found: list[Any]) -> None:
-    """Offsets and batches are dense and in order, and every batch ends with a token of the stream."""
+    """Assert that offsets and batches are in order without gaps, and that every batch ends with a token of the stream."""
     assert [row.offset for row in found] == list(range(len(found)))
     batches = [row.batch for row in found]
     assert batches == sorted(batches)
@@ -62,7 +62,7 @@ def check_numbers(found: list[Any]) -> None:
 
 
 class Running:
-    """A capture in a thread, stopped at the end of a block; its error is raised there."""
+    """A capture in a thread. The end of the block stops it and raises its error."""
 
     def __init__(self, spark: Any, found: settings.Settings) -> None:
         self.stop = threading.Event()
@@ -93,7 +93,7 @@ class Running:
 
 
 PATIENCE = 180.0
-"""Seconds for what is sure to come: a capture waits ten before it starts over, and a busy machine makes much of the rest."""
+"""Seconds to wait for what must happen: a capture waits ten before it starts over, and a busy machine is slow."""
 
 
 def until(predicate: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -105,8 +105,10 @@ def until(predicate: Callable[[], bool], seconds: float = PATIENCE) -> None:
 
 @contextlib.contextmanager
 def held_snapshots(documents: int) -> Iterator[None]:
-    """No snapshot goes on behind more documents than these before its run ends, however late that is asked to: the main thread, which
-    asks, may come to it when all is read."""
+    """Pause every snapshot after more than `documents` documents, until its run is stopped.
+
+    Otherwise a snapshot may have read everything before the main thread stops the run.
+    """
     commit = snapshot.Snapshot._commit
 
     def held(taking: snapshot.Snapshot, *given: Any) -> None:
@@ -119,7 +121,7 @@ def held_snapshots(documents: int) -> Iterator[None]:
 
 
 def step_down(client: Any, seconds: int) -> None:
-    """An election. A server that was too busy to step down within the seconds that it was to last is asked again."""
+    """Make the primary step down. A server that is too busy to do so within `seconds` is asked again."""
 
     def has_stepped_down() -> bool:
         try:
@@ -134,7 +136,7 @@ def step_down(client: Any, seconds: int) -> None:
 
 
 NOT_IN_TIME = (24, 262)
-"""The codes of a step-down that found its time over, or did not get its lock in it."""
+"""The codes of a step-down that took too long: LockTimeout and ExceededTimeLimit."""
 
 QUICK = {"signal.poll.interval.ms": 200, "commit.interval.ms": 200}
 
@@ -149,13 +151,13 @@ def snapshots(landed: list[Any]) -> list[tuple[str, str]]:
 
 
 def plans(landed: list[Any]) -> list[dict[str, Any]]:
-    """What the heartbeats say of snapshots, in order."""
+    """The states of snapshots in the heartbeats, in order."""
     payloads = [json.loads(row.payload) for row in landed if row.kind == "heartbeat"]
     return [payload["snapshot"] for payload in payloads if "snapshot" in payload]
 
 
 def done(spark: Any, found: Any, signal: str) -> bool:
-    """Whether the snapshot that a signal asked for is read to its end."""
+    """Whether the snapshot that a signal requested is complete."""
     ids = {plan["id"] for plan in plans(rows(spark, found)) if plan.get("signal") == signal}
     return any(plan["id"] in ids and plan.get("done") for plan in plans(rows(spark, found)))
 

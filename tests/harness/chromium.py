@@ -1,4 +1,4 @@
-"""A headless Chromium, asked by its command line: what it draws of a page, and what a script in it finds."""
+"""A headless Chromium: screenshots of a page, and the results of scripts in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 NAMED = "MEDALLION_TEST_CHROMIUM"
 LIGHT, DARK = 1, 0
-# Only what is in the page may be drawn: no name is resolved.
+# No host name is resolved: a page must contain all that it shows.
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -28,7 +28,7 @@ OPTIONS = (
 
 
 def binary() -> str:
-    """The command that runs it. AssertionError where there is none: a page that nobody looked at has not been tested."""
+    """Its command. Raises AssertionError if there is none: the tests of the page must not be skipped."""
     found = next(filter(None, [os.environ.get(NAMED), *map(shutil.which, NAMES)]), None)
     assert found, f"no Chromium: apt-get install chromium, or name one in {NAMED}"
     return found
@@ -36,7 +36,7 @@ def binary() -> str:
 
 @dataclass(frozen=True)
 class Chromium:
-    """A browser with a profile of its own below `folder`, that prefers light or dark pages."""
+    """A browser with its own profile below `folder`, which prefers light or dark pages."""
 
     folder: Path
     scheme: int = LIGHT
@@ -52,19 +52,19 @@ class Chromium:
         return done.stdout
 
     def screenshot(self, page: str, path: Path, *, width: int, height: int) -> None:
-        """A picture of the page, in a window of this size."""
+        """Save a screenshot of the page in a window of this size."""
         self._run(page, f"--screenshot={path}", f"--window-size={width},{height}")
         assert path.exists()
 
     def asked(self, page: str, script: str, *, width: int, height: int = 2000) -> Any:
-        """What a script returns, as JSON, whose `page` is the page's document in a viewport of this size."""
+        """The result of a script, through JSON. Its `page` is the page's document in a viewport of this size."""
         return self._answer(
             f'<iframe id="page" style="width:{width}px;height:{height}px;border:0" srcdoc="{html.escape(page)}"></iframe>',
             f"const page = document.getElementById('page').contentDocument; {script}",
         )
 
     def colours(self, picture: Path) -> dict[str, int]:
-        """How many pixels of a picture have each colour, as `#rrggbb`."""
+        """The number of pixels of each colour (`#rrggbb`) in a picture."""
         data = base64.b64encode(picture.read_bytes()).decode()
         return dict(
             self._answer(

@@ -1,4 +1,4 @@
-"""A Spark Connect server of the test's own, with Delta, and clients whose session takes no settings."""
+"""A Spark Connect server with Delta, and the environments of its clients, also of one whose session accepts no settings."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ builtins.__import__ = hooked
 
 
 def client(url: str) -> dict[str, str]:
-    """The environment of a command whose session is the server's."""
+    """The environment of a command that uses the server."""
     return {"SPARK_REMOTE": url}
 
 
 def refusing_client(url: str, folder: Path) -> dict[str, str]:
-    """The same, with a session that takes no settings; `folder` holds what makes it so."""
+    """The same, with a session that accepts no settings and keeps no rows; `folder` gets the code that ensures it."""
     (folder / "sitecustomize.py").write_text(HOOK)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**client(url), "PYTHONPATH": path}
@@ -78,7 +78,7 @@ def refusing_client(url: str, folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def running(log: Path, *conf: tuple[str, str]) -> Iterator[str]:
-    """The URL of a server with two cores; it ends with the block."""
+    """The URL of a server with two cores, which stops at the end of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,8 +90,8 @@ def running(log: Path, *conf: tuple[str, str]) -> Iterator[str]:
         "spark.jars": ",".join([str(log_store.JAR), *delta_jars.resolved_jars()]),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
-        "spark.databricks.delta.snapshotPartitions": "2",  # 50 tasks for each look at a table of a few files, else
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",  # 10,000 for each VACUUM, else: 80 seconds
+        "spark.databricks.delta.snapshotPartitions": "2",  # otherwise 50 tasks read the log of a small table
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",  # otherwise VACUUM has 10,000 tasks: 80 s
         **stores.LOCAL.conf,
         **dict(conf),
     }

@@ -1,4 +1,4 @@
-"""The scripted workload whose events were recorded from the real connector: steps in one order.
+"""The scripted workload whose events were recorded from the real connector. Its phases, in order:
 
     base     collections, and the documents that the steps change
     types    inserts of every BSON type, in fields and arrays and at the root
@@ -6,8 +6,8 @@
     changes  updates, replacements, deletes, transactions, collections that come and go
     signal   a signal in the source, and an insert after it
 
-`tests/cases/envelopes` holds what the connector made of them, but for `probe`. Most documents belong to one step: their
-`_id` is its name, with which the names of cases begin there.
+`tests/cases/envelopes` holds the connector's events, except those of `probe`. Most documents belong to one step: the step's
+name is their `_id`, and the names of its cases begin with it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CODEC: CodecOptions[Document] = CodecOptions(
 )
 
 REFUSED_IDS = frozenset({"regex", "array", "doc_dollar_key"})
-"""What the server takes as no `_id`."""
+"""The `_id`s that the server refuses."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The phases, over the database `name`; with `images` its collections keep pre- and post-images, but for three.
+    """The phases, over the database `name`. With `images` all collections but three store pre- and post-images.
 
-    `client` repeats no writes, so that its transactions count from 1; `retrying` does.
+    `client` does not retry writes, so that its transaction numbers start at 1; `retrying` does.
     """
 
     client: MongoClient[Document]
@@ -57,7 +57,7 @@ class Workload:
         return self.client.get_database(self.name, codec_options=CODEC)
 
     def base(self) -> None:
-        """The collections, and the documents that the later phases change."""
+        """Create the collections, and the documents that later phases change."""
         images = {"changeStreamPreAndPostImages": {"enabled": True}} if self.images else {}
         for name in ("types", "tset", "ids", "ops", "excl", "other", "probe"):
             self.db.create_collection(name, **images)
@@ -87,7 +87,7 @@ class Workload:
                 assert case in REFUSED_IDS
 
     def changes(self, settle: Callable[[], None]) -> None:
-        """`settle` is called where documents that were updated change again: look-ups have to be done by then."""
+        """Calls `settle` before updated documents change again: by then the connector must have looked them up."""
         for case, value in VALUES.items():
             self.db.tset.update_one({"_id": case}, _set({"v": value}))
         for case, update in UPDATES.items():
@@ -146,7 +146,7 @@ class Workload:
         ops.insert_many([{"_id": f"im{number}", "i": number} for number in range(3)])
 
     def _again(self) -> None:
-        """A document that is deleted after its update, one that comes back, and updates that a driver may repeat."""
+        """Delete a document after its update, insert one again after its delete, and update with and without retryable writes."""
         self._update("ops", "racy_update_then_delete", {"n": 8})
         self.db.ops.delete_one({"_id": "racy_update_then_delete"})
         self.db.ops.delete_one({"_id": "delete_then_reinsert"})
@@ -210,7 +210,7 @@ class Workload:
             self.db.ids.delete_one({"label": label})
 
     def _collections(self) -> None:
-        """What is no event of a document: an index, a new collection, its new name, its end."""
+        """Cause events without a document: create an index, and create, rename and drop a collection."""
         self.db.other.create_index("v")
         self.db.ddl.insert_one({"_id": 1, "v": 1})
         self.db.ddl.rename("ddl2")
@@ -255,11 +255,11 @@ def _object_id(number: int) -> ObjectId:
 
 
 Element = tuple[int, str, bytes]
-"""A field as BSON has it: type, name, and the bytes of its value."""
+"""A BSON field: type, name, and the bytes of its value."""
 
 
 def _raw_document(id_: str, *elements: Element) -> RawBSONDocument:
-    """A document with fields that no driver writes."""
+    """A document with fields that drivers cannot write."""
     return RawBSONDocument(_length_before(bson.encode({"_id": id_})[4:-1] + _joined(elements) + b"\0"))
 
 
@@ -720,7 +720,7 @@ UPDATES: dict[str, Any] = {
     "update_set_timestamp": _set({"ts": Timestamp(5, 6)}),
     "update_collides_flat": _set({"addr.zip": "7", "addr_zip": "8"}),
 }
-"""One document each in `ops`."""
+"""Updates by case; each case has its own document in `ops`."""
 
 OTHERS = """
     replace_one replace_one_same replace_one_smaller delete_one find_one_and_update find_one_and_replace
@@ -729,7 +729,7 @@ OTHERS = """
     txn_update_then_delete txn_update_twice txn_replace_then_update txn_mixed_update txn_mixed_delete txn_aborted
     txn_single retryable_update delete_then_reinsert implicit_session_update txn_second_a txn_second_b
 """.split()
-"""The documents of `ops` that other steps than these updates change."""
+"""The documents in `ops` that steps other than `UPDATES` change."""
 
 LISTED: dict[str, Any] = {
     "excl_update_all": _set(
@@ -750,4 +750,4 @@ LISTED: dict[str, Any] = {
     "excl_push": {"$push": {"items": {"sku": "s9", "qty": 9}}},
     "excl_only_excluded": _set({"name": "Q"}),
 }
-"""One document each in `excl`, whose fields are left out or renamed in some runs."""
+"""Updates by case; each case has its own document in `excl`, whose fields some runs exclude or rename."""

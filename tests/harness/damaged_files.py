@@ -1,4 +1,4 @@
-"""Parquet files that can be read but for some columns: what a reader does not look at, it does not miss."""
+"""Parquet files with damaged columns: only a reader that does not read these columns succeeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 
 def damage(path: Path, is_chosen: Callable[[int, str], bool]) -> None:
-    """Write zeros over the columns of the row groups that are chosen, by the number of the group and the column's name."""
+    """Overwrite with zeros the columns for which `is_chosen` is true, given the number of the row group and the column's name."""
     metadata = pq.ParquetFile(path).metadata
     with path.open("r+b") as file:
         for group, column in itertools.product(range(metadata.num_row_groups), range(metadata.num_columns)):

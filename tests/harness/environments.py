@@ -1,4 +1,4 @@
-"""Where the tables of a test lie, and what its session takes: the environments that one machine can stand for."""
+"""Simulated environments: how a process reaches its tables, and which settings its session accepts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TAKEN = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.sql.ansi.enabled")
-"""Of the settings that serverless compute takes, those that anything here might set."""
+"""The settings that serverless compute accepts, as far as the project or its tests set them."""
 
 
 class Environment(enum.Enum):
-    """`DISK` is seen by this process, which commits straight into Delta's log. In `STORE` it sees no file of the tables, and
-    reaches them by way of the JVM. In `STATEMENTS` all commits go through Spark, as in a catalog and over Spark Connect.
-    `REFUSING` is that with a session that takes no settings and keeps no rows, as serverless compute."""
+    """How tables are reached.
+
+    `DISK`: this process sees their files, and commits directly to Delta's log. `STORE`: it sees no files, and reaches the tables through
+    the JVM. `STATEMENTS`: all commits are Spark statements, as in a catalog and over Spark Connect. `REFUSING`: as `STATEMENTS`, with a
+    session that accepts no settings and keeps no rows, as on serverless compute.
+    """
 
     DISK = "disk"
     STORE = "store"
@@ -35,7 +38,7 @@ class Environment(enum.Enum):
 
 @contextlib.contextmanager
 def session(spark: SparkSession, environment: Environment) -> Iterator[SparkSession]:
-    """A session of its own in the environment, until the block ends."""
+    """A new session in the environment, until the block ends."""
     own = sparks.sessions(spark)()
     with pytest.MonkeyPatch.context() as patch:
         if environment is not Environment.DISK:

@@ -1,9 +1,8 @@
-"""Faults at the borders of a commit: before its data file, between file and commit, inside the commit, and after it, before
-its answer.
+"""Injects faults at the boundaries of a commit: before its data file, between file and commit, inside the commit, and after it,
+before its answer.
 
-`injected` puts one in for the time of a block, over the places of `pipelines.delta` through which every commit of
-every table goes. In a process of its own the same is asked for by environment variables: `python -m tests.harness.faults <command>`
-runs `medallion` with them. The product knows nothing of this.
+`injected` injects one during a block, by patching the functions of `pipelines.delta` through which every commit to every table goes.
+`python -m tests.harness.faults <command>` runs `medallion` with the faults that the environment variables name.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pipelines.delta.fenced_commits import FencedCommits
 
 VARIABLE, TOLD_VARIABLE, LEASE_VARIABLE = "MEDALLION_FAULTS", "MEDALLION_FAULTS_TOLD", "MEDALLION_LEASE_MS"
 OVER = ".over"
-"""The suffix of the file, beside the one that tells, that says that no run is to follow: the process was asked to end."""
+"""The suffix of a file beside the one that `TOLD_VARIABLE` names: if it exists, no further run is started."""
 
 
 class Boundary(Enum):
@@ -55,7 +54,7 @@ IN_PROCESS = (Kind.INTERRUPT, Kind.NETWORK)
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at the commit number `nth` to a table whose path holds `table`."""
+    """A fault at the `nth` commit to tables whose path contains `table`."""
 
     boundary: Boundary
     kind: Kind
@@ -73,7 +72,7 @@ class Fault:
 
 @dataclass
 class Injection:
-    """A fault on its way; `has_struck` tells whether its commit came."""
+    """A fault to be injected; `has_struck` says whether its commit has come."""
 
     fault: Fault
     tell: Callable[[], None]
@@ -81,14 +80,14 @@ class Injection:
     has_struck: bool = False
 
     def due(self, table: Any) -> bool:
-        """Whether this commit to the table is the one; each is asked for once."""
+        """Whether the fault belongs to this commit to the table. Must be called once per commit."""
         if self.has_struck or self.fault.table not in str(table):
             return False
         self.seen += 1
         return self.seen == self.fault.nth
 
     def around(self, act: Callable[[], Any]) -> Any:
-        """The commit, with the fault before it, in it, or after it."""
+        """Perform the commit, with the fault before, inside or after it."""
         self.has_struck = True
         self.tell()
         match self.fault.boundary:
@@ -104,7 +103,7 @@ class Injection:
 
 
 def strike(kind: Kind) -> None:
-    """Let it happen."""
+    """Cause the fault."""
     match kind:
         case Kind.INTERRUPT:
             raise KeyboardInterrupt
@@ -120,7 +119,7 @@ def strike(kind: Kind) -> None:
 
 
 def jvm() -> int:
-    """The process of this process' JVM."""
+    """The process ID of this process' JVM."""
     from pyspark import SparkContext
 
     return int(SparkContext._gateway.proc.pid)
@@ -128,7 +127,7 @@ def jvm() -> int:
 
 @contextlib.contextmanager
 def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[Injection]:
-    """The fault, for the time of the block; `tell` is called when it strikes."""
+    """Inject the fault during the block; `tell` is called when it strikes."""
     found = Injection(fault, tell)
     asked, appended, written = FencedCommits._outcome, direct_log.DirectLog.append, data_file.ParquetFile.write
 
@@ -156,10 +155,10 @@ def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[
 
 
 def main() -> int:
-    """`medallion` once for each fault that the environment asks for, in one process, and then without any.
+    """Run `medallion` once for each fault in the environment, in one process, and then without a fault.
 
-    An error of a run with a fault is what the fault was to lead to, and the next run begins; a fault that ends a process ends
-    this one. The file with the suffix `OVER` ends it after the run that it is at. What struck is written to the file that the environment names, one JSON object a line.
+    A run that fails after its fault is followed by the next one; any other run is the last, as is the current one if the file with the
+    suffix `OVER` exists. The faults that struck are appended to the file that `TOLD_VARIABLE` names, one JSON object per line.
     """
     from jobs import command_line
 

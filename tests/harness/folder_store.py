@@ -1,4 +1,4 @@
-"""A store without a JVM: a folder, and what is asked of it."""
+"""A store without a JVM: a folder that records its downloads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.delta.stored_files import StoredFiles
 
 
 class Folder(StoredFiles):
-    """A folder that plays a store; what was asked of it is in `asked`."""
+    """A folder in the role of a store; `asked` lists the downloaded files and ranges."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         self.__dict__.update(spark=None, location=f"s3a://bucket{folder}", source=folder, folder=copies, asked=[])

@@ -1,4 +1,4 @@
-"""A pipeline whose gold tables are written by hand, for tests of what is made from gold."""
+"""A pipeline whose gold tables a test writes, for tests of models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Shop:
     at: int = 10
 
     def change(self, collection: str, *documents: dict[str, Any], gone: tuple[int, ...] = ()) -> None:
-        """Publish documents in the collection's gold table, and take those with these ids out."""
+        """Write documents to the collection's gold table, and remove those with the ids `gone`."""
         table = delta.layout(self.settings.lakehouse).gold("cases", collection)
         columns = COLUMNS[collection]
         known = self.documents.setdefault(collection, {})
@@ -59,7 +59,7 @@ class Shop:
 
 
 def made(spark: SparkSession, root: Path, files: Mapping[str, str], *, suites: Mapping[str, str] | None = None) -> Shop:
-    """A shop with these models, and expectations where there are any; a name without an ending is a model's."""
+    """A shop with models and suites of expectations, by file name; a name without a suffix is a model's."""
     folders = {"models": root / "models", "expectations": root / "expectations"}
     for folder, some in zip(folders.values(), (files, suites or {})):
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""History tables over a bronze that a test writes by hand."""
+"""History tables over a bronze that a test writes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 ENGINE = ("__incomplete", "__as_captured", "__document", "__sequence", "__until", "__deleted", "valid_from", "valid_to")
 ENDS = ["__key", "__sequence", "__until", "__deleted", "valid_from", "valid_to"]
-"""The last columns of a table whose versions say that a delete ended them, whichever way they came into it."""
+"""The last columns of a history table whose versions say whether a delete ended them, however it was written."""
 
 
 class HistoryHop:
-    """A lakehouse with a bronze that is written by hand, and the jobs after it."""
+    """A lakehouse whose bronze a test writes, with silver and gold."""
 
     def __init__(self, spark: SparkSession, root: Path, collections: Mapping[str, Mapping[str, Any]]) -> None:
         self.spark = spark
@@ -50,14 +50,14 @@ class HistoryHop:
         return str(self.layout.history(bronze_rows.DB, collection))
 
     def versions(self, collection: str) -> list[dict[str, Any]]:
-        """All versions, as they began."""
+        """All versions in the order of `valid_from`."""
         table = self.layout.history(bronze_rows.DB, collection)
         if local_log.folder(table) is None:
             return [row.asDict(recursive=True) for row in self.spark.table(str(table)).orderBy("valid_from").collect()]
         return oracle.rows(oracle.read(table.path or ""), by="valid_from")
 
     def at(self, collection: str, second: int) -> dict[Any, Any]:
-        """What the documents were at a second: `_id` to `v`."""
+        """The documents at a second, as `_id` to `v`."""
         at = datetime(1970, 1, 1) + timedelta(seconds=second)
         return {
             row["_id"]: row["v"]

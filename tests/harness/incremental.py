@@ -1,4 +1,4 @@
-"""An incremental snapshot of a large collection beside writers, killed on its way: what gold holds afterwards."""
+"""Kills an incremental snapshot of a large collection during writes, then compares gold with the source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS = 3
 
 @dataclass
 class Outcome:
-    """What was left: nothing missing, unexpected or different, when all is well."""
+    """The result; `faults` is empty if gold equals the source."""
 
     documents: int = 0
     changes: int = 0
@@ -39,7 +39,7 @@ def run(
     rate: float = 300,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """The collection is there before the capture, which takes no snapshot of its own; a signal asks for it."""
+    """Fill the collection before the capture starts, which takes no initial snapshot; a signal requests one."""
     begun, outcome = time.monotonic(), Outcome()
     with MongoClient(pipeline.uri) as client:
         collection = client[pipeline.database][NAME]
@@ -88,7 +88,7 @@ def _document(number: int) -> dict[str, Any]:
 
 @dataclass
 class _Writers:
-    """Threads that change, replace, delete and insert documents anywhere in the collection."""
+    """Threads that update, replace, delete and insert documents anywhere in the collection."""
 
     collection: Collection[dict[str, Any]]
     documents: int
@@ -118,7 +118,7 @@ def _until(predicate: Callable[[], bool], what: str, running: processes.Command)
 
 
 def _read(pipeline: processes.Pipeline) -> int:
-    """How many rows of the snapshot bronze holds."""
+    """The number of snapshot rows in bronze."""
     return int(pc.sum(pc.equal(oracle.read(pipeline.bronze, columns=["kind"])["kind"], "snapshot")).as_py() or 0)
 
 

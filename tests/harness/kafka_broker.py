@@ -1,4 +1,4 @@
-"""A Kafka broker of 4.1, in one process: its jars come from Maven Central, through the Ivy that Spark carries."""
+"""A Kafka 4.1 broker in one process; its jars come from Maven Central, through the Ivy that Spark contains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ auto.create.topics.enable=false
 
 
 def jars() -> Path:
-    """The folder of the broker's jars; downloaded the first time. Raises CalledProcessError where that fails."""
+    """The folder of the broker's jars; the first call downloads them. Raises CalledProcessError if that fails."""
     folder = Path(sys.prefix) / f"kafka-{VERSION}"
     if folder.exists():
         return folder
@@ -48,7 +48,7 @@ def jars() -> Path:
 
 @contextlib.contextmanager
 def running(folder: Path, *, port: int | None = None) -> Iterator[str]:
-    """``host:port`` of a broker with its data in the folder, where it finds what was there before; stopped at the end."""
+    """``host:port`` of a broker with its data in the folder, which may have data already; it stops at the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     port = port or _free_port()
     file = folder / "broker.properties"
@@ -68,13 +68,13 @@ def running(folder: Path, *, port: int | None = None) -> Iterator[str]:
 
 
 def make_topic(brokers: str, name: str) -> None:
-    """A topic of one partition, as the connector asks for."""
+    """Create a topic with one partition, as the connector requires."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": brokers})
     admin.create_topics([confluent_kafka.admin.NewTopic(name, 1, 1)])[name].result(30)
 
 
 def send(brokers: str, topic: str, *messages: tuple[str, str]) -> None:
-    """Messages as key and value; returns when the broker has them."""
+    """Send messages, each a key and a value; returns when the broker has them."""
     producer = confluent_kafka.Producer({"bootstrap.servers": brokers})
     for key, value in messages:
         producer.produce(topic, key=key, value=value)
@@ -82,7 +82,7 @@ def send(brokers: str, topic: str, *messages: tuple[str, str]) -> None:
 
 
 def received(brokers: str, topic: str, count: int) -> list[tuple[str, str]]:
-    """The first messages of a topic, waited for."""
+    """Wait for the first `count` messages of a topic, and return their keys and values."""
     options = {"bootstrap.servers": brokers, "group.id": "reader", "auto.offset.reset": "earliest"}
     consumer = confluent_kafka.Consumer(options)
     try:

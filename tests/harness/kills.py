@@ -1,11 +1,9 @@
-"""Capture, silver and gold killed with SIGKILL at random moments, again and again, and what is left of the
-truth.
+"""Kills capture, silver and gold repeatedly with SIGKILL at random moments, then compares bronze and gold with the source.
 
-A random workload runs all the while, over collections that a snapshot is still reading. Each layer is a
-process of its own that is killed `rounds` times: one time in three while it starts, else at a moment after it
-has committed; sometimes with its JVM, sometimes alone, so that the JVM is in the middle of something when its
-input ends. Afterwards everything is caught up once, and an independent recorder and an independent reader of
-the tables say what is missing.
+A random workload runs all the time, over collections that a snapshot is still reading. Each layer is a process that is killed `rounds`
+times: one time in three during its start, otherwise at some moment after a commit; sometimes with its JVM, sometimes alone, so that the
+JVM is in the middle of its work when its input ends. Then every layer catches up, and an independent recorder and an independent reader
+of the tables find what is missing.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from tests.harness import oracle, processes, recorder, workload
 
 LAYERS = ("capture", "silver", "gold")
 PATIENCE = 300.0
-"""Seconds in which a layer that was started again must move its position."""
+"""Seconds within which a restarted layer must move its position."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Torment:
-    """How much of it: kills of each layer, documents before the first start, and a second meanwhile."""
+    """The size of a run: kills per layer, changed documents before the first start, and changed documents a second after it."""
 
     rounds: int = 3
     before: int = 1500
@@ -41,7 +39,7 @@ class Torment:
 
 @dataclass
 class Outcome:
-    """What was left: nothing missing, doubled, unexpected or different, when all is well."""
+    """The result; `faults` is empty if nothing is missing, doubled, unexpected, out of order or different."""
 
     kills: Counter[str] = field(default_factory=Counter)
     events: int = 0
@@ -55,7 +53,7 @@ class Outcome:
 
     @property
     def faults(self) -> dict[str, object]:
-        """Everything that should be empty and is not."""
+        """The findings, without those that are as they should be."""
         found: dict[str, object] = {
             "missing": self.missing[:5],
             "doubled": self.doubled[:5],
@@ -67,7 +65,7 @@ class Outcome:
 
 
 def run(pipeline: processes.Pipeline, torment: Torment, say: Say = lambda text: None) -> Outcome:
-    """The whole of it; raises AssertionError when a process ends by itself or stops making progress."""
+    """Run everything. Raises AssertionError if a process ends by itself or makes no progress."""
     begun = time.monotonic()
     outcome = Outcome()
     assert pipeline.workload(operations=torment.before, seed=torment.seed).run() == 0
@@ -99,14 +97,14 @@ def run(pipeline: processes.Pipeline, torment: Torment, say: Say = lambda text: 
 
 
 def caught_up(pipeline: processes.Pipeline, *, times: int = 2) -> None:
-    """Runs every layer once, up to now; the second time there is nothing left to do."""
+    """Let every layer catch up, `times` times; the second time it has nothing left to do."""
     for attempt in range(times):
         last = pipeline.command("run", "--once", log=f"run-{attempt}")
         assert last.run(600) == 0, last.said[-3000:]
 
 
 def judge(pipeline: processes.Pipeline, outcome: Outcome, *, flatten: str | None = None) -> None:
-    """Compares bronze with the recording, and gold with the source."""
+    """Compare bronze with the recording, and gold with the source."""
     first = oracle.first_token(pipeline.bronze)
     expected = [token for token in recorder.tokens(pipeline.recording) if token > first]
     found = oracle.bronze_tokens(pipeline.bronze)
@@ -124,7 +122,7 @@ def judge(pipeline: processes.Pipeline, outcome: Outcome, *, flatten: str | None
 
 @dataclass
 class _Killer:
-    """Kills one layer, waits until it goes on, and kills it again."""
+    """Kills one layer, waits until it makes progress, and kills it again."""
 
     pipeline: processes.Pipeline
     layer: processes.Command
@@ -153,7 +151,7 @@ class _Killer:
         self.wait_for(self.moves() + 1, alive=[self.layer])
 
     def moves(self) -> int:
-        """How many times the tables of this layer have moved their position; claims move nothing."""
+        """How many positions the tables of this layer have had; claims do not move a position."""
         if self.name == "capture":
             return processes.version(self.pipeline.bronze)
         logs = self.pipeline.root.glob(f"{self.name}/*/*/_delta_log")
@@ -165,7 +163,7 @@ class _Killer:
 
 
 def _in_threads(killers: list[_Killer]) -> None:
-    """Runs them all at once; the first failure is raised when all have ended."""
+    """Run all killers at once; when all have ended, raise the first failure."""
     failures: list[BaseException] = []
 
     def guarded(killer: _Killer) -> None:

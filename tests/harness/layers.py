@@ -1,4 +1,4 @@
-"""Silver and gold over a bronze that a test writes by hand."""
+"""Silver and gold over a bronze that a test writes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 def pipeline(
     root: Path, collections: dict[str, Any] | None = None, *, name: str = "hand", **silver_defaults: Any
 ) -> settings.Settings:
-    """Settings of a pipeline whose bronze a test writes by hand."""
+    """Settings of a pipeline whose bronze a test writes."""
     return settings.parse(
         {
             "name": name,
@@ -56,7 +56,7 @@ def pipeline(
 
 
 class Hop:
-    """A lakehouse with a bronze that is written by hand, and the two jobs after it."""
+    """A lakehouse whose bronze a test writes, with silver and gold."""
 
     def __init__(self, spark: SparkSession, chosen: settings.Settings, *, log: str | None = None) -> None:
         self.spark = spark
@@ -65,7 +65,7 @@ class Hop:
         self.bronze = bronze_rows.Log(spark, self.layout.bronze(chosen.name), log)
 
     def run(self) -> None:
-        """Silver, then gold."""
+        """Run silver, then gold."""
         self.silver()
         self.gold()
 
@@ -82,7 +82,7 @@ class Hop:
         return self.layout.gold(bronze_rows.DB, collection)
 
     def rows(self, collection: str) -> list[Row]:
-        """Silver's rows by key: without nulls and what says nothing, sequences as the seconds they were made of."""
+        """Silver's rows by key, as cases state them: without nulls and internal columns, with sequences as seconds."""
         return [_silver_row(row) for row in table_rows(self.spark, self.silver_table(collection))]
 
     def documents(self, collection: str) -> list[Row]:
@@ -90,13 +90,13 @@ class Hop:
         table = self.gold_table(collection)
         if not delta.exists(self.spark, table):
             return []
-        # By delta-rs where it sees the table: a query of Spark's takes many times as long.
+        # By delta-rs if it sees the table, because a Spark query takes many times as long.
         is_here = local_log.folder(table) is not None
         found = oracle.rows(oracle.read(table.path or ""), by="__key") if is_here else rows_by_spark(self.spark, table)
         return [plain(row) for row in found]
 
     def copied(self, root: Path) -> Hop:
-        """The same lakehouse in another folder: what the tests of a file begin with need be made only once."""
+        """A copy of the lakehouse in another folder, so that the tests of a file share one setup."""
         shutil.copytree(str(self.layout.root), root, dirs_exist_ok=True)
         other = copy.copy(self)
         other.settings = dataclasses.replace(
@@ -109,8 +109,10 @@ class Hop:
 
 
 def table_rows(spark: SparkSession, table: tables.TableRef) -> list[Row]:
-    """A table's rows by key, without a query where this process reads the table: silver's are not for delta-rs, which knows no
-    widened types."""
+    """A table's rows by key, without a Spark query if this process sees the table.
+
+    Delta-rs cannot read silver's tables, because it does not support type widening.
+    """
     folder = local_log.folder(table)
     live = None if folder is None else live_files.LiveFiles(folder)
     if live is None or not live.at_newest():
@@ -123,7 +125,7 @@ def rows_by_spark(spark: SparkSession, table: tables.TableRef) -> list[Row]:
 
 
 def plain(value: Any) -> Any:
-    """A value without the nulls in it."""
+    """A value without null fields."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items() if item is not None}
     return [plain(item) for item in value] if isinstance(value, list) else value
@@ -144,12 +146,12 @@ def _silver_row(row: Row) -> Row:
 
 
 def with_cases(hop: Hop, step: int, names: Iterable[str]) -> None:
-    """The events of cases at one step, each case a collection, as one batch."""
+    """Append the events of the cases at one step as one batch; each case is a collection."""
     hop.bronze.append({name: (CASES[name]["batches"][step : step + 1] or [[]])[0] for name in names})
 
 
 def expected(case: dict[str, Any], rows: list[Row]) -> list[Row]:
-    """A case's rows, where it leaves the sequence open without it."""
+    """The rows for comparison with a case: without the sequences that it does not state."""
     is_open = [("__sequence" not in row) for row in case["silver"]]
     return [
         {name: value for name, value in row.items() if not (name == "__sequence" and free)}
@@ -162,11 +164,11 @@ def document(key: int, at: int, op: str = "u", /, **fields: Any) -> Row:
 
 
 class Killed(BaseException):
-    """What a test raises where a process would be killed."""
+    """Raised where a process would be killed."""
 
 
 def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, call: int = 1) -> None:
-    """The process dies right before or right after the named step, in its `call`-th call."""
+    """Let the process die in the `call`-th call of the function, right before it runs or right after it."""
     real: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(1, 1_000_000))
 
@@ -181,7 +183,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bo
 
 
 def killed_at(act: Callable[[], object], owner: Any, name: str, *, after: bool) -> None:
-    """Do something, and die right before or right after the named step, as `killing`."""
+    """Call `act`, which must die in the first call of the function, as in `killing`."""
     with pytest.MonkeyPatch.context() as patch:
         killing(patch, owner, name, after=after)
         with pytest.raises(Killed):
@@ -189,7 +191,7 @@ def killed_at(act: Callable[[], object], owner: Any, name: str, *, after: bool) 
 
 
 def forget_claims(hop: Hop) -> None:
-    """A killed process leaves its claims behind; here its successor has the same process, so it takes them over."""
+    """Release the claims that a killed run left behind: its successor runs in the same process, and may take them over."""
     for known in registry.read(hop.spark, hop.settings).namespaces:
         for table in (hop.layout.silver(known.db, known.collection), hop.layout.gold(known.db, known.collection)):
             if delta.exists(hop.spark, table):
@@ -197,7 +199,7 @@ def forget_claims(hop: Hop) -> None:
 
 
 def lose(spark: SparkSession, table: tables.TableRef, number: int = 0) -> str:
-    """Removes one of the files that the table's newest version names; which."""
+    """Delete one data file of the table's newest version, and return its name."""
     files = sorted(delta.data_files(spark, table) or [], key=lambda file: (file.between("batch") or (0, 0), file.name))
     (Path(table.path or "") / files[number].name).unlink()
     return files[number].name

@@ -1,4 +1,4 @@
-"""Tables that are made as Delta made one before: its statement takes a third of a second, the file that it leaves is a few lines."""
+"""Creates tables by copying the first commit of a similar one: Delta's statement takes a third of a second, its commit is a small file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ if TYPE_CHECKING:
     from cdc_core.tables import layout as tables
 
 by_statement = delta.create
-"""The product's own."""
+"""The product's function."""
 
 _MADE: dict[str, dict[str, str]] = {}
 _making: dict[str, threading.Lock] = {}
 
 STATISTICS = "delta.dataSkippingStatsColumns"
-"""What gold's tables say of their columns, beside the columns: with both replaced, one of them is as any other."""
+"""The property that names columns. Gold's tables differ only in it and in their columns, so that replacing both copies a table."""
 
 
 def create(spark: SparkSession, table: tables.TableRef, **given: Any) -> bool:
-    """`delta.create`: the first table of a definition is made by a statement, and others of the same definition as it was, or, where they
-    name the columns with statistics, of the same but for columns.
+    """`delta.create`, with a statement only for the first table of a definition; later ones copy its first commit.
 
-    Only where nothing is yet, on a disk that this process sees: all else is asked of Delta, and so are tables without properties,
-    which tests of making tables make.
+    Tables with the property `STATISTICS` may also differ in their columns. Copies only new tables, on a disk that this process sees.
+    Delta creates all others, also those without properties, which the tests of `delta.create` use.
     """
     folder = local_log.folder(table) if given.get("properties") or given.get("cluster_by") else None
     if folder is None:
@@ -46,7 +45,7 @@ def create(spark: SparkSession, table: tables.TableRef, **given: Any) -> bool:
     schema = _schema(spark, given["columns"], properties)
     alike = {**given, "columns": "", "properties": {**properties, STATISTICS: ""}} if schema else given
     key = json.dumps(alike, sort_keys=True, default=dict)
-    with _making.setdefault(key, threading.Lock()):  # whoever comes beside the first one takes it, too
+    with _making.setdefault(key, threading.Lock()):  # a concurrent caller waits for the first, and copies its table
         if key in _MADE and not folder.exists():
             own = definition.checkpoints(table, properties) | ({STATISTICS: properties[STATISTICS]} if schema else {})
             _copy(_MADE[key], folder / "_delta_log", own | ({"schemaString": schema} if schema else {}))
@@ -59,7 +58,7 @@ def create(spark: SparkSession, table: tables.TableRef, **given: Any) -> bool:
 
 
 def _schema(spark: SparkSession, columns: str, properties: Mapping[str, str]) -> str | None:
-    """The columns as Delta's log has them; None where they are not to be replaced."""
+    """The columns as Delta's log holds them; None if a copy must have the same columns."""
     named = properties.get(STATISTICS)
     if named is None or not sparks.is_classic(spark) or set("'\\\"") & set(named):
         return None
@@ -67,8 +66,10 @@ def _schema(spark: SparkSession, columns: str, properties: Mapping[str, str]) ->
 
 
 def _copy(first: Mapping[str, str], log: Path, own: Mapping[str, str]) -> None:
-    """A first commit as one of now, of a table of its own, with the texts that it has for itself. Delta compares what it says of the
-    table with what its checksum says."""
+    """Write a copy of a first commit with a new table id, the current time, and the values in `own`.
+
+    Changes its checksum file too, because Delta compares them.
+    """
     log.mkdir(parents=True)
     (id_,) = set(re.findall(r'"metaData":{"id":"([^"]+)"', "".join(first.values())))
     own_id, now = str(uuid.uuid4()), clock.now_ms()

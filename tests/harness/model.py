@@ -1,7 +1,7 @@
-"""Silver against a model in plain Python: any histories, cut into any batches, in every capture mode and delete mode.
+"""Compares silver with a model in plain Python: any histories, cut into any batches, in every capture mode and delete mode.
 
-Each pair of modes has a collection, and each history a key in it. Silver runs after each batch; afterwards, and after a
-rebuild, each table must be what the model says, as `tests.harness.oracle` judges it.
+Each pair of modes has a collection, and each history a key in it. Silver runs after each batch. After the last one, and after a
+rebuild, `tests.harness.oracle` compares each table with the model.
 
 python -m tests.harness.model --histories 5000 --rounds 10
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ENGINE = ("__incomplete", "__known", "__document", "__sequence", "__batch", "__deleted")
 SECONDS = 100
-"""Between the beginnings of two histories: more than any has versions."""
+"""Seconds between the starts of two histories: more than a history has versions."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ CASES = (
     ),
     *(Case(mode, DeleteMode.TOMBSTONE, has_maps=True) for mode in Mode),
 )
-"""Every capture mode with every delete mode that differs in a table; pre-images matter where a delete leaves a row; and
-fields that are pinned as maps."""
+"""Every capture mode with every delete mode that differs in tables, also with pre-images if a delete marks the row, and with fields that
+are pinned as maps."""
 
 
 def faults(
     spark: SparkSession, root: Path, drawn: Sequence[History], *, cases: Sequence[Case] = CASES, rebuilds: bool = True
 ) -> list[str]:
-    """What the tables have other than the model, a sentence each."""
+    """Where the tables differ from the model, one sentence each."""
     chosen = settings.parse(
         {
             "name": "model",
@@ -148,7 +148,7 @@ def _faults(table: pa.Table, drawn: Sequence[History], case: Case, *, is_rebuilt
 
 
 def _left_out(table: pa.Table, drawn: Sequence[History]) -> Iterator[str]:
-    """What a rebuild left in `__rescued`, and a column of another type would hold."""
+    """Values that a rebuild left in `__rescued`, although a column of another type could hold them."""
     for row in table.select(["__key", "__rescued"]).to_pylist():
         for path, text in row["__rescued"] or ():
             if not _stays_rescued(json.loads(text)):
@@ -156,7 +156,7 @@ def _left_out(table: pa.Table, drawn: Sequence[History]) -> Iterator[str]:
 
 
 def _stays_rescued(value: Any) -> bool:
-    """Dates out of range, and documents and arrays in which there is nothing."""
+    """Whether no column can hold the value: dates out of range, and documents and arrays without any value."""
     match value:
         case {"$date": {"$numberLong": _}}:
             return True
@@ -173,7 +173,7 @@ def _are_of(table: pa.Table, numbers: Iterable[int]) -> pa.ChunkedArray:
 
 
 def _told(history: History, case: Case) -> histories.Document | None:
-    """The document that a deleted row must show; None where what came of it does not tell for sure."""
+    """The document that a deleted row must show; None if the events do not determine it."""
     versions = history.versions
     last = max((number for number, version in enumerate(versions) if version is not None), default=None)
     if last is None:
@@ -190,7 +190,7 @@ def _told(history: History, case: Case) -> histories.Document | None:
             is_told = last > 0 or (is_snapshotted and history.late == 0)
         case Mode.LOOKED_UP:
             is_told = is_told and history.behind == 0
-        case Mode.DESCRIBED:  # a delete without pre-image shows the last whole document of its range, or the row as it was
+        case Mode.DESCRIBED:  # without a pre-image the row shows the last whole document of the range, or stays as it was
             is_told = is_told and case.deletes.keeps_row
     return versions[last] if is_told else None
 
@@ -204,7 +204,7 @@ def _differing(table: pa.Table, documents: Mapping[int, Any], drawn: Sequence[Hi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw histories and judge what silver makes of them; 0 when it is what the model says."""
+    """Compare silver with the model for generated histories; 0 if they agree."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.harness.model", description="Silver against a model in plain Python."
     )

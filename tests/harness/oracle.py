@@ -1,10 +1,8 @@
-"""An independent judge of *source equals gold*, written from the rules and not from the code that follows
-them.
+"""Compares gold with the source independently: written from the rules, and not from the code that implements them.
 
-It reads BSON and Delta tables with code of its own and the `deltalake` package (no Spark, nothing of the
-project), and returns what differs as sentences. For every document there must be one row, for every value its
-column or its entry in `__rescued`, and in the row nothing else. Absent is null, NaN is NaN, the order of
-fields does not count.
+It reads BSON and Delta tables with its own code and the `deltalake` package (no Spark, nothing of the project), and returns the
+differences as sentences. Every document must have one row, every value a column or an entry in `__rescued`, and the row nothing else.
+Absent equals null, NaN equals NaN, and the order of fields does not matter.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from pymongo.collection import Collection
 
 
 class Value(NamedTuple):
-    """A BSON value: MongoDB's alias of its type, and what it holds."""
+    """A BSON value: MongoDB's alias of its type, and its content."""
 
     type: str
     held: Any = None
@@ -126,7 +124,7 @@ _LOOKS_LIKE_WRAPPER = re.compile(
 
 
 def extended_json(value: Value) -> Any:
-    """The value as parsed type-exact Extended JSON v2; null fields left out, as absent is null."""
+    """The value as parsed type-exact Extended JSON v2, without null fields, because absent equals null."""
     held = value.held
     match value.type:
         case "object":
@@ -209,12 +207,12 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def key(value: Value) -> Any:
-    """A hashable that is the same for `_id`s which MongoDB's unique index holds equal."""
+    """A hashable value that is equal for `_id`s that are equal in MongoDB's unique index."""
     return _hashable(_canonical(value))
 
 
 def key_of_text(text: str) -> Any:
-    """The same for the text of a `__key` column."""
+    """The same for a text of the column `__key`."""
     return _hashable(json.loads(text))
 
 
@@ -267,14 +265,14 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def fits(column: str, name: str) -> bool:
-    """Whether a column may be named so for a field of that name: cleaned, and numbered where names met."""
+    """Whether a field's column may have this name: the field's name without forbidden characters, numbered after a collision."""
     cleaned = _REFUSED.sub("_", name) or "_"
     return column == cleaned or bool(re.fullmatch(re.escape(cleaned) + r"_\d+", column))
 
 
 @dataclass
 class Judgement:
-    """The comparison of one document with its row; in a rebuilt table a text column may hold any value, as its JSON."""
+    """The comparison of one document with its row; in a rebuilt table a text column may hold any value as JSON."""
 
     where: str
     rescued: Mapping[str, str]
@@ -286,7 +284,7 @@ class Judgement:
         self.differences.append(f"{self.where}: {path or 'the field without a name'}: {what}")
 
     def value(self, value: Value, cell: Any, type_: pa.DataType | None, path: str, *, in_array: bool = False) -> None:
-        """Judges one value against its cell; without a column (`type_` None) only `__rescued` can hold it."""
+        """Compare one value with its cell; without a column (`type_` None) only `__rescued` can hold it."""
         if value.type == "null":
             if cell is not None:
                 self.differ(path, f"null in the source, {_shown(cell)} in gold")
@@ -324,7 +322,7 @@ class Judgement:
         self.nothing_else(free, cell, path)
 
     def column(self, name: str, free: Iterable[str], cell: Mapping[str, Any]) -> str | None:
-        """The column of a field: of those that may be, one that holds something, else the likeliest."""
+        """The column of a field: of the possible ones one that has a value, otherwise the one with the shortest name."""
         candidates = sorted((column for column in free if fits(column, name)), key=len)
         filled = [column for column in candidates if cell.get(column) is not None]
         return (filled or candidates or [None])[0]
@@ -335,7 +333,7 @@ class Judgement:
                 self.differ(_joined(path, column), f"{_shown(cell[column])} in gold, nothing in the source")
 
     def entries(self, value: Value, cell: Mapping[str, Any], type_: pa.MapType, path: str) -> None:
-        for name, inner in value.held:  # one type for all, as for an array's elements
+        for name, inner in value.held:  # all entries share a type, as elements of an array do
             self.value(inner, cell.get(name), type_.item_type, _joined(path, name), in_array=True)
         for name in cell.keys() - {name for name, _ in value.held}:
             self.differ(_joined(path, name), "an entry in gold, nothing in the source")
@@ -349,7 +347,7 @@ class Judgement:
 
 
 def holds(value: Value, cell: Any) -> bool:
-    """Whether a scalar column's value is the BSON value, under the mapping of types."""
+    """Whether the cell of a scalar column equals the BSON value, by the mapping of types."""
     held = value.held
     match value.type:
         case "double":
@@ -388,7 +386,7 @@ def holds(value: Value, cell: Any) -> bool:
 
 
 def _joined(path: str | None, name: str) -> str:
-    """The dotted path of a field; None is the document itself, and not a field without a name."""
+    """The dotted path of a field; `path` is None for the document itself, and empty for a field with an empty name."""
     return name if path is None else f"{path}.{name}"
 
 
@@ -407,9 +405,9 @@ def compare(
     added: Sequence[str] = (),
     limit: int = 20,
 ) -> list[str]:
-    """What differs between a collection and its gold table; nothing when they are equal.
+    """The differences between a collection and its gold table; none if they are equal.
 
-    `flatten` is the delimiter where `flatten.struct` is set, `added` names the columns of `add.fields`.
+    `flatten` is the delimiter if `flatten.struct` is set; `added` names the columns of `add.fields`.
     """
     documents = [
         read_bson(bytes(found.raw)) for found in collection.with_options(codec_options=DEFAULT_RAW_BSON_OPTIONS).find()
@@ -419,17 +417,16 @@ def compare(
 
 
 def read(table: Path | str, *, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
-    """A Delta table, whole or some of its columns, as it is or as it was at a version.
+    """A Delta table or some of its columns, at its newest version or at another.
 
-    One in a folder with a `%2E` in its name is copied first: delta-rs decodes such a path and then does not
-    find it.
+    A table with a `%` in its path is copied first, because delta-rs decodes the path and then does not find the table.
     """
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "table") if "%" in str(table) else Path(table)
         if plain != Path(table):
             shutil.copytree(table, plain)
         chosen = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
-        # Its queries know of deletion vectors, which `to_pyarrow_table` refuses.
+        # A query supports deletion vectors; `to_pyarrow_table` refuses them.
         rows = pa.table(
             QueryBuilder().register("held", DeltaTable(str(plain), version=version)).execute(f"SELECT {chosen} FROM held")
         )
@@ -437,7 +434,7 @@ def read(table: Path | str, *, columns: Sequence[str] | None = None, version: in
 
 
 def rows(held: pa.Table, *, by: str) -> list[dict[str, Any]]:
-    """Rows in the order of a column, as Spark gives them to Python: maps by their keys, times without a zone."""
+    """Rows in the order of a column, with Spark's Python values: maps as dicts, times without a zone."""
     ordered = held.sort_by(by)
     return [{field.name: _plain(row[field.name], field.type) for field in held.schema} for row in ordered.to_pylist()]
 
@@ -455,7 +452,7 @@ def _plain(value: Any, type_: pa.DataType) -> Any:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """A type with the strings and binaries of its views in their plain form: Arrow compares those only."""
+    """The type with strings and binaries instead of their views, which Arrow cannot compare."""
     if pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_binary_view(kind):
@@ -477,7 +474,7 @@ def differences(
     added: Sequence[str] = (),
     is_rebuilt: bool = False,
 ) -> list[str]:
-    """What differs between documents and the rows of a gold table."""
+    """The differences between documents and the rows of a gold table."""
     return list(_differences(documents, table, flatten=flatten, added=added, is_rebuilt=is_rebuilt))
 
 
@@ -524,7 +521,7 @@ def _judge_flattened(
 
 
 def _leaves(value: Value, path: tuple[str, ...], rescued: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], Value]]:
-    """What has a column of its own where documents are flattened."""
+    """The paths and values that have their own column if documents are flattened."""
     for name, inner in value.held:
         here = (*path, name)
         whole = ".".join(here) in rescued or not extended_json(inner) if inner.type == "object" else True
@@ -550,7 +547,7 @@ def bronze_tokens(table: Path | str, *, kind: str = "change") -> list[str]:
 
 
 def first_token(table: Path | str) -> str:
-    """The token of the first row of a bronze table: where its stream began."""
+    """The resume token of a bronze table's first row, snapshot rows excluded: the start of its stream."""
     rows = read(table, columns=["resume_token", "kind", "offset"])
     rows = rows.filter(pa.compute.not_equal(rows["kind"], "snapshot")).sort_by("offset")
     return str(rows["resume_token"][0].as_py())

@@ -1,4 +1,4 @@
-"""What a page shows of a pipeline, made up."""
+"""Invented content of a pipeline's page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def seen() -> page.PageContent:
 
 
 def judged() -> list[dict[str, Any]]:
-    """Rows of `ops/expectations`: three runs over one table, the newest of which was refused, and one over another."""
+    """Rows of `ops/expectations`: three runs over one table, the newest of them refused, and one run over another table."""
     shared = {"at_ms": 1_700_000_000_000, "is_published": True, "judged": "changed", "rows": 900, "unexpected": 0}
     shared |= {"examples": [], "failure": None, "severity": "critical"}
     low = {"expectation": "expect_column_values_to_be_between", "columns": ["total"]}

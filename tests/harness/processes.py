@@ -1,4 +1,4 @@
-"""The project's commands as processes of their own: started, killed, started again, and read from outside."""
+"""The project's commands as processes that tests start, kill and start again, and their tables as seen from outside."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.harness import workload
 PROJECT = Path(__file__).parents[2]
 FOREVER = 10**9
 QUICK_JVM = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"}
-"""Halves what the start of a JVM costs; nothing here runs long enough to miss the rest."""
+"""Halves the start time of a JVM; no test runs long enough to need the optimizing compiler."""
 
 
 class Process(Protocol):
-    """What must be alive while one waits for what it does."""
+    """A process that must be alive while a test waits for its work."""
 
     @property
     def arguments(self) -> Sequence[str]: ...
@@ -38,7 +38,7 @@ class Process(Protocol):
 
 @dataclass
 class Command:
-    """One command of the project, at most one process of it at a time; its output goes to a file."""
+    """A command of the project, with at most one process at a time; its output is appended to a file."""
 
     arguments: Sequence[str]
     log: Path
@@ -46,7 +46,7 @@ class Command:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> Command:
-        """Starts it, in a process group of its own."""
+        """Start it in its own process group."""
         assert not self.is_running
         with self.log.open("ab") as out:
             out.write(f"--- {' '.join(self.arguments)}\n".encode())
@@ -73,16 +73,16 @@ class Command:
 
     @property
     def said(self) -> str:
-        """Everything it wrote, over all its runs."""
+        """The output of all its runs."""
         return self.log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL to the process and its JVM at once."""
+        """Send SIGKILL to the process and its JVM."""
         self.signal_group(signal.SIGKILL)
         self.wait(30)
 
     def kill_alone(self) -> None:
-        """SIGKILL to the Python process; its JVM sees that its input ends."""
+        """Send SIGKILL to the Python process only; its JVM sees the end of its input."""
         os.kill(self.pid, signal.SIGKILL)
         self.wait(30)
 
@@ -91,11 +91,11 @@ class Command:
             os.killpg(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM, as a service manager sends it: to every process of the command."""
+        """Send SIGTERM to every process of the command, as a service manager does."""
         self.signal_group(signal.SIGTERM)
 
     def wait(self, seconds: float) -> int:
-        """Its exit code; an error that shows what it wrote when it goes on for longer."""
+        """Its exit code. Raises AssertionError with the end of its output if it still runs after `seconds`."""
         assert self.process is not None
         try:
             return self.process.wait(seconds)
@@ -103,7 +103,7 @@ class Command:
             raise AssertionError(f"still running after {seconds} s:\n{self.said[-3000:]}") from None
 
     def run(self, seconds: float = 180) -> int:
-        """Starts it and waits for its exit code."""
+        """Start it, and return its exit code."""
         return self.start().wait(seconds)
 
     def __enter__(self) -> Command:
@@ -143,7 +143,7 @@ class Pipeline:
         return self.root / "gold" / "models" / name
 
     def write_settings(self, *, source: str = "", silver: str = "{}", gold: str = "{}") -> Pipeline:
-        """Writes the settings file; `source`, `silver` and `gold` are more of its YAML."""
+        """Write the settings file; `source`, `silver` and `gold` are additional YAML of these sections."""
         self.settings.write_text(
             f"""\
 name: {self.name}
@@ -160,7 +160,7 @@ gold: {gold}
         return self
 
     def command(self, verb: str, *options: str, log: str = "") -> Command:
-        """A command over this pipeline's settings."""
+        """A command with this pipeline's settings."""
         arguments = ["-m", "jobs.command_line", verb, "--config", str(self.settings), "--debug", *options]
         return Command(arguments, self.folder / f"{log or verb}.log")
 
@@ -181,7 +181,7 @@ gold: {gold}
         return self.folder / "tokens.jsonl"
 
     def workload(self, *, operations: int = FOREVER, seed: int = 1, threads: int = 4, rate: float = 0) -> Command:
-        """A random workload over this database."""
+        """A random workload in this database."""
         options = {
             "operations": operations,
             "seed": seed,
@@ -194,12 +194,12 @@ gold: {gold}
 
 
 def version(table: Path) -> int:
-    """The newest version of a Delta table, -1 where there is none."""
+    """The newest version of a Delta table, -1 if there is no table."""
     return max((int(file.stem) for file in (table / "_delta_log").glob("*.json") if file.stem.isdigit()), default=-1)
 
 
 def positions(table: Path) -> set[str]:
-    """The positions that a table has had, by the metadata of its commits."""
+    """All positions that a table has had, from the metadata of its commits."""
     found = set()
     for file in (table / "_delta_log").glob("*.json"):
         for line in file.read_text().rstrip("\n").split("\n"):
@@ -211,7 +211,7 @@ def positions(table: Path) -> set[str]:
 
 
 def until(true: Callable[[], bool], *, seconds: float, what: str, alive: Sequence[Process] = ()) -> None:
-    """Waits for something to become true; fails at once where a process that must be alive is not."""
+    """Wait until `true` returns true; fails immediately if a process of `alive` has ended."""
     deadline = time.monotonic() + seconds
     while not true():
         for command in alive:
@@ -222,7 +222,7 @@ def until(true: Callable[[], bool], *, seconds: float, what: str, alive: Sequenc
 
 @contextlib.contextmanager
 def all_killed(*commands: Command) -> Iterator[None]:
-    """Leaves no process of these commands behind."""
+    """Kill the processes of these commands at the end of the block."""
     with contextlib.ExitStack() as stack:
         for command in commands:
             stack.enter_context(command)

@@ -1,7 +1,7 @@
-"""Two processes that commit to the same tables at the same time, and what is left: `python -m tests.harness.racing` is one of them.
+"""Lets two processes commit to one table at the same time, and checks its rows; `python -m tests.harness.racing` is one of them.
 
-Each takes the table from the other again and again and commits a number of its own, by an append, by a merge, or as a fact that
-nobody claims. What a commit says that came through must be in the table, once; what was refused must not.
+Each repeatedly takes the table over and commits one number, by an append or by a merge, or appends a fact, which needs no claim. The
+number of a successful commit must be in the table once; that of a refused commit must not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CLAIMED: dict[str, Callable[[Writer, int], None]] = {
     "upsert": _by_upsert,
     "statement": _by_statement,
 }
-"""How bronze commits, silver and gold off the direct log and on it, and bronze off it."""
+"""How bronze commits, how silver and gold do without and with a direct log, and how bronze does without one."""
 FACTS = "facts"
 KINDS = (*CLAIMED, FACTS)
 
@@ -79,7 +79,7 @@ def make(spark: SparkSession, root: str, kind: str) -> None:
 
 
 def commits(spark: SparkSession, root: str, kind: str, *, first: int, count: int) -> Iterator[int]:
-    """The numbers from `first` on whose commits came through, each as soon as it did."""
+    """Commit `count` numbers from `first` on; yields each number whose commit succeeded."""
     table = table_of(root, kind)
     for number in range(first, first + count):
         if kind == FACTS:
@@ -94,7 +94,7 @@ def commits(spark: SparkSession, root: str, kind: str, *, first: int, count: int
 
 @dataclass(frozen=True)
 class Outcome:
-    """One race: how many commits came through on each side, and which numbers are missing, doubled, or there though refused."""
+    """The result: successful commits of each process, and numbers that are missing, doubled, or in the table though refused."""
 
     through: tuple[int, int]
     missing: frozenset[int]
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def race(spark: SparkSession, store: EmulatedS3, root: str, kind: str, *, count: int) -> Outcome:
-    """Two processes that commit `count` times each to one table below `root`, and what it then holds."""
+    """Let two processes commit `count` times each to one table below `root`, and compare its rows with their output."""
     make(spark, root, kind)
     racers = [_started(store, root, kind, first=side * 1_000_000, count=count) for side in range(2)]
     through = [frozenset(json.loads(line) for line in _lines(racer)) for racer in racers]

@@ -1,10 +1,10 @@
-"""An independent recorder: every resume token of a database's collections, as a raw change stream gives them.
+"""Records all resume tokens of a database's collections from a raw change stream, independently of the project.
 
     python -m tests.harness.recorder URI --database shop --collections customers,orders --out tokens.jsonl
 
-It shares nothing with the project but the server. It writes `ready` to stdout when its stream is open, and
-after SIGTERM goes on to the time of the signal, so that what was written before it is in the file. Each line
-of the file is `[token, operation, collection, seconds, increment]`, in stream order.
+It shares only the server with the project. It writes `ready` to stdout when its stream is open. After SIGTERM it reads up to the time
+of the signal, so that the file has all earlier changes. Each line of the file is `[token, operation, collection, seconds, increment]`,
+in stream order.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ DOCUMENT_CHANGES = ("insert", "update", "replace", "delete")
 
 
 def record(uri: str, *, database: str, collections: Sequence[str], out: Path, stopped: threading.Event) -> int:
-    """Records until `stopped` is set and the stream has passed that moment; how many tokens there were."""
+    """Record until `stopped` is set and the stream has passed that time; returns the number of tokens."""
     pipeline = [
         {"$match": {"ns.coll": {"$in": list(collections)}, "operationType": {"$in": list(DOCUMENT_CHANGES)}}},
         {"$project": {"ns": 1, "operationType": 1, "clusterTime": 1}},
     ]
     raw = CodecOptions(document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS)
     count = 0
-    with MongoClient(uri, retryReads=True) as client, out.open("a", buffering=1) as file:  # it is read meanwhile
+    with MongoClient(uri, retryReads=True) as client, out.open("a", buffering=1) as file:  # others read it meanwhile
         db = client.get_database(database, codec_options=raw)
         end: Timestamp | None = None
         with db.watch(pipeline, max_await_time_ms=200, show_expanded_events=True) as stream:
@@ -56,7 +56,7 @@ def _line(event: Any) -> str:
 
 
 def _reached(token: str, end: Timestamp) -> bool:
-    """Whether the token's cluster time is at or past `end` (it stands in its first digits)."""
+    """Whether the token's cluster time, which is in its first digits, is at or after `end`."""
     return (int(token[2:10], 16), int(token[10:18], 16)) >= (end.time, end.inc)
 
 

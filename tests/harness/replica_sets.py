@@ -1,4 +1,4 @@
-"""Replica sets of several servers: an election, a member that is cut off or lags, and writes that are rolled back."""
+"""Replica sets of several servers, for elections, members that stop or lag, and writes that are rolled back."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pymongo import errors as driver
 from pipelines.demo import embedded_mongodb
 
 PARAMETERS = {"diagnosticDataCollectionEnabled": "false", "periodicNoopIntervalSecs": 1}
-"""A server without writes says what time it is once a second, and not every ten."""
+"""An idle server writes a no-op to its oplog every second, instead of every ten."""
 
 
 @dataclass
 class Member:
-    """One mongod of a replica set, ended with the block that started it."""
+    """One mongod of a replica set."""
 
     folder: Path
     set_name: str
@@ -38,7 +38,7 @@ class Member:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it over the data that it has, on the port that it had."""
+        """Start it with its existing data, on the same port as before."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = self.port or _free_port()
         parameters = [word for name, value in PARAMETERS.items() for word in ("--setParameter", f"{name}={value}")]
@@ -62,7 +62,7 @@ class Member:
         )
 
     def signal(self, number: int) -> None:
-        """Send it a signal: SIGSTOP holds it, SIGCONT lets it go on, SIGKILL ends it."""
+        """Send it a signal: SIGSTOP pauses it, SIGCONT resumes it, SIGKILL ends it."""
         assert self.process is not None
         self.process.send_signal(number)
 
@@ -74,7 +74,7 @@ class Member:
 
     @contextlib.contextmanager
     def client(self, *, patience: float = 60) -> Iterator[pymongo.MongoClient[Any]]:
-        """A client of this server alone, which it has so many seconds to answer."""
+        """A client of this server alone, whose operations end after `patience` seconds."""
         with pymongo.MongoClient(self.address, directConnection=True, timeoutMS=1000 * patience) as client:
             yield client
 
@@ -85,7 +85,7 @@ class Member:
 
 @dataclass
 class ReplicaSet:
-    """A replica set, from the beginning of a block to its end."""
+    """A replica set that runs during a block."""
 
     folder: Path
     name: str = "set"
@@ -119,7 +119,7 @@ class ReplicaSet:
         self._end()
 
     def primary(self, seconds: float = 30) -> Member:
-        """The member that takes writes, which the others know as such."""
+        """Wait for a member that accepts writes, and return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for member in self.members:
@@ -136,7 +136,7 @@ class ReplicaSet:
     def _initiate(self) -> None:
         for each in self.members:
             each.command("ping")  # waits until it listens
-        # The first one is elected wherever it can be: a test knows who is the primary.
+        # The first member has the highest priority, so that a test knows the primary.
         members = [
             {"_id": number, "host": each.address, "priority": 2 if number == 0 else 1}
             for number, each in enumerate(self.members)

@@ -1,4 +1,4 @@
-"""RESTORE in the session that a command would have: python -m tests.harness.restoring LAYER DB.COLL VERSION --config …"""
+"""Runs RESTORE in the session of a command: python -m tests.harness.restoring LAYER DB.COLL VERSION --config …"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A mongos where there is none: a mongod of a sharded cluster that runs mongos's own commands, and speaks as one.
+"""A substitute for mongos: a mongod of a sharded cluster behind a proxy that makes it a router.
 
-A shard's mongod has the code of mongos, for what it does itself in other shards' names: `clusterFind`, `clusterAggregate` and
-their like. A proxy before it gives the driver's commands these names, and leaves out of its `hello` that it is a member of a
-replica set. What it routes, merges and answers is the server's own doing.
+A shard's mongod contains the code of mongos, as commands like `clusterFind` and `clusterAggregate`. The proxy gives the driver's commands
+these names, and removes from the server's `hello` that it is a member of a replica set. Routing, merging and the answers are the server's.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ROUTED = {
     "commitTransaction": "clusterCommitTransaction",
     "abortTransaction": "clusterAbortTransaction",
 }
-"""What mongos calls a command, and a shard's mongod."""
+"""Names of commands on mongos, and on a shard's mongod."""
 
 OF_PRIMARY_SHARD = (
     "listCollections",
@@ -42,7 +41,7 @@ OF_PRIMARY_SHARD = (
     "collMod",
     "createIndexes",
 )
-"""What is asked of the shard that all databases have as their primary one."""
+"""Commands that go to the primary shard, which all databases share."""
 
 OF_MEMBERS = (
     "setName",
@@ -56,11 +55,11 @@ OF_MEMBERS = (
     "topologyVersion",
     "isImplicitDefaultMajorityWC",
 )
-"""What a member of a replica set says in its `hello`, and a mongos does not."""
+"""The fields of `hello` that a member of a replica set has, and a mongos has not."""
 
 
 class Router:
-    """Listens on a port of its own, and has a mongod answer as a mongos would, in the name of all shards."""
+    """Listens on its own port, and lets a mongod answer for all shards, as a mongos does."""
 
     def __init__(self, router: str, primary_shard: str) -> None:
         self._router = router
@@ -82,7 +81,7 @@ class Router:
         self._listening.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed: it is over
+        with contextlib.suppress(OSError):  # `__exit__` closed the socket
             while True:
                 near, _ = self._listening.accept()
                 threading.Thread(target=self._serve, args=(near,), name="router", daemon=True).start()
@@ -94,7 +93,7 @@ class Router:
                 to, sent = _translated(request)
                 far[to].sendall(sent)
                 reply = _message(far[to])
-                # What a mongos does then is not in the commands: it forgets what it knows of the collection, and asks again.
+                # A mongos then refreshes its routing table and retries; the commands of a mongod do not.
                 if reply is not None and _is_stale(reply):
                     asked(self._router, {"flushRouterConfig": 1})
                     far[to].sendall(sent)
@@ -109,7 +108,7 @@ def _is_stale(reply: bytes) -> bool:
 
 
 def asked(address: str, command: dict[str, Any], *, db: str = "admin") -> dict[str, Any]:
-    """A server's answer to a command as it is: a driver would give it a session of its own."""
+    """A server's answer to a command that is sent unchanged: a driver would add a session."""
     host, _, port = address.rpartition(":")
     body = bytes(5) + bson.encode({**command, "$db": db})
     with socket.create_connection((host, int(port))) as connection:
@@ -135,11 +134,11 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 def _translated(request: bytes) -> tuple[str, bytes]:
-    """A request as the mongod takes it, and whose it is."""
+    """Which server gets a request, `router` or `shard`, and the request in its form."""
     _, id_, to, code = struct.unpack_from("<iiii", request)
     if code != OP_MSG:
         return "router", request
-    # The driver sends the command first, and what it is about behind it.
+    # The driver sends the command first, and its documents after it.
     end = 21 + int.from_bytes(request[21:25], "little")
     command, rest = request[21:end], request[end:]
     zero = command.index(b"\0", 5)
@@ -148,7 +147,7 @@ def _translated(request: bytes) -> tuple[str, bytes]:
         command, zero = _at_one_time(command), len(name) + 5
     if name in ROUTED:
         if b"\x12txnNumber\0" in command and b"autocommit\0" not in command:
-            # A write that may be repeated: a mongod would keep its number for itself, and not hand it on.
+            # A retryable write: a mongod would not pass its transaction number on to the shards.
             fields = {key: value for key, value in bson.decode(command).items() if key not in ("txnNumber", "lsid")}
             command = bson.encode(fields)
             zero = command.index(b"\0", 5)
@@ -161,7 +160,7 @@ def _translated(request: bytes) -> tuple[str, bytes]:
 
 
 def _at_one_time(command: bytes) -> bytes:
-    """A snapshot read at the time that the router chooses for all shards: the latest that it has heard of."""
+    """A snapshot read at one time for all shards: the latest cluster time that the client knows."""
     asked_for = bson.decode(command)
     after = asked_for["readConcern"].pop("afterClusterTime")
     asked_for["readConcern"]["atClusterTime"] = max(after, asked_for["$clusterTime"]["clusterTime"])
@@ -169,7 +168,7 @@ def _at_one_time(command: bytes) -> bytes:
 
 
 def _as_of_router(reply: bytes, *, is_of_no_shard: bool) -> bytes:
-    """A reply; where a member of a replica set introduces itself, or says what time it is by its own oplog, as a mongos would."""
+    """The reply as a mongos gives it: without a member's fields in `hello`, and with the cluster time instead of its own oplog's."""
     _, id_, to, code = struct.unpack_from("<iiii", reply)
     start = 21 if code == OP_MSG else 36
     if is_of_no_shard:
@@ -193,10 +192,10 @@ _YES = bytes.fromhex("b001c3")  # mov al, 1; ret
 
 
 def able(mongod: Path, folder: Path) -> Path:
-    """A copy of a mongod that may wait for events of several shards; made with `nm` and `readelf`.
+    """A patched copy of a mongod that can wait for events of several shards; needs `nm` and `readelf`.
 
-    Whether authorization is off, a mongod asks the thread that it runs on, which not every one of them can tell; a mongos asks
-    its options. This copy knows that it is off.
+    A mongod asks its current thread whether authorization is off, which not every thread can tell; a mongos asks its options. In the copy
+    it is always off.
     """
     copy = folder / "mongod-as-router"
     shutil.copy(mongod, copy)
@@ -207,7 +206,7 @@ def able(mongod: Path, folder: Path) -> Path:
 
 
 def _offset(binary: Path, symbol: str) -> int:
-    """Where in the file a function's code begins."""
+    """The offset of a function's code in the file."""
 
     def shown(*command: str) -> list[list[str]]:
         said = subprocess.run([*command, str(binary)], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A sharded cluster: a config server, two shards and a router, each one server; more shards where a test asks for them."""
+"""A sharded cluster: a config server, two shards and a router of one server each; tests can add shards."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAJORITY = {"writeConcern": {"w": "majority"}}
 
 @dataclass
 class ShardedCluster:
-    """A cluster from the beginning of a block to its end. Every database has the shard `a` as its primary one.
+    """A cluster that runs during a block. Shard `a` is the primary shard of every database.
 
-    What only a mongos can ask for is asked of the servers that a mongos would ask.
+    Commands that only a mongos accepts are replaced by the internal commands that a mongos sends to other servers.
     """
 
     folder: Path
@@ -37,7 +37,7 @@ class ShardedCluster:
             self.config = self._stack.enter_context(self._of_one("config", "--configsvr"))
             self.add_shard("a")
             self.add_shard("b")
-            # Not a shard with data: it would wait for itself in a transaction.
+            # A shard without data: one with data would wait for itself in a transaction.
             able = routers.able(embedded_mongodb.find(), self.folder)
             self._router = self.add_shard("r", binary=able).members[0]
             self._a = self.shards["a"].members[0]
@@ -80,8 +80,7 @@ class ShardedCluster:
         self._on_primary("admin", {"_shardsvrReshardCollection": f"{db}.{name}", "key": dict(key)}, of=db)
 
     def change_shard_key(self, namespace: str, before: str, after: str, **documents: Any) -> None:
-        """Delete `deleted` from one shard and insert `inserted` on another in one transaction, as a mongos does for an update
-        of the shard key."""
+        """Delete `deleted` from one shard and insert `inserted` on another in one transaction: a mongos' update of a shard key."""
         db, _, name = namespace.partition(".")
         in_transaction = {"lsid": {"id": Binary(uuid.uuid4().bytes, 4)}, "txnNumber": Int64(1), "autocommit": False}
         begun = {**in_transaction, "startTransaction": True}
@@ -96,7 +95,7 @@ class ShardedCluster:
         )
 
     def _version_of(self, namespace: str, shard: str) -> dict[str, Any]:
-        """What a router tells a shard that it knows of the shard's part of a collection."""
+        """The shard version that a router sends to a shard with commands on a collection."""
         with self.config.members[0].client() as client:
             found = client.config.collections.find_one({"_id": namespace})
             newest = client.config.chunks.find_one({"uuid": found["uuid"], "shard": shard}, sort={"lastmod": -1})

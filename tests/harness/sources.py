@@ -1,4 +1,4 @@
-"""A `Source` from property names, also with properties that a settings file may not use yet."""
+"""A `Source` from property names, also from properties that a settings file does not accept yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdc_core.properties import types as values
 
 
 def source(given: Mapping[str, Any]) -> properties.Source:
-    """The properties as a settings file holds them, each read by its type, without checks across them."""
+    """A `Source` of properties as in a settings file, each read by its type, without checks between them."""
     read: dict[str, Any] = {"mongodb_connection_string": values.Reference("mongodb://localhost")}
     is_literal = given.get("filters.match.mode") == "literal"
     for name, value in given.items():

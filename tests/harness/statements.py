@@ -1,10 +1,10 @@
-"""Faults at any statement of the product, and what is left of the truth.
+"""Injects faults at any statement of the product, then compares bronze and gold with the source.
 
-A process runs capture, silver and gold in turn, each with an end, while a workload changes five collections. First it notes which
-statements each of them comes to; then each run has a fault at one of these, drawn so that a statement that runs once is as likely
-as one that runs a thousand times: an interrupt or an error of the interpreter, after which the next run goes on in the same
-process, and at last the end of Python, of the JVM, or of both. The run after a fault must succeed, and when the process has ended
-everything is caught up and judged as in `tests.harness.kills`.
+A process runs capture, silver and gold with `--once`, and a workload changes five collections between the runs. First it records which
+statements each layer executes. Then each run has a fault at one of them, chosen so that a statement that runs once is as likely as one
+that runs a thousand times: an interrupt or an exception, after which the process goes on with the next run. The last fault ends Python,
+the JVM, or both. The run after a fault must succeed. When the process has ended, every layer catches up, and the result is judged as in
+`tests.harness.kills`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PACKAGES = tuple(
         *(f"cdc_core/{name}" for name in ("bronze", "silver", "snapshot", "stream", "tables")),
     )
 )
-"""What writes, or decides what is written: a fault while settings are read says nothing."""
+"""The code that writes, or decides what is written: a fault while settings are read proves nothing."""
 LEASE_MS = 2000
 OPERATIONS = 20
 """Changed documents between two runs."""
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, order=True)
 class Statement:
-    """A line of a file that a run comes to, and whether its main thread does."""
+    """A line of a file that a run executes, and whether in the main thread."""
 
     file: str
     line: int
@@ -59,7 +59,7 @@ class Statement:
 
 
 class Failure(Exception):
-    """What the interpreter may raise at any statement, and no code of the product expects."""
+    """An exception that can occur at any statement, and that no code of the product expects."""
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def _traced(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(statements: set[Statement]) -> Iterator[None]:
-    """Notes every statement of the product that the block comes to, in any thread that begins in it."""
+    """Record every statement of the product that the block executes, also in threads that it starts."""
     ours: dict[str, bool] = {}
 
     def is_ours(code: CodeType) -> bool:
@@ -96,7 +96,7 @@ def recorded(statements: set[Statement]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def armed(statement: Statement, nth: int, act: Callable[[], None]) -> Iterator[None]:
-    """Does `act` before the statement runs for the nth time."""
+    """Call `act` before the statement runs for the nth time."""
     seen = 0
 
     def lines(frame: FrameType, event: str, _: Any) -> Any:
@@ -114,7 +114,7 @@ def armed(statement: Statement, nth: int, act: Callable[[], None]) -> Iterator[N
 
 @dataclass
 class Striker:
-    """The process that is struck; one JSON object a line of what struck and what came of it."""
+    """The process with faults; writes each fault and its result to `told`, one JSON object per line."""
 
     uri: str
     database: str
@@ -175,11 +175,11 @@ class Striker:
         if struck:
             self._tell({"code": code})
         if struck and kind == "the JVM ends":
-            os._exit(0)  # what comes after needs another JVM: the parent's next process
+            os._exit(0)  # the next run needs another JVM, which the parent's next process starts
         return struck
 
     def _clean(self, name: str) -> int:
-        """A run that is to succeed, but for the lease of one that did not end as it should."""
+        """A run that must succeed, if necessary after the lease of the interrupted one has expired."""
         code = self._run(name)
         if code == 75:
             time.sleep(LEASE_MS / 1000)
@@ -209,13 +209,13 @@ class Striker:
 
 @dataclass
 class Outcome(torment.Outcome):
-    """What was left, and at which statements faults struck."""
+    """The result, and the number of faults at each statement."""
 
     statements: Counter[str] = field(default_factory=Counter)
 
 
 def run(pipeline: processes.Pipeline, *, count: int, seed: int = 1, a_process: int = 25, say: Say = print) -> Outcome:
-    """`count` faults, `a_process` of them in each process, everything judged after each."""
+    """Inject `count` faults, `a_process` of them in each process, and judge the result after each process."""
     outcome, begun = Outcome(), time.monotonic()
     pipeline.write_settings(silver="{defaults: {history: true}}")
     assert pipeline.workload(operations=300, seed=seed).run() == 0
@@ -259,7 +259,7 @@ def _count(told: Path, outcome: Outcome) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process that is struck."""
+    """Run the process with faults."""
     parser = argparse.ArgumentParser(prog="python -m tests.harness.statements")
     parser.add_argument("uri")
     parser.add_argument("database")

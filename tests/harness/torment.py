@@ -1,8 +1,8 @@
-"""Capture, silver and gold under every kind of fault, again and again, while a workload runs; and what is left of the truth.
+"""Injects every kind of fault into capture, silver and gold during a workload, then compares bronze and gold with the source.
 
-Each layer is a process of its own, tormented in a thread of its own: first by interrupts and broken connections at the borders of commits, several a
-process, for starting a JVM is what costs, then by what ends it, at a border or from outside. Afterwards everything is caught up once, and the recorder and the
-reader of `tests.harness.kills` say what is missing, `medallion repair --dry-run` which table names a file that is not there.
+Each layer is a process, with a thread that injects its faults: first interrupts and broken connections at boundaries of commits, several
+per process, because a JVM takes long to start; then one that ends it, at a boundary or from outside. Then every layer catches up, the
+recorder and the reader of `tests.harness.kills` find what is missing, and `medallion repair --dry-run` finds tables with missing files.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LAYERS = kills.LAYERS
 PATIENCE = 300.0
 LEASE_MS = 4000
 IN_A_PROCESS = (4, 16)
-"""So many faults that leave the process alive come in one, at least and at most."""
+"""The least and greatest number of faults per process that leave it alive."""
 
 TABLES = {"capture": ("bronze/",), "silver": ("silver/", "ops/deletes"), "gold": ("gold/", "_history")}
 SELDOM = ("ops/collections", "ops/schemas")
-"""Tables to which silver commits when there is something new: a border that may not come for long, so that none waits behind it."""
+"""Tables to which silver rarely commits: a fault there may not strike for a long time, so it is the last one of its process."""
 SELDOM_SHARE = 0.1
 OURS = ("bronze/", "ops/collections", "ops/schemas")
-"""Tables whose data files we write; those of the others are Spark's."""
+"""Tables whose data files the product writes itself; those of the others may be Spark's."""
 UNTIL_IT_COMES = 90.0
 ENDS_BY_ITSELF = 20.0
 
@@ -43,18 +43,18 @@ FROM_OUTSIDE = (
 )  # fmt: skip
 ENDING = (Kind.EXIT, Kind.JVM, Kind.BOTH)
 EXPECTED = {0, 3, 75, 130, 137, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
-"""How a process may end under a fault, which may come before it listens to signals; 1 is a bug."""
+"""The possible exit codes after a fault, which may strike before the process handles signals; 1 is a bug."""
 
 
 @dataclass
 class Outcome(kills.Outcome):
-    """What was left, how many faults of each kind struck, and what ended as a bug."""
+    """The result, the number of faults of each kind, and the ends that are bugs."""
 
     struck: Counter[str] = field(default_factory=Counter)
     bugs: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     stops: list[float] = field(default_factory=list)
-    """Seconds from each SIGTERM or SIGINT to the end."""
+    """Seconds from each SIGTERM or SIGINT to the end of the process."""
     is_over: bool = False
 
     @property
@@ -76,7 +76,7 @@ def run(
     seed: int = 1,
     say: kills.Say = lambda text: None,
 ) -> Outcome:
-    """`count` faults over the three layers, or as many as come in `seconds`."""
+    """Inject `count` faults into the three layers, or as many as strike within `seconds`."""
     begun = time.monotonic()
     outcome = Outcome()
     pipeline.write_settings(silver="{defaults: {history: true}}")
@@ -110,16 +110,16 @@ def run(
 
 
 def unreadable(pipeline: processes.Pipeline) -> list[str]:
-    """The tables that name files that are not there."""
+    """The tables that name missing files."""
     looked = pipeline.command("repair", "--dry-run", "--json", log="repair")
     assert looked.run(300) == 0, looked.said[-3000:]
-    said = looked.said[looked.said.rindex("\n{") :]  # the log has its earlier runs, too
+    said = looked.said[looked.said.rindex("\n{") :]  # the log also has its earlier runs
     return [each["table"] for each in json.loads(said)["tables"]]
 
 
 @dataclass
 class _Tormentor:
-    """One layer: a fault, until it has ended or goes on, and the next."""
+    """Injects faults into one layer, one process after another."""
 
     pipeline: processes.Pipeline
     name: str
@@ -159,7 +159,7 @@ class _Tormentor:
             raise
 
     def _one_process(self) -> None:
-        """What leaves it alive at borders of commits, after which the command begins anew, and what ends it."""
+        """Run one process: first with faults at boundaries that only end a run of the command, then with one that ends the process."""
         last = self.rng.choice(("a border", "a border", *FROM_OUTSIDE))
         planned = [
             self._fault(self.rng.choice(faults.IN_PROCESS), TABLES[self.name])
@@ -182,7 +182,7 @@ class _Tormentor:
         for fault in self._struck():
             self._count(f"{fault.kind.value} {fault.boundary.value}")
 
-    # --- at the borders of commits
+    # --- at boundaries of commits
 
     def _fault(self, kind: Kind, tables: Sequence[str]) -> Fault:
         where = self.rng.choice(tables)
@@ -194,8 +194,8 @@ class _Tormentor:
         return Fault(boundary, kind, where, 1 if tables is SELDOM else self.rng.randint(1, 3))
 
     def _until_struck(self, planned: int) -> None:
-        """Until all of them came, or the next one does not: a border that does not come is no fault."""
-        seen, end = 0, time.monotonic() + PATIENCE  # a start may take minutes where three of them share two cores
+        """Wait until all planned faults have struck, or the next one does not: its boundary may never be reached."""
+        seen, end = 0, time.monotonic() + PATIENCE  # a start may take minutes if three share two cores
         while seen < planned and self.layer.is_running and time.monotonic() < end:
             time.sleep(0.2)
             told = len(self.told.read_text().splitlines()) if self.told.exists() else 0
@@ -235,7 +235,7 @@ class _Tormentor:
                 self.outcome.stops.append(time.monotonic() - asked)
 
     def _stopped(self) -> None:
-        """Stopped for longer than its lease, while another takes over; woken up, it commits nothing more and ends."""
+        """Stop it for longer than its lease while another process takes over; when resumed, it commits nothing more and ends."""
         self.layer.signal_group(signal.SIGSTOP)
         moves = self.moves()
         with self.other.start():
@@ -257,7 +257,7 @@ class _Tormentor:
         self.layer.start()
 
     def _ended(self) -> None:
-        """Wait for the end, which SIGTERM brings where it does not come by itself, and look how it ended."""
+        """Wait for the end of the process, if necessary after a SIGTERM, and check how it ended."""
         if self.layer.process is None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -273,8 +273,8 @@ class _Tormentor:
         self.layer.process = None
 
     def _until(self, true: Callable[[], bool]) -> None:
-        """Until it is true, or for long: a layer does not move where the one before it is being tormented; whether all is there
-        is judged at the end."""
+        """Wait until `true` returns true, but no longer than `UNTIL_IT_COMES`: a layer makes no progress while the one before it is
+        stopped by faults. The result is judged at the end."""
         with contextlib.suppress(AssertionError):
             processes.until(true, seconds=UNTIL_IT_COMES, what=f"{self.name} moves")
 
@@ -284,12 +284,12 @@ class _Tormentor:
         self.say(f"{sum(self.outcome.struck.values())} {self.name}: {kind}")
 
     def moves(self) -> int:
-        """How often the tables of this layer were committed to."""
+        """The number of commits to the tables of this layer."""
         if self.name == "capture":
             return processes.version(self.pipeline.bronze)
         return sum(processes.version(log.parent) for log in self.pipeline.root.glob(f"{self.name}/*/*/_delta_log"))
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
+    """The child processes of a process."""
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

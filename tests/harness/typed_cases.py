@@ -1,4 +1,4 @@
-"""Documents with what their columns are to be, and the exact path that whatever types them is held to."""
+"""Documents with their expected columns, and the exact path, with which every other way of typing them is compared."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ OPTIONS = {
 
 
 def texts_of(case: Mapping[str, Any]) -> list[str | None]:
-    """A case's documents."""
+    """A case's documents, as JSON."""
     return [orjson.dumps(document).decode() for document in case["documents"]]
 
 
 def settings_of(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case asks for, as `schemas.evolve` takes it."""
+    """A case's settings, as arguments of `schemas.evolve`."""
     options = next((OPTIONS[name] for name in case.get("naming", {})), None)
     return {"pins": parse_pins(case.get("pins", {})), "options": options}
 
 
 def mark(number: int) -> str:
-    """A document's place in the order."""
+    """The place of a document in the order of events."""
     return f"{number:024x}"
 
 
@@ -50,7 +50,7 @@ def check_schema(
     first: int = 0,
     pins: Pins | None = None,
 ) -> None:
-    """The types are those of all documents' shapes, one by one."""
+    """Assert that the evolved types are those of the documents' shapes, observed one by one."""
     shape = Shape()
     for number, text in enumerate(texts):
         exact.observed(shape, text or "", mark(first + number), values=evolution.schema.naming.values)
@@ -59,13 +59,13 @@ def check_schema(
 
 
 def rows(texts: Sequence[str | None], schema: document_schema.DocumentSchema) -> list[dict[str, Any]]:
-    """The documents by the exact path, in order."""
+    """The documents typed by the exact path, in order."""
     blank = {"document": None, "rescued": None, "unreadable": False}
     return [blank if row is None else plain(row) for row in exact.rows(pa.array(texts), schema).to_pylist()]
 
 
 def plain(value: Any) -> Any:
-    """A value out of Arrow, so that equal means equal: NaN as text, maps as dicts, -0.0 apart from 0.0."""
+    """An Arrow value in a form to compare: floats as text, so that NaN equals NaN and -0.0 differs from 0.0, and maps as dicts."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Runs of a pipeline that is verified, and what a verification says of one collection."""
+"""Runs a pipeline for tests of its verification, and reads the result of one collection."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.harness import sessions
 
 
 def play(spark: Any, found: Any) -> None:
-    """One run of each layer."""
+    """Run each layer once."""
     for layer in (capture, silver, gold):
         layer.run(spark, found, once=True, sessions=sessions.kept(spark))
 
 
 def kinds(found: CollectionVerification) -> dict[str, list[str]]:
-    """The keys of each kind of difference."""
+    """The keys of the differences, by kind."""
     told: dict[str, list[str]] = {}
     for each in found.differences:
         told.setdefault(each.kind.value, []).append(each.key)

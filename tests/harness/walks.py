@@ -1,7 +1,7 @@
-"""Starts of a capture between which its settings, signals and the source change, many of them killed; and what is left of the truth.
+"""Starts a capture repeatedly with random changes of settings, signals and source, kills many of the starts, and checks gold.
 
-A walk is one pipeline over one database, drawn from a seed. Behind it everything is captured as at first: where nothing says that a
-collection is incomplete, gold is what the source holds, and behind one snapshot of all so is every collection.
+A walk is one pipeline over one database, drawn from a seed. After it everything is captured with the first settings. Then every
+collection that is not reported as incomplete must be in gold as in the source; after a snapshot of all of them, every collection must be.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLLECTIONS = ("a", "A", "c.d", "x y")
-"""Lists are blind to the case of the first two."""
+"""The first two differ only in case, which include and exclude lists ignore."""
 
 Change = Callable[[random.Random, Sequence[str]], dict[str, Any]]
 """``(rng, the names of the collections) -> properties`` of one start."""
@@ -71,16 +71,16 @@ CHANGES: Mapping[str, Change] = {
     "stages": lambda rng, names: {"cursor.pipeline": f"[{rng.choice(STAGES)}]"},
     "transactions": lambda rng, names: {"provide.transaction.metadata": True},
 }
-"""What a start may have otherwise than the one before it."""
+"""The properties that may change from one start to the next."""
 
 
 class Killed(BaseException):
-    """What is raised where the process would be killed."""
+    """Raised where the process would be killed."""
 
 
 @contextlib.contextmanager
 def dying(appends: int, *, after: bool) -> Iterator[None]:
-    """Right before or after so many commits of rows the process dies: nothing is committed from then on, nor given back."""
+    """Let the process die right before or after the `appends`-th commit of rows: from then on it commits and releases nothing."""
     real, lock, left, is_dead = (
         {name: getattr(Writer, name) for name in ("append_arrow", "mark")},
         threading.Lock(),
@@ -114,7 +114,7 @@ def dying(appends: int, *, after: bool) -> Iterator[None]:
 
 @dataclass
 class Walk:
-    """One pipeline, its source, and what is drawn for them."""
+    """One pipeline, its source, and their random choices."""
 
     spark: SparkSession
     uri: str
@@ -151,13 +151,13 @@ class Walk:
         return [f"{self.database.name}.{name}" for name in COLLECTIONS]
 
     def run(self, starts: int) -> dict[str, Any]:
-        """So many starts, and what is wrong after them: nothing, when all is well."""
+        """Start the capture `starts` times; returns the faults afterwards, none if all is well."""
         for _ in range(starts):
             self.start()
         return self.faults()
 
     def start(self) -> None:
-        """Changes, then a start beside which there are more; it catches up, is stopped, or is killed."""
+        """Change the settings and the source, then start the capture during more changes; it catches up, is stopped, or is killed."""
         rng = self.rng
         if self.starts and rng.random() < 0.65:
             self.given = {
@@ -196,7 +196,7 @@ class Walk:
             self._layers(found)
 
     def faults(self) -> dict[str, Any]:
-        """What is wrong: silently; with events that are there twice; and behind a snapshot of everything."""
+        """The faults: differences that nothing reports, events that are there twice, and what is wrong after a snapshot of everything."""
         found = self._settings()
         captures.once(self.spark, found, take_over=True)
         self._layers(found)
@@ -222,7 +222,7 @@ class Walk:
     def _settings(self, **given: Any) -> Settings:
         source = {**self.base, **given}
         is_listed = "collection.include.list" in source
-        # What the settings refuse beside each other.
+        # The settings refuse these combinations.
         if is_listed or source.get("capture.scope") == "collection":
             source.pop("collection.exclude.list", None)
         if is_listed:
@@ -236,7 +236,7 @@ class Walk:
         gold.run(self.spark, found, sessions=sessions.kept(self.spark))
 
     def _incomplete(self, found: Settings, *, existing: Sequence[str] = COLLECTIONS) -> list[str]:
-        """The collections that are called incomplete, as a whole or by a row."""
+        """The collections that are reported as incomplete, as a whole or in a row."""
         payloads = bronze_log.gap_and_snapshot_heartbeats(self.spark, captures.table(found))
         told = {name.partition(".")[2] for name in snapshot_state.incomplete(payloads)}
         layout = delta.layout(found.lakehouse)
@@ -256,13 +256,13 @@ class Walk:
         judged |= {name: ["no table"] for name in held if name not in there and self.database[name].find_one() is not None}
         return {name: differences for name, differences in judged.items() if differences}
 
-    # --- what happens beside the starts
+    # --- changes
 
     def _act(self, found: Settings, *, actions: int) -> None:
-        """Changes of documents, and seldom one of a collection, or a signal."""
+        """Change documents; rarely also change a collection or send a signal."""
         rng = self.rng
         for _ in range(actions):
-            with contextlib.suppress(PyMongoError):  # what the server refuses is no change
+            with contextlib.suppress(PyMongoError):  # the server refuses some changes
                 self._change_document(self.database[rng.choice(COLLECTIONS)])
         if self.starts and rng.random() < 0.06:
             with contextlib.suppress(PyMongoError):

@@ -1,7 +1,7 @@
-"""Silver and gold without a JVM: what this process applies and publishes itself, over logs that are written in Python.
+"""Silver and gold without a JVM: batches that this process applies and publishes itself, to Delta logs that are written in Python.
 
-`running` puts plain Python in the place of Delta's transaction, and nothing in the place of Spark: what would need a query
-raises `NeedsSpark`. A batch then takes milliseconds, so that very many can be drawn.
+`running` replaces Delta's transaction by plain Python, and Spark by nothing: code that needs a query raises `NeedsSpark`. A batch takes
+milliseconds, so that tests can run very many.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.harness import bronze_rows, layers
 
 
 class NeedsSpark(Exception):
-    """What was asked of a session."""
+    """Raised where the code uses a Spark session."""
 
 
 class _NoSpark:
@@ -49,7 +49,7 @@ SPARK: Any = _NoSpark()
 
 
 class _Actions:
-    """`log_actions.ActionList` without Java's."""
+    """`log_actions.ActionList` without Java objects."""
 
     def __init__(self, spark: Any = None) -> None:
         self.actions: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ class _Log(direct_log.DirectLog):
 
 
 def write(folder: Path, version: int, actions: Iterable[Mapping[str, Any]], operation: str = "WRITE", **said: Any) -> int:
-    """One commit of a log; its version."""
+    """Write one commit to a log, and return its version."""
     info = {"timestamp": clock.now_ms(), "operation": operation, "operationParameters": {}, **said}
     with open(folder / "_delta_log" / f"{version:020}.json", "x", encoding="utf-8") as file:
         file.write("".join(f"{json.dumps(action)}\n" for action in [{"commitInfo": info}, *actions]))
@@ -143,14 +143,14 @@ def create(
 
 
 class _Ddl:
-    """The columns of a CREATE TABLE of ours, read from left to right."""
+    """A parser of the columns in the product's CREATE TABLE statements."""
 
     def __init__(self, text: str) -> None:
         self._tokens = re.findall(r"`(?:[^`]|``)*`|\w+(?:\(\d+, ?\d+\))?|[<>:,]", text) + [""]
         self._at = 0
 
     def struct(self, end: str) -> T.StructType:
-        """The fields up to a token, which is taken."""
+        """The fields up to the token `end`, which is consumed."""
         fields = []
         while (name := self._next()) != end:
             self._skip(":")
@@ -199,7 +199,7 @@ _TYPES = {
 
 @contextlib.contextmanager
 def running() -> Any:
-    """Silver and gold with `SPARK` for a session."""
+    """Let silver and gold run with `SPARK` as their session during the block."""
 
     def refused(*given: Any, **named: Any) -> Any:
         raise NeedsSpark("a query")
@@ -225,7 +225,7 @@ def running() -> Any:
 
 
 class Hop:
-    """A lakehouse with one collection, `t`, whose changes are BSON; within `running`."""
+    """A lakehouse with one collection, `t`, whose documents are given as BSON; for use within `running`."""
 
     def __init__(self, root: Path, **silver_defaults: Any) -> None:
         self.settings = layers.pipeline(root, **silver_defaults)
@@ -238,8 +238,7 @@ class Hop:
         create(SPARK, self.bronze, columns=bronze.COLUMNS_DDL)
 
     def append(self, *changes: tuple[object, bytes | Mapping[str, Any] | None], collection: str = "t") -> None:
-        """A batch of changes, each an `_id` with its document, with an update's description, or without one where it was
-        deleted."""
+        """Append a batch of changes: each an `_id` with its document, with the description of an update, or with None for a delete."""
         self._batch += 1
         rows = []
         for key, document in changes:
@@ -254,7 +253,7 @@ class Hop:
         self.commit(rows)
 
     def drop(self, collection: str = "t") -> None:
-        """A batch in which a collection is dropped."""
+        """Append a batch in which a collection is dropped."""
         self._batch += 1
         self._offset += 1
         place = {"resume_token": f"t{self._offset}", "offset": self._offset, "batch": self._batch, "ts_ms": 5}
@@ -266,7 +265,7 @@ class Hop:
         self.commit([place | said | {"db": bronze_rows.DB, "collection": collection}])
 
     def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One of bronze, with rows of its newest batch."""
+        """Commit rows of the newest batch to bronze."""
         held = pa.Table.from_pylist(rows, schema=bronze.SCHEMA)
         log = direct_log.of(SPARK, self.bronze)
         assert log is not None
@@ -285,7 +284,7 @@ class Hop:
         log.commit(file, base=base, metadata=json.dumps(said))
 
     def silver_run(self) -> silver._SilverRun:
-        """A run of silver as a service has it, to be asked for its rounds one by one, and closed."""
+        """A run of silver as in a service: the caller asks for its rounds one by one, and closes it."""
         return silver._SilverRun(SPARK, self.settings, False, parallel.Pool(SPARK, None), threading.Event())
 
     def gold_run(self) -> gold._GoldRun:
@@ -303,7 +302,7 @@ class Hop:
         self.gold()
 
     def note_fact(self, key: object, reason: quarantine.Reason, *, to: int, events: int = 1) -> None:
-        """The quarantine has a fact about an event of the document, or about so many."""
+        """Add facts about `events` events of the document to the quarantine."""
         table = self.layout.quarantine(bronze_rows.DB, "t")
         if not delta.exists(SPARK, table):
             create(SPARK, table, columns=quarantine.COLUMNS_DDL)
@@ -317,14 +316,14 @@ class Hop:
 
 
 class Log(bronze_rows.Log):
-    """Bronze of a hop, written by events as `bronze_rows` has them."""
+    """Bronze of a hop, for events in the form of `bronze_rows`."""
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
         super().__init__(SPARK, hop.bronze)
 
     def __post_init__(self) -> None:
-        """The table is there."""
+        """Nothing to create: the hop has made the table."""
 
     def _write(self, rows: Iterable[dict[str, Any]], *, remember: bool = True) -> None:
         self._hop._batch = self.batch

@@ -1,11 +1,10 @@
-"""A seeded random workload against a MongoDB: five collections, every kind of change, every BSON type.
+"""Runs a seeded random workload on a MongoDB: five collections, every kind of change, every BSON type.
 
     python -m tests.harness.workload mongodb://127.0.0.1:27017 --operations 20000 --seed 1 --threads 4 --database shop
 
-The threads draw from the same documents, so they meet: a document is updated while another thread deletes it,
-inserted again, replaced, and changed twice in one transaction. What the server refuses (a conflict, a path
-through a scalar) is counted and left. The kinds of operations and their values follow from the seed; how
-threads interleave does not.
+The threads change the same documents: one is updated while another thread deletes it, is inserted again, replaced, and changed twice in one
+transaction. Operations that the server refuses (a conflict, a path through a scalar) are counted and skipped. The seed determines the
+operations and their values, but not how threads interleave.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ COLLECTIONS = ("customers", "orders", "stock.levels", "readings", "anything")
 """`stock.levels` has a dot in its name, `anything` has `_id`s, values and field names of every kind."""
 
 DOCUMENTS = 400
-"""The documents of a collection that the threads share; inserts of new ones go beyond them."""
+"""The number of documents per collection that the threads share; inserts of new ones use higher numbers."""
 
 UTC = datetime.UTC
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
@@ -51,7 +50,7 @@ Random = random.Random
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: how many changed documents, by how many threads, from which seed, how fast at most."""
+    """The size of a run: the number of changed documents, the seed, the number of threads, and the maximum rate in documents a second."""
 
     operations: int = 20_000
     seed: int = 1
@@ -64,7 +63,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """How far a run is; shared by its threads."""
+    """The progress of a run, shared by its threads."""
 
     total: int
     done: int = 0
@@ -86,7 +85,7 @@ class Progress:
 
 
 def text(rng: Random, length: int = 8) -> str:
-    """Letters mostly; sometimes what makes encoders stumble."""
+    """Mostly letters; sometimes text that is hard to encode."""
     if rng.random() < 0.1:
         return rng.choice(
             (
@@ -152,7 +151,7 @@ def small(rng: Random) -> Document:
 
 
 def items(rng: Random) -> list[Any]:
-    """An array of documents of about one shape."""
+    """An array of documents of similar shape."""
     return [
         {"sku": text(rng, 5), "quantity": rng.randrange(10)} | ({"note": text(rng)} if rng.random() < 0.3 else {})
         for _ in range(rng.randrange(5))
@@ -199,7 +198,7 @@ RARE: tuple[bytes, ...] = (
     b"\x0crare\0" + struct.pack("<i", 2) + b"c\0" + bytes(range(12)),
     b"\x01rare\0" + bytes.fromhex("010000000000f87f"),
 )
-"""A field `rare` as raw BSON: symbol, undefined, dbPointer, and a NaN with a payload, not pymongo's to write."""
+"""A field `rare` as raw BSON: symbol, undefined, dbPointer, and a NaN with a payload, which pymongo cannot write."""
 
 ODD_NAMES = (
     "Name",
@@ -223,7 +222,7 @@ def any_value(rng: Random) -> Any:
 
 
 def with_rare(rng: Random, document: Document) -> RawBSONDocument:
-    """The document with a field that only raw BSON can carry."""
+    """The document with a field that only raw BSON can express."""
     body = bson.encode(document, codec_options=CODEC)[4:-1] + rng.choice(RARE)
     return RawBSONDocument(struct.pack("<i", len(body) + 5) + body + b"\0")
 
@@ -232,7 +231,7 @@ def with_rare(rng: Random, document: Document) -> RawBSONDocument:
 
 
 def identity(rng: Random, collection: str, number: int) -> Any:
-    """The `_id` of a document: fixed by its number, but that equal numbers come in any of their types."""
+    """The `_id` of a document, determined by its number, except that equal numbers come in any numeric type."""
     if collection == "customers":
         return ObjectId(struct.pack(">Q", number).rjust(12, b"\x5f"))
     if collection == "orders":
@@ -283,7 +282,7 @@ def any_identity(rng: Random, number: int) -> Any:
 
 
 def drifting(rng: Random, share: float) -> Any:
-    """A field that is an int32 at first, then an int64, then a double, and at last a string."""
+    """A value that is an int32 at first, then an int64, then a double, and finally a string."""
     number = rng.randrange(1000)
     return (number, Int64(2**40 + number), number + 0.25, f"n{number}")[min(3, int(share * 4))]
 
@@ -386,7 +385,7 @@ class Writer:
         self.deleted: list[tuple[str, int]] = []
 
     def run(self) -> None:
-        """Draws and does operations until the run's total is reached or the run is stopped."""
+        """Perform random operations until the run's total is reached or the run is stopped."""
         begun = time.monotonic()
         names, weights = zip(*OPERATIONS.items(), strict=True)
         own = 0
@@ -414,7 +413,7 @@ class Writer:
         return document(self.rng, name, self.plan, self.progress.share)
 
     def new(self, name: str) -> Document:
-        """A document that no thread has had before."""
+        """A document with a new number, which no other thread uses."""
         self.fresh += self.plan.threads
         return {"_id": identity(self.rng, name, self.fresh), **self.document(name)}
 
@@ -484,7 +483,7 @@ def delete(writer: Writer) -> int:
 
 
 def put_back(writer: Writer) -> int:
-    """Inserts one of the shared documents: the first time, or again after its deletion."""
+    """Insert one of the shared documents: the first time, or again after its delete."""
     collection, name, key = writer.pick()
     collection.insert_one({"_id": key, **writer.document(name)})
     return 1
@@ -534,7 +533,7 @@ def transaction(writer: Writer) -> int:
 
 
 def aborted_transaction(writer: Writer) -> int:
-    """Changes that are taken back: they must never show."""
+    """Changes that are rolled back, and must never be captured."""
 
     def work(session: ClientSession) -> int:
         collection, name, key = writer.pick()
@@ -565,14 +564,14 @@ OPERATIONS: Mapping[Callable[[Writer], int], int] = {
 
 
 def _applied(error: Exception) -> int:
-    """How many documents a bulk write changed before or beside what the server refused."""
+    """The number of documents that a bulk write changed although the server refused a part of it."""
     if not isinstance(error, BulkWriteError):
         return 0
     return sum(int(error.details.get(name, 0)) for name in ("nInserted", "nModified", "nRemoved", "nUpserted"))
 
 
 def start(uri: str, plan: Plan) -> tuple[Progress, list[threading.Thread]]:
-    """Starts the threads of a run; each ends by itself, or soon after `progress.stopped` is set."""
+    """Start the threads of a run; each ends by itself, or soon after `progress.stopped` is set."""
     progress = Progress(plan.operations)
 
     def write(thread: int) -> None:
@@ -586,7 +585,7 @@ def start(uri: str, plan: Plan) -> tuple[Progress, list[threading.Thread]]:
 
 
 def run(uri: str, plan: Plan) -> Progress:
-    """A whole run."""
+    """Run the workload to its end."""
     progress, threads = start(uri, plan)
     for thread in threads:
         thread.join()
