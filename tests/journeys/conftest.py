@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder only; the hook receives those of other folders, too."""
+    """Mark the tests of this folder; the hook also gets those of other folders."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.journey)

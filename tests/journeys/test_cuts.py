@@ -1,4 +1,4 @@
-"""Cuts of a source that is written to, while what makes them is killed."""
+"""Cuts during writes to the source, while the commands that make them are killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DONE, TEMPORARY = 0, 75
 
 
 def transfer(mongo: Any, database: Any, rng: random.Random) -> None:
-    """Moves money between several documents of both collections, and now and then closes an account, in one transaction."""
+    """Move money between documents of both collections, and sometimes close an account, in one transaction."""
     with mongo.start_session() as session, session.start_transaction():
         for _ in range(rng.randint(1, 3)):
             amount = rng.randint(1, 20)
@@ -36,7 +36,7 @@ def transfer(mongo: Any, database: Any, rng: random.Random) -> None:
 
 
 class Transfers(threading.Thread):
-    """All transfers, at a pace that lasts as long as the kills, between other writes."""
+    """Makes at least `TRANSFERS` transfers, with other writes between them, until it is stopped."""
 
     def __init__(self, mongo: Any, database: Any) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Transfers(threading.Thread):
 
 
 def with_totals(tmp_path: Path, mongodb_uri: str, database: Any) -> processes.Pipeline:
-    """A pipeline over both collections, full of accounts, with a model of their sum."""
+    """A pipeline over both collections, filled with accounts, and with a model of their sum."""
     models = tmp_path / "models"
     models.mkdir()
     sides = " UNION ALL ".join(f"SELECT balance FROM {{{{ ref('{database.name}.{name}') }}}}" for name in COLLECTIONS)
@@ -67,8 +67,8 @@ def with_totals(tmp_path: Path, mongodb_uri: str, database: Any) -> processes.Pi
 
 @pytest.mark.timeout(2400)
 def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """200 transfers under load, the capture and the makers of cuts killed again and again: at each cut that was noted the two
-    collections together, and a model over both, hold what they held at the beginning."""
+    """200 transfers under load, while the capture and the command that makes cuts are killed repeatedly: at each recorded cut the sum of
+    both collections, and the model over them, are as at the beginning."""
     pipeline = with_totals(tmp_path, mongodb_uri, database)
     rng, transfers = random.Random("kills"), Transfers(mongo, database)
     capture, maker = pipeline.command("capture", "--continuous"), pipeline.command("gold", "--as-of", "now")
@@ -93,7 +93,7 @@ def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mong
         finally:
             transfers.stop.set()
             transfers.join()
-        # A process that is told to end while it imports Python's modules is ended by Python: the last capture may be as young.
+        # SIGTERM during its imports would end the last capture with another exit code: wait until it commits.
         seen = processes.version(pipeline.bronze)
         database.noise.insert_one({"n": 0})
         processes.until(lambda: processes.version(pipeline.bronze) > seen, seconds=120, what="a commit", alive=[capture])
@@ -107,7 +107,7 @@ def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mong
 def test_the_sum_is_the_same_at_every_cut_beside_a_running_pipeline(
     tmp_path: Path, mongodb_uri: str, mongo: Any, database: Any
 ) -> None:
-    """200 transfers under load beside `medallion run`, which is asked for cuts, and is killed while it makes some of them."""
+    """200 transfers under load during `medallion run`, which makes the requested cuts, and is killed while it makes some of them."""
     pipeline = with_totals(tmp_path, mongodb_uri, database)
     rng, transfers = random.Random("beside"), Transfers(mongo, database)
     running, asking = pipeline.command("run"), pipeline.command("gold", "--as-of", "now")
@@ -140,7 +140,7 @@ def test_the_sum_is_the_same_at_every_cut_beside_a_running_pipeline(
 
 
 def check_the_end(pipeline: processes.Pipeline, database: Any) -> None:
-    """One more capture and cut, undisturbed; then every cut that was noted is whole, and gold is what the source holds."""
+    """Capture and make a cut once more, undisturbed; then check every recorded cut, and that gold equals the source."""
     for name, options in (("capture", ("--once",)), ("gold", ("--as-of", "now"))):
         last = pipeline.command(name, *options, log=f"last-{name}")
         assert last.run(400) == 0, last.said[-3000:]
@@ -153,13 +153,13 @@ def check_the_end(pipeline: processes.Pipeline, database: Any) -> None:
 
 
 def wait_for_a_commit(table: Path, writer: processes.Command) -> None:
-    """Until the table has a version more than now."""
+    """Wait until the table has a newer version than now."""
     seen = processes.version(table)
     processes.until(lambda: processes.version(table) > seen, seconds=240, what="a commit", alive=[writer])
 
 
 def check_cuts(pipeline: processes.Pipeline) -> None:
-    """At each cut both collections together, and the model over them, hold what they held at the beginning."""
+    """Assert that at each cut the sum of both collections, and the model over them, are as at the beginning."""
     cuts = listed(pipeline)
     assert len(cuts) >= 3, "too few cuts were made to say anything"
     for cut in cuts:
@@ -175,7 +175,7 @@ def check_cuts(pipeline: processes.Pipeline) -> None:
 
 
 def listed(pipeline: processes.Pipeline) -> list[dict[str, Any]]:
-    """The cuts that the command names."""
+    """The cuts that `medallion cut list` shows."""
     shown = pipeline.command("cut", "list", "--json", log="cuts")
     assert shown.run(120) == 0, shown.said[-3000:]
     (line,) = [line for line in shown.said.splitlines() if line.startswith("[{")]
@@ -183,5 +183,5 @@ def listed(pipeline: processes.Pipeline) -> list[dict[str, Any]]:
 
 
 def balances(table: Path, version: int, column: str) -> list[int]:
-    """One column of a table as it was, read without Spark."""
+    """One column of a table at a version, read without Spark."""
     return [int(found) for found in oracle.read(table, columns=[column], version=version)[column].to_pylist()]

@@ -1,4 +1,4 @@
-"""The demo, and what stands on its tables: the queries that it shows, the status, the notebook."""
+"""The demo, and what reads its tables: the queries that it shows, the status, the notebooks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(
     mongodb_uri: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Path]:
-    """The folder of a demo that was played once."""
+    """The folder of a demo that has run once."""
     path = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONGODB_URI", mongodb_uri)
@@ -56,7 +56,7 @@ def test_every_document_of_the_shop_is_a_gold_row(
 
 
 def test_status_says_that_nothing_waits(folder: Path, spark: SparkSession) -> None:
-    """The status of a finished demo: every collection is applied, the snapshot is done, nobody writes."""
+    """After the demo every collection is applied, every snapshot is done, and every writer has left."""
     found = status.read(spark, settings_file.load(folder / "shop.yml"))
     assert found.source.problem is None and found.bronze is not None
     assert [each.collection for each in found.collections] == sorted(f"shop.{name}" for name in shop.COLLECTIONS)
@@ -71,7 +71,7 @@ def test_status_says_that_nothing_waits(folder: Path, spark: SparkSession) -> No
 
 @pytest.mark.parametrize("reader", ("Polars", "DuckDB"))
 def test_the_queries_that_are_shown_work_when_pasted(folder: Path, reader: str) -> None:
-    """Each one-liner without Spark prints the orders by status."""
+    """Each query without Spark prints the orders by status."""
     line = demo_report.queries(tables.TableRef.at(str(folder / "lakehouse" / "gold" / "shop" / "orders")))[reader]
     shown = subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
@@ -81,21 +81,21 @@ def test_the_queries_that_are_shown_work_when_pasted(folder: Path, reader: str) 
 def test_the_spark_query_that_is_shown_works(
     folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The one-liner with Spark prints the same table, also to who stands in the folder above the demo's."""
+    """The query with Spark prints the same table, also if it runs in the folder above the demo's."""
     monkeypatch.chdir(folder.parent)
     exec(demo_report.queries(tables.TableRef.at(str(folder / "lakehouse" / "gold" / "shop" / "orders")))["Spark SQL"], {})
     assert "status" in capsys.readouterr().out
 
 
 SHOWN = {"analyst_tour.ipynb": "ask us", "quality.ipynb": "expect_"}
-"""What is in the tables that each notebook prints."""
+"""A text in the tables that each notebook prints."""
 
 
 @pytest.mark.parametrize("path", notebooks.PATHS, ids=lambda path: path.name)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
+    """Every code cell runs in order, and tables are printed; the file contains no output of an earlier run."""
     monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(folder / "lakehouse"))
     assert all(cell["outputs"] == [] for cell in notebooks.run(path))
     shown = capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
 def test_played_again_the_shop_goes_on(
     folder: Path, spark: SparkSession, mongo: MongoClient[dict[str, Any]], mongodb_uri: str
 ) -> None:
-    """A second demo in the same folder continues the shop and the tables, and takes no second snapshot."""
+    """A second run of the demo in the same folder continues the shop and the tables, and takes no second snapshot."""
     before = mongo[shop.DIARY[0]][shop.DIARY[1]].find_one({"_id": shop.DATABASE})
     snapshot = f"SELECT count(*) AS n FROM delta.`{folder}/lakehouse/bronze/shop` WHERE kind = 'snapshot'"
     read_then = spark.sql(snapshot).collect()[0].n

@@ -1,5 +1,5 @@
-"""The layers as commands in each environment: rounds of changes with a history, a kill in each layer, a second writer, a
-restore of silver and of gold, a rebuild, maintenance."""
+"""The layers as commands in each environment: rounds of changes, with history tables, a kill of each layer, a second writer, a
+restore of silver and of gold, a rebuild, and maintenance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
     """An environment for the commands, and where other readers find its tables."""
 
     tables: str
-    """The path of a table, with `{layer}` and `{name}`."""
+    """The path of a table, with the placeholders `{layer}` and `{name}`."""
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     readers: Mapping[str, str] = field(default_factory=dict)
@@ -38,8 +38,8 @@ class Place:
         return self.tables.format(layer=layer, name=name)
 
     def version(self, layer: str, name: str) -> int:
-        """The newest version of a table, -1 where there is none."""
-        # Not by `is_deltatable`, which keeps Python's lock: an emulated store in this process could not answer it.
+        """The newest version of a table, -1 if there is no table."""
+        # Not by `is_deltatable`, which does not release Python's lock: an emulated store in this process could not answer.
         try:
             return deltalake.DeltaTable(self.table(layer, name), storage_options=dict(self.readers) or None).version()
         except TableNotFoundError:
@@ -61,7 +61,7 @@ def s3(folder: Path, stack: ExitStack) -> Place:
 
 
 def hive(folder: Path, stack: ExitStack) -> Place:
-    """A catalog with a metastore of its own, which Derby keeps for one process at a time."""
+    """A catalog with its own metastore, which Derby allows only one process to use at a time."""
     conf = _conf(
         spark__sql__catalogImplementation="hive",
         spark__sql__warehouse__dir=f"{folder}/warehouse",
@@ -72,7 +72,7 @@ def hive(folder: Path, stack: ExitStack) -> Place:
 
 
 def cluster(folder: Path, stack: ExitStack) -> Place:
-    """Executors that are processes of their own."""
+    """A Spark cluster: executors are separate processes."""
     return Place(f"{folder}/lakehouse/{{layer}}/{{name}}", _conf(spark__master="local-cluster[2,1,1024]"))
 
 
@@ -82,7 +82,7 @@ def connect(folder: Path, stack: ExitStack) -> Place:
 
 
 def refusing(folder: Path, stack: ExitStack) -> Place:
-    """Spark Connect with a session that takes no settings and keeps no rows, as on serverless compute."""
+    """Spark Connect with a session that accepts no settings and keeps no rows, as on serverless compute."""
     url = stack.enter_context(connect_server.running(folder / "server.log"))
     return Place(f"{folder}/lakehouse/{{layer}}/{{name}}", (), connect_server.refusing_client(url, folder))
 
@@ -104,7 +104,7 @@ class Trial:
         return command.said
 
     def killed(self, verb: str, *, after: float) -> None:
-        """The command, killed so many seconds after its start, wherever it is then."""
+        """Start the command, and kill it after so many seconds, whatever it is doing."""
         with self.command(verb, "--once") as command, contextlib.suppress(AssertionError):
             command.start().wait(after)
 
@@ -129,7 +129,7 @@ class Trial:
         assert command.run(300) == 0, command.said[-3000:]
 
     def is_refused_beside_a_service(self) -> bool:
-        """Whether a second capture ends at once while a first one runs, which then ends well."""
+        """Whether a second capture is refused while the first one runs; the first one must then end without an error."""
         with self.command("capture") as service:
             before = self.place.version("bronze", self.pipeline.name)
             service.start()
@@ -163,7 +163,7 @@ def _source(database: Any) -> dict[Any, Any]:
 
 @pytest.mark.timeout(2400)
 def test_rounds_kills_restores_and_maintenance(trial: Trial, database: Any) -> None:
-    """Gold is what MongoDB holds after each round, a kill of each layer, a restore, a rebuild and maintenance."""
+    """Gold equals the source after each round, a kill of each layer, a restore, a rebuild and maintenance."""
     orders, first = database.orders, {"silver": 0, "gold": 0}
     orders.insert_many([{"_id": number, "v": 0, "inner": {"a": number}} for number in range(300)])
     for number in range(1, 4):

@@ -1,4 +1,4 @@
-"""Gates whose runs are killed between the audit and the commit, and run by two at once."""
+"""Gates with expectations: runs that are killed between the audit and the commit, and two runs at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = frozenset[tuple[Any, ...]]
 
 
 class Reader(threading.Thread):
-    """Reads a table without Spark all the while, and keeps each state that it sees."""
+    """Reads a table repeatedly without Spark, and keeps each state that it sees."""
 
     def __init__(self, table: Path) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ def rows(table: Path) -> Rows:
 
 @pytest.mark.timeout(1800)
 def test_readers_see_the_old_version_or_the_new_one(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
-    """A refused candidate is never seen; a run that is killed as soon as its verdict is noted has published nothing or all of it;
-    two runs at once publish one version."""
+    """A refused candidate is never seen. A run that is killed as soon as its verdict is recorded has published nothing or everything.
+    Two runs at once publish one version."""
     for name, text in {"models/totals.sql": TOTALS.format(database.name), "expectations/totals.yml": SUITE}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -88,7 +88,7 @@ def test_readers_see_the_old_version_or_the_new_one(tmp_path: Path, mongodb_uri:
                 gold.start()
                 _until_noted(results, before, gold)
                 (gold.kill, gold.kill_alone)[number % 2]()
-                time.sleep(1)  # what a JVM that lost its process had begun
+                time.sleep(1)  # a JVM without its process finishes what it has begun
                 assert rows(totals) in (old, new)
                 between += rows(totals) == old
                 if rows(totals) == new:
@@ -107,7 +107,7 @@ def test_readers_see_the_old_version_or_the_new_one(tmp_path: Path, mongodb_uri:
 
 
 def _until_noted(results: Path, before: int, running: processes.Command) -> None:
-    """Wait, without a pause, until the verdict is in its table: the commit that publishes follows within a second."""
+    """Wait, almost without pauses, until the verdict is in its table: the commit that publishes follows within a second."""
     noted = results / "_delta_log" / f"{before + 1:020}.json"
     deadline = time.monotonic() + 120
     while not noted.exists():

@@ -29,7 +29,8 @@ def asked(database: Any, id_: str) -> str:
 
 
 def test_a_message_asks_for_a_snapshot(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, brokers: str) -> None:
-    """Once, also when it comes while nothing runs; other keys, old messages and what is no signal do nothing."""
+    """A message asks for one snapshot, also if it comes while no capture runs. Messages with other keys, old messages and messages that are
+    no signals do nothing."""
     topic, told = f"{database.name}-signal", f"{database.name}-told"
     for name in (topic, told):
         kafka_broker.make_topic(brokers, name)
@@ -71,7 +72,7 @@ def test_a_message_asks_for_a_snapshot(spark: Any, mongodb_uri: str, database: A
 def test_a_signal_that_was_taken_and_not_yet_committed_is_done_once(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, brokers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group's position is lost behind the commit of bronze: bronze knows the message."""
+    """If the group's offset is lost after the commit to bronze, bronze still knows the message."""
     kafka_broker.make_topic(brokers, database.name)
     more = {
         "signal.enabled.channels": "kafka",
@@ -93,7 +94,8 @@ def test_a_signal_that_was_taken_and_not_yet_committed_is_done_once(
 def test_a_broker_that_is_away_stops_nothing(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says so once; when it is back its signals are done. A topic made later is read from its beginning."""
+    """The log says it once per cause. When the broker is back, its signals are handled. A topic that is created later is read from its
+    beginning."""
     with kafka_broker.running(tmp_path / "kafka") as address:
         pass
     port = int(address.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""A lakehouse on S3: MongoDB to gold through the commands, kills, and what a store without conditional requests leads to."""
+"""A lakehouse on S3: MongoDB to gold with the commands, kills, and stores without conditional requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _gold(store: object_store.ObjectStore, database: str) -> dict[int, int]:
 
 
 def _met(store: object_store.ObjectStore, requests: int, command: processes.Command) -> None:
-    """Waits until the command has asked the store for so many things."""
+    """Wait until the command has sent so many requests to the store."""
     wanted = len(store.requests) + requests
     processes.until(lambda: len(store.requests) >= wanted, seconds=300, what="requests", alive=[command])
 
@@ -43,7 +43,7 @@ def _met(store: object_store.ObjectStore, requests: int, command: processes.Comm
 def test_rounds_of_changes_and_a_kill_on_s3(
     store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
 ) -> None:
-    """Gold on S3 is what MongoDB holds, after several rounds, a second writer that is refused, and a kill of each layer."""
+    """Gold on S3 equals the source after several rounds of changes and a kill of each layer."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
     orders = database.orders
     orders.insert_many([{"_id": number, "v": 0} for number in range(50)])
@@ -71,7 +71,7 @@ def test_rounds_of_changes_and_a_kill_on_s3(
 def test_a_kill_before_the_first_commit_leaves_a_table_to_be_made(
     store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
 ) -> None:
-    """Delta keeps a place for the log's folder before its first commit: where nothing came after it, the next start goes on."""
+    """Delta creates a marker for the log's folder before the first commit; if only the marker exists, the next start makes the table."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
     database.orders.insert_one({"_id": 1})
     store.put(f"killed/bronze/{pipeline.name}/_delta_log/")
@@ -106,7 +106,7 @@ sparks.stop()
 
 @pytest.mark.timeout(600)
 def test_the_oldest_of_a_long_log_are_found_in_its_first_page(store: object_store.ObjectStore) -> None:
-    """At each checkpoint Delta looks at the oldest commits, to clean up: a page or two of them, however long the log is."""
+    """At each checkpoint Delta lists the oldest commits, to clean up; this takes a page or two, however long the log is."""
     names = [f"{version:020}.json" for version in range(100)]
     for name in names:
         store.put(f"long/_delta_log/{name}")
@@ -134,7 +134,7 @@ sparks.stop()
 
 @pytest.mark.timeout(600)
 def test_a_range_of_a_file_is_one_request(store: object_store.ObjectStore) -> None:
-    """And none where it is held."""
+    """A range that is already stored locally needs no request."""
     command = [sys.executable, "-c", RANGES, json.dumps(store.conf)]
     subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
     assert [method for method, path in store.requests if path.endswith("/ranged/f")] == ["PUT", *["GET"] * 3]
@@ -158,8 +158,7 @@ def test_a_store_without_conditional_requests_is_refused(
     fault: dict[str, Any],
     reason: str,
 ) -> None:
-    """Where the store takes no notice of If-None-Match, or does not know it, nothing is written, exit code 3, and the sentence
-    says how to go on."""
+    """If the store ignores or refuses If-None-Match, nothing is written, the exit code is 3, and the message says what to do next."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
     database.orders.insert_one({"_id": 1})
     for name, value in fault.items():
@@ -175,8 +174,8 @@ def test_a_store_without_conditional_requests_is_refused(
 def test_check_tries_the_store_that_the_settings_name(
     store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the store and its keys in the settings file, as references: fine, and the keys stand nowhere else; a bucket that is
-    not there ends with 75 and the question what is wrong with it."""
+    """The settings file names the store, and its keys as references. The check succeeds, and the keys appear in no output and no command
+    line. A bucket that does not exist ends it with 75, and the message says what to check."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
     database.orders.insert_one({"_id": 1})
     monkeypatch.setenv("LAKE_KEY", "AKIA-of-the-test")
@@ -198,10 +197,10 @@ def test_check_tries_the_store_that_the_settings_name(
 
 
 def _command_lines() -> set[str]:
-    """What every user of the machine sees of its processes."""
+    """The command lines of all processes, which every user of the machine can read."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             found.add(path.read_bytes().decode(errors="replace"))
     return found
 
@@ -218,7 +217,7 @@ class_archive.make("s3a://lake/house")
 
 
 def test_an_archive_of_classes_has_those_that_reach_s3(tmp_path: Path) -> None:
-    """They take a fifth of the processor time of a command on S3, and need no store to be loaded."""
+    """Loading these classes takes a fifth of a command's processor time on S3; the archive is made without a store."""
     archive = tmp_path / "spark-classes.jsa"
     subprocess.run([sys.executable, "-c", _ARCHIVED, str(archive)], check=True, timeout=400)
     held = archive.read_bytes()

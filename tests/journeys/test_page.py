@@ -1,4 +1,4 @@
-"""The page as a browser draws it."""
+"""The page, as a browser draws it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ return {
 
 
 def is_mixed(colour: str, ink: str, ground: str) -> bool:
-    """Whether a colour is one laid on another, at least half of it."""
+    """Whether a colour is `ink` drawn over `ground` with an opacity of at least a half."""
     channels = [[int(each[at : at + 2], 16) for at in (1, 3, 5)] for each in (colour, ink, ground)]
     return any(
         all(abs(seen - (over * part + under * (100 - part)) / 100) <= 2 for seen, over, under in zip(*channels))
@@ -38,13 +38,13 @@ def is_mixed(colour: str, ink: str, ground: str) -> bool:
 
 @pytest.mark.parametrize("scheme", (chromium.LIGHT, chromium.DARK))
 def test_a_browser_draws_all_of_it(tmp_path: Path, scheme: int) -> None:
-    """In light and dark: the paper, columns and lines of the plots, and the verdicts of expectations have their colours."""
+    """In the light and the dark scheme the background, the plots, and the verdicts of expectations have their colours."""
     browser, picture = chromium.Chromium(tmp_path, scheme), tmp_path / "page.png"
     browser.screenshot(page.rendered(page_content.seen()), picture, width=1280, height=2600)
     counts = browser.colours(picture)
     colours = COLOURS[scheme]
     drawn = {name: counts.get(colour, 0) for name, colour in colours.items()}
-    # Columns are drawn on the card with some of it shining through.
+    # Columns are drawn on the card, partly transparent.
     drawn["plots"] = sum(count for seen, count in counts.items() if is_mixed(seen, colours["plots"], colours["card"]))
     assert drawn["paper"] > 400_000 and drawn["plots"] > 10_000, drawn
     assert drawn["met"] > 50 and drawn["refused"] > 50, drawn
@@ -54,7 +54,7 @@ def test_a_browser_draws_all_of_it(tmp_path: Path, scheme: int) -> None:
 
 @pytest.mark.parametrize("width", (1280, 390))
 def test_it_can_be_read_on_a_screen_and_a_phone(tmp_path: Path, width: int) -> None:
-    """Nothing runs over the edge, every plot is drawn, no text is tiny, and what it is about is there to be read."""
+    """Nothing is wider than the screen, every plot is drawn, no text is tiny, and the pipeline's state can be read."""
     found = chromium.Chromium(tmp_path).asked(page.rendered(page_content.seen()), LOOK, width=width)
     assert found["wide"] <= 0 and max(found["cards"]) <= width
     assert (found["plots"], found["small"]) == (4, 0)

@@ -1,5 +1,7 @@
-"""A replica set of three members: elections, and a primary whose last writes are taken back. Without Spark: what comes after
-bronze knows no members."""
+"""Captures of a replica set of three members: elections, and a primary whose last writes are rolled back.
+
+Without Spark, because silver and gold do not depend on the members.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def replicating(members: list[replica_sets.Member], *, mode: str) -> None:
-    """Whether members fetch what the primary writes; `off` lets them."""
+    """Set the fail point that stops replication on members: `alwaysOn` stops it, `off` resumes it."""
     for member in members:
         member.command("configureFailPoint", "stopReplProducer", mode=mode)
 
 
 def documents(member: replica_sets.Member) -> dict[Any, Any]:
-    """What a member holds, whichever part it plays; nothing while it does not answer."""
+    """The documents of a member, primary or secondary; none while it does not answer."""
     with member.client(patience=5) as client, contextlib.suppress(pymongo.errors.PyMongoError):
         orders = client.shop.get_collection("orders", read_preference=pymongo.ReadPreference.SECONDARY_PREFERRED)
         return {each["_id"]: each for each in orders.find()}
@@ -49,8 +51,8 @@ def documents(member: replica_sets.Member) -> dict[Any, Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("preference", ["primary", "secondary"])
 def test_what_a_rollback_takes_back_is_never_captured(tmp_path: Path, preference: str) -> None:
-    """Neither by a stream that is open, nor by a snapshot that begins beside writes that only the old primary has. Both go on with
-    the new one, and over an election behind that."""
+    """Neither an open stream nor a snapshot reads writes that only the old primary has. Both continue with the new primary, and the stream
+    also after another election."""
     with replica_sets.ReplicaSet(tmp_path, arguments=TESTED, settings={"electionTimeoutMillis": 4000}) as members:
         old, others = members.primary(), members.secondaries()
         found = captures.pipeline(f"{members.uri}&readPreference={preference}", tmp_path, "shop", **QUICK)
@@ -59,7 +61,7 @@ def test_what_a_rollback_takes_back_is_never_captured(tmp_path: Path, preference
             start = mongodb_server.operation_time(client)
             stream = captured.Stream(found, client, start)
             replicating(others, mode="alwaysOn")
-            time.sleep(1)  # what is being fetched just now
+            time.sleep(1)  # a fetch may be in progress
             with old.client() as alone:
                 orders = alone.shop.get_collection("orders", write_concern=pymongo.WriteConcern(w=1))
                 orders.insert_one({"_id": 100, "state": "lost"})
@@ -70,7 +72,7 @@ def test_what_a_rollback_takes_back_is_never_captured(tmp_path: Path, preference
 
             def take_snapshot() -> None:
                 while not rows:
-                    # What a `ChunkReader` reads again.
+                    # After these errors a `ChunkReader` reads again.
                     with contextlib.suppress(errors.SourceUnreachable, mongodb_failures.SnapshotExpired):
                         rows.extend(captured.snapshot_rows(found, client, after=lost_at))
 

@@ -1,5 +1,7 @@
-"""A capture of a sharded cluster: what shards say twice, in another order, or late. Without Spark: what comes after bronze knows
-no shards."""
+"""Captures of a sharded cluster, whose shards report events twice, in another order, or late.
+
+Without Spark, because silver and gold do not depend on the shards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.harness import captured, captures, sharded_clusters
 
 
 def begin(cluster: sharded_clusters.ShardedCluster) -> None:
-    """A collection `orders` with 500 documents on each of two shards, all with a state of 0."""
+    """Create a collection `orders` with 500 documents on each of two shards, all with a state of 0."""
     cluster.make_database("shop")
     cluster.shard_collection("shop", "orders", {"region": 1})
     cluster.move("shop.orders", "b", min={"region": 500})
@@ -40,8 +42,8 @@ def cluster(tmp_path: Path) -> Iterator[sharded_clusters.ShardedCluster]:
 
 @pytest.mark.timeout(300)
 def test_rows_come_to_what_the_source_holds(cluster: sharded_clusters.ShardedCluster, tmp_path: Path) -> None:
-    """Beside a snapshot: orphans, documents and ranges that move, a shard that joins, another shard key, a rename, a database that is
-    made anew."""
+    """Snapshot and stream together give the documents of the source, with orphans, documents and ranges that move, a shard that joins,
+    another shard key, a rename, and a database that is dropped and created again."""
     found = captures.pipeline(cluster.uri, tmp_path, "shop")
     with contextlib.closing(mongodb.client(cluster.uri)) as client:
         orders, rows = client.shop.orders, []
@@ -49,11 +51,11 @@ def test_rows_come_to_what_the_source_holds(cluster: sharded_clusters.ShardedClu
 
         def check(name: str = "orders") -> None:
             source = {keys.canonical(each["_id"]): each for each in client.shop[name].find()}
-            # Behind a read of all shards, from which the router has heard what time it is there.
+            # After a read of all shards, from which the router knows their times.
             stream.read(mongodb_server.operation_time(client))
             assert captured.documents([*rows, *stream.table], name) == source
 
-        # What has moved stays behind for minutes, and is no document of the collection.
+        # Moved documents stay on their old shard as orphans for minutes, and are no documents of the collection.
         cluster.move("shop.orders", "b", min={"region": 300}, max={"region": 500})
         for number in range(100):
             orders.update_one({"_id": number * 7}, {"$inc": {"state": 1}})
@@ -77,7 +79,7 @@ def test_rows_come_to_what_the_source_holds(cluster: sharded_clusters.ShardedClu
         cluster.reshard("shop", "orders", {"_id": 1})
         orders.update_many({}, {"$set": {"is_resharded": True}})
         check()
-        # No event tells of it: a chunk that was planned before is not read from the collection as it was.
+        # Resharding causes no event: a chunk that was planned before it must not be read from the new collection.
         with pytest.raises(mongodb_failures.CollectionChanged):
             list(
                 snapshot_read.read_chunk(
@@ -100,7 +102,7 @@ def test_rows_come_to_what_the_source_holds(cluster: sharded_clusters.ShardedClu
 
 @pytest.mark.timeout(300)
 def test_a_position_that_the_shards_lost_is_noticed_at_the_start(tmp_path: Path) -> None:
-    """A mongos says so when a shard has answered, and not with its first word."""
+    """A mongos reports it only after a shard has answered, and not in its first reply."""
     with sharded_clusters.ShardedCluster(tmp_path, oplog_mb=4) as cluster:
         begin(cluster)
         found = captures.pipeline(cluster.uri, tmp_path, "shop")

@@ -1,4 +1,4 @@
-"""The jobs under `spark-submit`, with executors in processes of their own."""
+"""The jobs with `spark-submit`, and executors in separate processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASTER = "local-cluster[2,1,1024]"
 
 
 def submitted(job: str, config: Path) -> None:
-    """Run one job to its end; its output is shown where it fails."""
+    """Run one job to its end; a failure shows its output."""
     command = [
         str(SUBMIT), "--master", MASTER, "--properties-file", str(ROOT / "conf/spark-defaults.conf"),
         "--conf", "spark.executor.memory=1g", "--conf", "spark.driver.bindAddress=127.0.0.1",
@@ -33,7 +33,7 @@ def submitted(job: str, config: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_jobs_run_with_executors_of_their_own(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
-    """Capture, silver and gold take a collection to gold on a cluster whose executors share nothing with the driver."""
+    """Capture, silver and gold bring a collection to gold on a cluster whose executors share no memory with the driver."""
     database.orders.insert_many([{"_id": number, "total": number * 0.5} for number in range(500)])
     config = tmp_path / "shop.yml"
     config.write_text(

@@ -19,7 +19,8 @@ from tests.harness.captures import check_numbers, once, pipeline, rows
 
 @pytest.mark.timeout(300)
 def test_a_large_event_is_put_together_again(spark: Any, start_mongodb: StartServer, lakehouse: Path) -> None:
-    """A document of 10 MB with its pre-image is one event, whole; the capture goes on behind it, its document deleted or not."""
+    """The update of a 10 MB document with pre-image is one complete event. The capture continues after it, also if the document has been
+    deleted."""
     server = start_mongodb(embedded_mongodb.ServerOptions(binary=newer_mongodb.binary()))
     more = {
         "capture.mode": "change_streams_update_full_with_pre_image",

@@ -13,5 +13,5 @@ from tests.harness import walks
 def test_settings_signals_and_kills_lose_nothing_in_silence(
     spark: Any, mongodb_uri: str, database: Any, tmp_path: Path, seed: int
 ) -> None:
-    """Gold is what the source holds, or the collection is called incomplete, and a snapshot mends it."""
+    """Every collection is in gold as in the source, or is reported as incomplete; a snapshot repairs it."""
     assert walks.Walk(spark, mongodb_uri, database, tmp_path / "lake", seed, print).run(7) == {}
