@@ -41,7 +41,8 @@ LEASE_MS = 2000
 OPERATIONS = 20
 """Changed documents between two runs."""
 SUCCEEDED = 0
-STATEMENTS_VARIABLE = "MEDALLION_STATEMENTS"
+ENDS = (0, 137)
+"""How a process ends after all its faults; other exit codes are bugs."""
 
 Say = Callable[[str], None]
 
@@ -235,8 +236,10 @@ def run(pipeline: processes.Pipeline, *, count: int, seed: int = 1, a_process: i
                 ["-m", "tests.harness.statements", *where, "--count", str(size), "--seed", str(seed)],
                 pipeline.folder / f"statements-{seed}.log",
             )
-            process.run(1800)
+            code = process.run(1800)
             _count(told, outcome)
+            if code not in ENDS and not outcome.bugs:
+                outcome.bugs.append(f"the process ended with {code}: {process.said[-1000:]}")
             time.sleep(1)
             kills.caught_up(pipeline, times=1)
             time.sleep(1)
