@@ -243,6 +243,7 @@ class _Tormentor:
             time.sleep(LEASE_MS / 1000)
             self.layer.signal_group(signal.SIGCONT)
             self._ended()
+        self._check_end(self.other)
 
     # --- the process
 
@@ -265,12 +266,15 @@ class _Tormentor:
         if self.layer.is_running:
             os.kill(self.layer.pid, signal.SIGTERM)
             self.layer.wait(PATIENCE)
-        code, said = self.layer.wait(0), self.layer.said
+        self._check_end(self.layer)
+        self.layer.process = None
+
+    def _check_end(self, command: processes.Command) -> None:
+        code, said = command.wait(0), command.said
         if code not in EXPECTED or "this is a bug" in said:
             last = [line for line in said.splitlines() if "bug" in line][-1:]
             self.outcome.bugs.append(f"{self.name} ended with {code}: {last}")
-            self.layer.log.rename(self.layer.log.with_suffix(f".{len(self.outcome.bugs)}.bug"))
-        self.layer.process = None
+            command.log.rename(command.log.with_suffix(f".{len(self.outcome.bugs)}.bug"))
 
     def _until(self, true: Callable[[], bool]) -> None:
         """Wait until `true` returns true, but no longer than `UNTIL_IT_COMES`: a layer makes no progress while the one before it is
