@@ -79,9 +79,7 @@ def refusing_client(url: str, folder: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def running(log: Path, *conf: tuple[str, str]) -> Iterator[str]:
     """The URL of a server with two cores, which stops at the end of the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = processes.free_port()
     settings = {
         "spark.master": "local[2]",
         "spark.connect.grpc.binding.port": str(port),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import confluent_kafka.admin
 import pyspark
+
+from tests.harness import processes
 
 VERSION = "4.1.1"
 
@@ -50,9 +51,9 @@ def jars() -> Path:
 def running(folder: Path, *, port: int | None = None) -> Iterator[str]:
     """``host:port`` of a broker with its data in the folder, which may have data already; it stops at the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = port or _free_port()
+    port = port or processes.free_port()
     file = folder / "broker.properties"
-    file.write_text(PROPERTIES.format(port=port, controller=_free_port(), folder=folder / "data"))
+    file.write_text(PROPERTIES.format(port=port, controller=processes.free_port(), folder=folder / "data"))
     java = ["java", "-Xmx512m", "-cp", f"{jars()}/*"]
     if not (folder / "data").exists():
         storage = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(file)]
@@ -103,9 +104,3 @@ def _until_it_answers(brokers: str, *, seconds: float = 60) -> None:
         except confluent_kafka.KafkaException:
             if time.monotonic() > deadline:
                 raise
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -191,6 +192,13 @@ gold: {gold}
         }
         shown = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         return Command(["-m", "tests.harness.workload", self.uri, *shown], self.folder / "workload.log")
+
+
+def free_port() -> int:
+    """A port of the loopback that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def version(table: Path) -> int:

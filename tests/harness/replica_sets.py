@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import pymongo
 from pymongo import errors as driver
 
 from pipelines.demo import embedded_mongodb
+from tests.harness import processes
 
 PARAMETERS = {"diagnosticDataCollectionEnabled": "false", "periodicNoopIntervalSecs": 1}
 """An idle server writes a no-op to its oplog every second, instead of every ten."""
@@ -40,7 +40,7 @@ class Member:
     def start(self) -> None:
         """Start it with its existing data, on the same port as before."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or _free_port()
+        self.port = self.port or processes.free_port()
         parameters = [word for name, value in PARAMETERS.items() for word in ("--setParameter", f"{name}={value}")]
         self.process = subprocess.Popen(
             [
@@ -156,9 +156,3 @@ class ReplicaSet:
             with contextlib.suppress(ProcessLookupError, AssertionError):
                 member.signal(signal.SIGCONT)
             member.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

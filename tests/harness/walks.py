@@ -74,10 +74,6 @@ CHANGES: Mapping[str, Change] = {
 """The properties that may change from one start to the next."""
 
 
-class Killed(BaseException):
-    """Raised where the process would be killed."""
-
-
 @contextlib.contextmanager
 def dying(appends: int, *, after: bool) -> Iterator[None]:
     """Let the process die right before or after the `appends`-th commit of rows: from then on it commits and releases nothing."""
@@ -94,15 +90,15 @@ def dying(appends: int, *, after: bool) -> Iterator[None]:
             left -= 1
             is_dead = is_dead or (left <= 0 and not after)
             if is_dead:
-                raise Killed
+                raise layers.Killed
             real["append_arrow"](writer, *args, **named)
             is_dead = left <= 0
         if is_dead:
-            raise Killed
+            raise layers.Killed
 
     def mark(writer: Writer, *args: Any, **named: Any) -> None:
         if is_dead:
-            raise Killed
+            raise layers.Killed
         real["mark"](writer, *args, **named)
 
     Writer.append_arrow, Writer.mark = append, mark  # type: ignore[method-assign]
@@ -173,7 +169,7 @@ class Walk:
                 ends.append(
                     capture.run(self.spark, found, once=once, take_over=True, stop=stop, sessions=sessions.kept(self.spark))
                 )
-            except (Killed, errors.MedallionError) as error:
+            except (layers.Killed, errors.MedallionError) as error:
                 ends.append(error)
             finally:
                 has_ended.set()
@@ -191,7 +187,7 @@ class Walk:
         assert ends, "the capture ended with a bug"
         assert not isinstance(ends[0], errors.MedallionError), ends[0]
         self.starts += 1
-        self.say(f"  {self.given}: {'killed' if isinstance(ends[0], Killed) else 'caught up' if once else 'stopped'}")
+        self.say(f"  {self.given}: {'killed' if isinstance(ends[0], layers.Killed) else 'caught up' if once else 'stopped'}")
         if rng.random() < 0.3:
             self._layers(found)
 

@@ -9,7 +9,6 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ from tests.harness import captured, captures, replica_sets
 
 TESTED = ("--setParameter", "enableTestCommands=1")
 QUICK = {"mongodb.heartbeat.frequency.ms": 500, "mongodb.connect.timeout.ms": 1000}
-
-
-def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.2)
 
 
 def replicating(members: list[replica_sets.Member], *, mode: str) -> None:
@@ -89,7 +81,7 @@ def test_what_a_rollback_takes_back_is_never_captured(tmp_path: Path, preference
                 orders.insert_one({"_id": 101, "state": "kept"})
                 orders.update_one({"_id": 3}, {"$set": {"state": "kept, too"}})
             old.signal(signal.SIGCONT)
-            until(lambda: documents(old) == documents(new) != {})
+            captures.until(lambda: documents(old) == documents(new) != {}, 60)
             snapshot.join(60)
             with contextlib.suppress(pymongo.errors.PyMongoError):
                 members.primary().command("replSetStepDown", 5, force=True)
