@@ -150,7 +150,10 @@ BATCHES = 3
 
 
 def drawn(count: int, *, seed: int = 0) -> list[History]:
-    """`count` histories, the same for the same seed."""
+    """`count` histories from a seed.
+
+    The same seed gives other histories if other modules are loaded, because Hypothesis also draws constants from their code.
+    """
     found: list[History] = []
 
     @hypothesis.seed(seed)
