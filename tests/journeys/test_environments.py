@@ -3,8 +3,8 @@ restore of silver and of gold, a rebuild, and maintenance."""
 
 from __future__ import annotations
 
-import contextlib
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -103,10 +103,17 @@ class Trial:
         assert command.run(500) == 0, command.said[-3000:]
         return command.said
 
-    def killed(self, verb: str, *, after: float) -> None:
-        """Start the command, and kill it after so many seconds, whatever it is doing."""
-        with self.command(verb, "--once") as command, contextlib.suppress(AssertionError):
-            command.start().wait(after)
+    def killed(self, verb: str, *, delay: float) -> bool:
+        """Start the command, and kill it so many seconds after its first commit; whether it was still running then."""
+        table = ("bronze", self.pipeline.name) if verb == "capture" else (verb, self.orders)
+        before = self.place.version(*table)
+        with self.command(verb, "--once") as command:
+            command.start()
+            processes.until(
+                lambda: not command.is_running or self.place.version(*table) > before, seconds=300, what="a commit"
+            )
+            time.sleep(delay)
+            return command.is_running
 
     @property
     def orders(self) -> str:
@@ -165,17 +172,19 @@ def _source(database: Any) -> dict[Any, Any]:
 def test_rounds_kills_restores_and_maintenance(trial: Trial, database: Any) -> None:
     """Gold equals the source after each round, a kill of each layer, a restore, a rebuild and maintenance."""
     orders, first = database.orders, {"silver": 0, "gold": 0}
+    rng, kills = random.Random("kills"), 0
     orders.insert_many([{"_id": number, "v": 0, "inner": {"a": number}} for number in range(300)])
     for number in range(1, 4):
         for verb in LAYERS:
             if number == 2:
-                trial.killed(verb, after=random.uniform(6, 20))
+                kills += trial.killed(verb, delay=rng.uniform(0, 1))
             trial.ran(verb, "--once")
         assert trial.gold() == _source(database)
         orders.update_many({"_id": {"$lt": 20 * number}}, {"$inc": {"v": 1}, "$set": {"inner.b": "new"}})
         orders.delete_one({"_id": 200 + number})
         orders.insert_one({"_id": 1000 + number, "v": number})
         first = trial.versions() if number == 1 else first
+    assert kills, "no command was killed while it ran"
     assert not trial.place.is_shared or trial.is_refused_beside_a_service()
     for layer, version in first.items():
         trial.restored(layer, version)
