@@ -1,4 +1,4 @@
-"""Checkpoints of logs that are written by hand; beside Delta's own they are in `tests/spark/delta/test_checkpoint_writer.py`."""
+"""Checkpoints of hand-written logs; `tests/spark/delta/test_checkpoint_writer.py` compares checkpoints with Delta's own."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def commit(folder: Path, version: int, *actions: dict[str, Any]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A table of one commit."""
+    """A table with one commit."""
     (tmp_path / "_delta_log").mkdir()
     commit(tmp_path, 0, PROTOCOL, METADATA)
     return tmp_path
 
 
 def content(folder: Path, version: int) -> set[str]:
-    """The actions of a checkpoint, each as a text."""
+    """The actions of a checkpoint, each as JSON."""
     rows = pq.read_table(folder / "_delta_log" / checkpoint.name(version)).to_pylist()
     return {json.dumps({kind: action for kind, action in row.items() if action is not None}, sort_keys=True) for row in rows}
 
 
 def random_commits(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Files that come, go, come back and have their rows marked, beside fences and domains."""
+    """Commits that add and remove files, add removed ones again, and change deletion vectors, with transactions and domain metadata."""
     live: dict[str, dict[str, Any]] = {}
     for number in range(40):
         actions: list[dict[str, Any]] = [{"txn": {"appId": rng.choice("ab"), "version": number, "lastUpdated": number}}]
@@ -134,7 +134,7 @@ def test_what_is_not_known_is_left_to_delta(folder: Path, action: dict[str, Any]
 
 
 def test_no_row_group_is_empty(folder: Path) -> None:
-    """Older readers refuse one of no rows."""
+    """Older readers refuse an empty row group."""
     for version in (1, 2):
         commit(folder, version, {"txn": {"appId": "a", "version": version}})
         assert checkpoint_writer.write(folder, version)
@@ -143,14 +143,14 @@ def test_no_row_group_is_empty(folder: Path) -> None:
 
 
 def test_a_table_that_a_feature_was_dropped_of_has_checkpoints(folder: Path) -> None:
-    """Delta protects those before it from then on, which is about what is cleaned up."""
+    """Delta then sets `checkpointProtection`, which only restricts the cleanup of the log."""
     protocol = {**PROTOCOL["protocol"], "readerFeatures": [], "writerFeatures": ["appendOnly", "checkpointProtection"]}
     commit(folder, 1, {"protocol": protocol})
     assert checkpoint_writer.write(folder, 1)
 
 
 def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path) -> None:
-    """A checkpoint from when `delta.checkpoint.writeStatsAsJson` was off, which is on again."""
+    """The checkpoint was written while `delta.checkpoint.writeStatsAsJson` was off: it has no statistics as JSON to copy."""
     commit(folder, 1, {"add": {"path": "x", "size": 1, "stats": '{"numRecords":1}'}})
     assert checkpoint_writer.write(folder, 1)
     path = folder / "_delta_log" / checkpoint.name(1)
@@ -162,7 +162,7 @@ def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path
 
 
 def test_one_of_delta_rs_is_gone_on_from(tmp_path: Path) -> None:
-    """It has a column of each kind of action, and more of each file that is gone."""
+    """delta-rs writes a column for each kind of action, and more fields of each removed file."""
     table = str(tmp_path)
     for number, mode in enumerate(("append", "overwrite", "append")):
         write_deltalake(table, pa.table({"n": [number]}), mode=mode)  # type: ignore[call-overload]  # the modes are literals there
@@ -175,8 +175,8 @@ def test_one_of_delta_rs_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_what_later_commits_are_not_about_is_passed_on_as_it_is(folder: Path) -> None:
-    """A table that is written each second has more than half a million tombstones after a week: one by one they took seconds, and a
-    kilobyte each."""
+    """A table with a commit per second has over half a million tombstones after a week: parsing each takes seconds, and a kilobyte of
+    memory each."""
     commit(folder, 1, *({"remove": {"path": f"part-{number}.parquet", "size": 1}} for number in range(20_000)))
     assert checkpoint_writer.write(folder, 1)
     commit(folder, 2, {"add": {"path": "part-7.parquet", "size": 2}})
@@ -193,7 +193,7 @@ def test_what_later_commits_are_not_about_is_passed_on_as_it_is(folder: Path) ->
 
 
 def test_the_one_of_delta_stays(folder: Path) -> None:
-    """And a later one that is noted, which another writer made meanwhile."""
+    """An existing checkpoint is kept, and a later one that another writer noted stays noted."""
     for version in (1, 2, 3):
         commit(folder, version, {"txn": {"appId": "a", "version": version}})
     assert checkpoint_writer.write(folder, 3)
@@ -205,7 +205,7 @@ def test_the_one_of_delta_stays(folder: Path) -> None:
 
 
 def test_a_checksum_of_what_was_noted_before_does_not_hide_what_is_noted_now(folder: Path) -> None:
-    """Hadoop's file system of one machine refuses a file that its checksum is not of."""
+    """Hadoop's local file system refuses a file that does not match its checksum."""
     stale = folder / "_delta_log" / f".{checkpoint.NOTED}.crc"
     stale.write_bytes(b"crc\0")
     commit(folder, 1, {"txn": {"appId": "a", "version": 1}})
@@ -215,7 +215,7 @@ def test_a_checksum_of_what_was_noted_before_does_not_hide_what_is_noted_now(fol
 
 @pytest.mark.parametrize("name", [checkpoint.name(1), checkpoint.NOTED])
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The commit was made, and its writer goes on."""
+    """Only the checkpoint fails: the commit exists, and its writer continues."""
     commit(folder, 1, {"txn": {"appId": "a", "version": 1}})
     replace = Path.replace
 

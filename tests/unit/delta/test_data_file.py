@@ -1,4 +1,4 @@
-"""Data files that this process writes: rows that come in parts, and what the log says of them."""
+"""Data files that this process writes in parts, and their statistics in the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _written(folder: Path, parts: Iterator[pa.Table]) -> ParquetFile:
 
 
 def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
-    """As Delta writes them: bounds of what has an order, strings cut where they are long, times in milliseconds, nulls."""
+    """Statistics are as Delta writes them: bounds of ordered types, long strings truncated, times in milliseconds, counts of nulls."""
     early, late = (datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (1, 2))
     parts = (
         _part(("b", 5, late, True), (None, None, None, None)),
@@ -50,7 +50,8 @@ def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
 
 
 def test_of_values_that_hold_others_the_log_says_nothing(tmp_path: Path) -> None:
-    """Delta has their statistics field by field: of a number in their place it can read nothing, nor of the whole file."""
+    """Delta expects statistics for each nested field: it cannot parse a number in their place, and then ignores all statistics of the
+    file."""
     rows = pa.table({"key": ["a"], "deep": [{"n": 1}], "many": [[1]]})
     table = TableRef(f"delta.`{tmp_path}`", str(tmp_path))
     file = ParquetFile.write(LocalFiles(tmp_path), [rows], schema=rows.schema, statistics=rows.column_names, table=table)
@@ -71,14 +72,14 @@ print(pa.default_memory_pool().max_memory() - held)
 
 
 def test_large_rows_are_written_one_at_a_time(tmp_path: Path) -> None:
-    """A row of megabytes is a page by itself: all of a file's in one would be in memory twice more."""
-    # A process of its own: Arrow tells the most that one has ever held.
+    """Each row of megabytes gets its own page: one page for all rows would need several times their memory."""
+    # In its own process, because Arrow reports the maximum since the process started.
     ended = subprocess.run([sys.executable, "-c", WRITES, tmp_path], capture_output=True, text=True, check=True)
     assert int(ended.stdout) < 8 * 2**22, "eight rows of 2**22 bytes, and four times as much in one page"
 
 
 def test_of_a_small_file_that_finds_no_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each new attempt would leave one more on a disk that is full already."""
+    """Every retry would leave another partial file on a full disk."""
     write = Path.write_bytes
 
     def half(path: Path, content: bytes) -> int:
@@ -92,14 +93,14 @@ def test_of_a_small_file_that_finds_no_room_nothing_is_left(tmp_path: Path, monk
 
 
 def test_no_parts_make_a_file_without_rows(tmp_path: Path) -> None:
-    """A commit of bronze may hold no row."""
+    """A commit of bronze may contain no rows."""
     file = _written(tmp_path, iter(()))
     assert pq.read_table(tmp_path / file.name).schema == SCHEMA
     assert json.loads(file.stats)["numRecords"] == 0
 
 
 def test_where_a_part_cannot_be_read_no_file_is_left(tmp_path: Path) -> None:
-    """No commit names it, and nobody would look for it."""
+    """No commit names the file, so nothing would remove it."""
 
     def parts() -> Iterator[pa.Table]:
         yield _part(("a", 1, None, None))
@@ -111,7 +112,7 @@ def test_where_a_part_cannot_be_read_no_file_is_left(tmp_path: Path) -> None:
 
 
 def test_a_file_is_on_the_disk_before_a_commit_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power failure would leave one of no bytes, which Spark reads as one without rows; the same holds for deleted rows."""
+    """After a power failure the file could be empty, which Spark reads as a file without rows. The same holds for deletion vectors."""
     synced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
     file = tmp_path / _written(tmp_path, iter([_part(("a", 1, None, True))])).name

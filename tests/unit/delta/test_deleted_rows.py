@@ -1,4 +1,4 @@
-"""Rows that are taken out of a file: the actions, and vectors that this process cannot read."""
+"""Rows that are removed from a file: the actions, and deletion vectors that this process cannot read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_vector_elsewhere_is_left_to_delta(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", ["", ',"tightBounds":true', ', "tightBounds" : true', ',"tightBounds":false'])
 def test_bounds_keep_their_digits(tmp_path: Path, said: str) -> None:
-    """A decimal's bound has more digits than a float: rounded, it would hide rows from whoever looks for them."""
+    """A decimal's bound may have more digits than a float; rounded, it would exclude the file from queries that need it."""
     bounds = '"minValues":{"d":9007199254740993.5,"s":"\\"tightBounds\\":true"},"maxValues":{"d":12345678901234567890.123}'
     stats = f'{{"numRecords":5,{bounds}{said}}}'
     added, _ = deleted_rows.without({**FILE, "stats": stats}, [1], LocalFiles(tmp_path))

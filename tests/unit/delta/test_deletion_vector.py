@@ -1,4 +1,4 @@
-"""Deletion vectors as bytes."""
+"""The binary format of deletion vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdc_core.tables import deletion_vector
 
 
 def numbers(data: bytes) -> list[int]:
-    """The numbers of a bitmap, read by the format's specification."""
+    """The numbers in a bitmap, parsed as the format's specification says."""
     magic, count, key, cookie, containers = struct.unpack_from("<iqIII", data)
     assert (magic, count, key, cookie) == (deletion_vector.MAGIC, 1, 0, 12346)
     bitmap, found = data[16:], []
@@ -35,13 +35,13 @@ def numbers(data: bytes) -> list[int]:
     ids=lambda rows: f"{len(rows)} from {rows[0]}",
 )
 def test_a_vector_holds_its_rows(rows: list[int]) -> None:
-    """Sparse and dense containers, over several of them, in any order and with repetitions."""
+    """Covers sparse and dense containers, several of them, any order and repeated rows."""
     shuffled = random.Random(1).sample(rows, len(rows))
     assert numbers(deletion_vector.RowSet.of(shuffled).serialized()) == sorted(set(rows))
 
 
 def test_a_set_of_rows_is_what_a_set_of_numbers_is() -> None:
-    """Union, size, order, bits, and what is read of what is written, of sparse and dense containers beside each other."""
+    """Covers union, length, order, bits, and reading what was written, with sparse and dense containers in one set."""
     draws = random.Random(3)
     for one, other in itertools.product((0, 1, 3000, 4096, 4097, 60_000), repeat=2):
         rows = [{draws.randrange(2**18) for _ in range(size)} for size in (one, other)]

@@ -1,4 +1,4 @@
-"""What a commit through Delta's log looks at, without Spark."""
+"""Commits through Delta's log, without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pipelines.delta import checkpoint_writer, direct_log
 def test_a_long_log_is_not_listed_for_each_checkpoint(
     seconds: float, listed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a commit each second the list of a month's log takes seconds, and a checkpoint comes once in fifty: it was a core for twenty tables."""
+    """Listing a log of a month of commits per second takes seconds: done for every checkpoint, it would use a whole core for twenty
+    tables."""
     now, lists = [0.0], [0]
 
     def newest() -> None:

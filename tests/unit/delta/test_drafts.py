@@ -1,4 +1,4 @@
-"""What killed processes left in a table's log."""
+"""Temporary files that killed processes leave in a table's log."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipelines.delta import checkpoint_writer, maintenance, query_execution
 
 
 def test_drafts_that_never_got_their_name_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint of a long log takes tens of megabytes; one that is being written stays, and so does all that has its name."""
+    """Drafts of checkpoints may have tens of megabytes. Recent drafts and files with final names stay."""
     log = tmp_path / "_delta_log"
     log.mkdir()
-    monkeypatch.setattr(Path, "replace", lambda *_: None)  # as where the process is killed just then
+    monkeypatch.setattr(Path, "replace", lambda *_: None)  # as if the process is killed at this moment
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
     for name in ("00000000000000000007.checkpoint.parquet", "_last_checkpoint"):
         with checkpoint_writer._replaced(log / name) as draft:

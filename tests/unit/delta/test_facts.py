@@ -18,7 +18,7 @@ from pipelines.delta import tables as delta
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_columns_that_another_process_has_just_added_are_there(monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
-    """A capture and silver of a newer version are started together, and both find that a column is lacking."""
+    """A capture and silver of a newer version may start together and both add the missing column."""
     held, noted = {"a"}, []
 
     def refused(statement: str) -> None:
@@ -44,7 +44,7 @@ def test_columns_that_another_process_has_just_added_are_there(monkeypatch: pyte
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 cut off"])
 def test_a_file_that_is_cut_off_is_left_to_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) -> None:
-    """As a power failure leaves one that a compaction wrote: Spark's error says which file is damaged and what to do."""
+    """A power failure may truncate a file that a compaction wrote: Spark's error names the damaged file and what to do."""
     write_deltalake(tmp_path, pa.table({"a": [1]}))
     (file,) = tmp_path.glob("*.parquet")
     file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""How often a commit is tried again, and what ends it: over a history in memory, without Spark."""
+"""When a commit is retried and what ends it, with an in-memory history instead of Spark."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TABLE = TableRef.at("/lake/t")
 
 
 class ConcurrentAppendException(AnalysisException):
-    """Named as Delta names it, by which a conflict is known."""
+    """Has the class name of Delta's exception, which identifies a conflict."""
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Commit]]:
-    """The table's commits, oldest first, which nobody waits for."""
+    """The table's commits, oldest first; retries do not wait."""
     commits: list[Commit] = [Commit(0, 0, None)]
     monkeypatch.setattr(table_history, "commits", lambda _, __, *, limit: [*reversed(commits)][:limit])
     monkeypatch.setattr("pipelines.delta.fenced_commits.time", SimpleNamespace(sleep=lambda _: None))
@@ -49,7 +49,7 @@ def said() -> tuple[object, dict[str, object]]:
 
 
 def committed_after(refusals: int, error: Callable[[], Exception], log: list[Commit]) -> Callable[..., int]:
-    """A commit onto the newest version, which is refused so many times because others come first."""
+    """Commits onto the newest version, after this many refusals by commits of others."""
     left = iter(range(refusals))
 
     def commit(*, base: int, metadata: str) -> int:
@@ -65,7 +65,8 @@ def committed_after(refusals: int, error: Callable[[], Exception], log: list[Com
 
 
 def test_an_errand_is_its_own_writers_alone() -> None:
-    """Who comes behind `medallion maintain` stays: a second one must not be told that it is gone in a minute."""
+    """Another writer's claim after `medallion maintain` must not have its errand: it would tell others that this writer ends within a
+    minute."""
     passing = claims.parsed(claims.WriterIdentity("w", "host", 1, "", "medallion maintain").metadata(now_ms=0, to=7))
     assert passing and passing["errand"] and fenced_commits.carried({**passing, "batch": 7}) == {"batch": 7}
 
@@ -74,13 +75,13 @@ def test_an_errand_is_its_own_writers_alone() -> None:
 def test_the_direct_log_is_tried_again_on_the_newest_version(
     writer: FencedCommits, log: list[Commit], refusals: int
 ) -> None:
-    """Others committed in between, and the commit lies on top of theirs."""
+    """The retry commits on top of what others committed in between."""
     assert writer.through_log(committed_after(refusals, direct_log.VersionTaken, log), said) == refusals + 1
     assert (writer.version, writer.metadata["to"]) == (refusals + 1, 7)
 
 
 def test_a_statement_is_tried_again_with_a_new_fence(writer: FencedCommits, log: list[Commit]) -> None:
-    """The fence is the version that was looked at last, plus one."""
+    """The fence is the last version that was read, plus one."""
     fences: list[int] = []
     commit = committed_after(2, lambda: ConcurrentAppendException("others came first"), log)
 
@@ -94,7 +95,7 @@ def test_a_statement_is_tried_again_with_a_new_fence(writer: FencedCommits, log:
 
 @pytest.mark.parametrize("through", ("through_log", "through_spark"))
 def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log: list[Commit], through: str) -> None:
-    """After as many attempts as there are; nothing of it is in the table."""
+    """After the last attempt nothing is in the table."""
     tries: list[int] = []
 
     def refused(*_: Any, **__: Any) -> Any:
@@ -108,8 +109,8 @@ def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log:
 
 
 def test_an_alter_that_comes_late_ends_no_successor(log: list[Commit], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fence holds it: of a process that stood still for longer than its lease it lands behind the claim of who took over, who
-    counted it for another claim, and stopped as well."""
+    """ALTER has no fence. If a process stalls for longer than its lease, its ALTER may commit after the claim of its successor. The
+    successor must not take this commit for another claim and stop, too."""
     said_by_session: dict[str, str] = {}
 
     @contextlib.contextmanager
@@ -139,7 +140,7 @@ def test_an_alter_that_comes_late_ends_no_successor(log: list[Commit], monkeypat
 
 
 def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_path: Path) -> None:
-    """Although it came to the same version, onto which a commit would go; where a copy was brought back it is the same table."""
+    """A new table may have the same version, onto which a commit would succeed. A table that was restored from a copy is the same table."""
     identity = claims.WriterIdentity("w", "host", 1, "")
     writer = FencedCommits(None, TableRef.at(str(tmp_path)), identity=identity, base=log[-1])  # type: ignore[arg-type]
     (tmp_path / "_delta_log").mkdir()
@@ -166,7 +167,7 @@ def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_
 def test_a_statement_does_not_go_into_a_table_that_was_made_again(
     writer: FencedCommits, log: list[Commit], made_again: list[Commit]
 ) -> None:
-    """In a catalog its name leads to another table, at an earlier version or at the same one."""
+    """In a catalog the table's name then refers to another table, at an earlier version or at the same one."""
     writer.through_spark(lambda options: log.append(Commit(1, 0, claims.parsed(options["userMetadata"]))), said)
     log[:] = made_again
     with pytest.raises(errors.CommitConflict, match="made again"):
@@ -175,7 +176,7 @@ def test_a_statement_does_not_go_into_a_table_that_was_made_again(
 
 
 def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: list[Commit]) -> None:
-    """The log says that it is there: it is not committed twice."""
+    """The log shows that the commit exists: it is not repeated."""
     commit = committed_after(0, direct_log.VersionTaken, log)
 
     def then_fails(**given: Any) -> int:
@@ -193,7 +194,7 @@ def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: lis
 def test_a_commit_that_cannot_be_looked_up_is_unknown(
     writer: FencedCommits, log: list[Commit], monkeypatch: pytest.MonkeyPatch, look_up: Exception, through: str
 ) -> None:
-    """The store took the commit, and neither its answer nor the log's came back: it is not known to be in no log."""
+    """The store may have taken the commit, but neither its answer nor the log could be read: the commit must not count as refused."""
 
     def unreadable(*_: object) -> Any:
         raise look_up
@@ -211,7 +212,7 @@ def test_a_commit_that_cannot_be_looked_up_is_unknown(
 
 
 def test_a_server_of_spark_connect_that_is_gone_gave_no_answer(writer: FencedCommits, log: list[Commit]) -> None:
-    """What it was asked for may be done yet: nothing follows on it in this process."""
+    """The server may still complete the request: this process commits nothing after it."""
 
     def breaks(*_: object) -> None:
         raise SparkConnectGrpcException("connection reset", grpc_status_code=StatusCode.UNAVAILABLE)
@@ -223,7 +224,7 @@ def test_a_server_of_spark_connect_that_is_gone_gave_no_answer(writer: FencedCom
 
 
 def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> None:
-    """Whether it is in the table is not known, until the table is looked at again."""
+    """It is unknown whether the commit exists until the log is read again."""
 
     def interrupted(**_: Any) -> int:
         raise KeyboardInterrupt
@@ -235,8 +236,8 @@ def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> 
 
 
 def test_a_commit_that_lands_while_its_writer_gives_the_table_back_is_its_last(log: list[Commit]) -> None:
-    """An interrupt leaves a statement that runs: it may commit behind the look at the log, and the release said the position of before.
-    Until then nothing follows on it: who made its rows does not know that they are there."""
+    """After an interrupt its statement may still run, and commit after the log was read: the release then must not state the position
+    before it. Until the log is read nothing else is committed, because the caller does not know that its rows are in the table."""
     writer = StatementCommits(Mock(), TABLE, identity=claims.WriterIdentity("w", "host", 1, ""), base=log[-1])
     under_way: list[str] = []
 
@@ -268,7 +269,7 @@ def test_a_commit_that_lands_while_its_writer_gives_the_table_back_is_its_last(l
 
 
 def test_an_upsert_that_needs_a_merge_leaves_the_writer_as_it_was(writer: FencedCommits) -> None:
-    """It was refused before the log was asked."""
+    """It is refused before the log is read."""
 
     def needs_merge(**_: Any) -> int:
         raise upsert.NeedsMerge

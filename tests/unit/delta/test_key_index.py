@@ -1,4 +1,4 @@
-"""The index of a file's keys, beside a search through them."""
+"""The index of a file's keys, compared with a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipelines.delta import key_index, key_search
 
 @pytest.fixture(autouse=True)
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[key_index._HeldIndexes]:
-    """An empty one, as of a process that has just begun."""
+    """An empty index, as at the start of a process."""
     held = key_index._HeldIndexes()
     monkeypatch.setattr(key_index, "_HELD", held)
     yield held
@@ -32,7 +32,7 @@ def _write(path: Path, keys: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_finds_what_a_search_finds(seed: int) -> None:
-    """Of texts of any length, some of them several times, in any number of chunks."""
+    """With keys of any length, repeated keys, and any chunks."""
     rng = random.Random(seed)
     known = [
         "",
@@ -54,7 +54,7 @@ def test_an_empty_file_and_an_empty_search() -> None:
 
 
 def test_files_are_read_three_times_and_then_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the table is small."""
+    """A small table gets no index, and is read every time."""
     files = [_write(tmp_path / f"{name}.parquet", [name, "both"]) for name in "ab"]
     read: list[str] = []
     texts = key_search._texts
@@ -71,7 +71,7 @@ def test_files_are_read_three_times_and_then_no_more(tmp_path: Path, monkeypatch
 
 
 def test_another_file_of_the_name_is_read(tmp_path: Path) -> None:
-    """A table that was removed, and brought back by other means than Delta's."""
+    """A table may be removed and brought back by other means than Delta's."""
     for keys in (["a", "b"], ["b", "a", "a"]):
         file = _write(tmp_path / "x.parquet", keys)
         for _ in range(4):
@@ -83,7 +83,7 @@ def test_another_file_of_the_name_is_read(tmp_path: Path) -> None:
 def test_a_search_makes_few_indexes_and_memory_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: key_index._HeldIndexes
 ) -> None:
-    """What was asked for lately stays, and what was not goes for others."""
+    """Recently used indexes stay; unused ones make room."""
     files = [_write(tmp_path / f"{number}.parquet", ["a"] * 100) for number in range(4)]
     monkeypatch.setattr(key_index, "_ROWS_AT_ONCE", 200)
     monkeypatch.setattr(key_index, "HELD_BYTES", 3 * 100 * key_index._ROW_BYTES)

@@ -1,4 +1,4 @@
-"""Where tables lie, and what their names become."""
+"""Where tables are, and how their names are formed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pipelines.delta import tables as delta
 
 
 def test_names_that_fit_keep_their_folder() -> None:
-    """Up to the length that file systems allow, a folder is the name, percent-encoded."""
+    """A folder has the percent-encoded name if it is at most as long as file systems allow."""
     assert tables.path_name("orders-1") == "orders-1"
     assert tables.path_name("a.b ~") == "a%2Eb%20%7E"
     assert tables.path_name("x" * 255) == "x" * 255
 
 
 def test_a_collection_may_have_the_name_of_deltas_log() -> None:
-    """The folder that its table lies in would be a table, for Delta and for maintenance, and no other one below it."""
+    """Otherwise Delta and maintenance would take the folder above its table for a table, and find no table below it."""
     assert tables.path_name("_delta_log") == "%5Fdelta_log" != tables.path_name("%5Fdelta_log")
     assert tables.path_name("_delta_logs") == "_delta_logs"
 
 
 def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
-    """The beginning and a digest of the whole, the same each time; the longest name of MongoDB fits in every folder and catalog."""
+    """The shortened name is the beginning and a digest of the whole name. The longest name of MongoDB fits in every folder and catalog."""
     names = ["ы" * 120, "ы" * 119 + "а", "漢" * 80, "x" * 256, "🙂" * 60]
     folders = [tables.path_name(name) for name in names]
     assert len(set(folders)) == len(names)
@@ -41,7 +41,7 @@ def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
 
 
 def test_a_name_in_a_hive_catalog_has_no_hyphen() -> None:
-    """Spark refuses one there; another catalog has it as it is."""
+    """Spark refuses hyphens in a Hive catalog; other catalogs allow them."""
     hive, unity = (tables.Layout(catalog=name, schema_prefix="shop_") for name in ("spark_catalog", "main"))
     assert str(hive.silver("my-shop", "order-items")) == "`spark_catalog`.`shop_silver`.`my_shop__order_items`"
     assert str(unity.silver("my-shop", "order-items")) == "`main`.`shop_silver`.`my-shop__order-items`"
@@ -49,7 +49,8 @@ def test_a_name_in_a_hive_catalog_has_no_hyphen() -> None:
 
 
 def test_collisions_are_those_of_the_tables_names() -> None:
-    """Two collections meet in a catalog where their tables have one name: by a hyphen in Hive's, and not where a digest tells them apart."""
+    """Collections collide in a catalog if their tables have one name. In Hive's, hyphens also collide; long names differ by their
+    digests."""
     hive, unity = (tables.Layout(catalog=name) for name in ("hive_metastore", "main"))
     hyphen, dot, long = (
         [("a-b", "x"), ("a_b", "X")],
@@ -62,14 +63,14 @@ def test_collisions_are_those_of_the_tables_names() -> None:
 
 
 class Statements(list[str]):
-    """A session that writes down what it is asked for."""
+    """A session that records the statements."""
 
     def sql(self, statement: str) -> None:
         self.append(statement)
 
 
 def test_of_a_catalog_a_shadows_own_schemas_go_and_nothing_else() -> None:
-    """Not even one that has the catalog's name."""
+    """A schema that has the catalog's name stays, too."""
     statements: Any = Statements()
     layout = tables.Layout(catalog="main", schema_prefix="shop_")
     delta.remove(statements, layout.shadow("db", "orders"))
@@ -80,14 +81,14 @@ def test_of_a_catalog_a_shadows_own_schemas_go_and_nothing_else() -> None:
 
 
 def test_what_mongodb_makes_for_a_moment_is_no_collection() -> None:
-    """The collections of `$out`, map-reduce and renames between databases have names that say so."""
+    """`$out`, map-reduce and renames between databases use collections with reserved names."""
     temporary = ["tmp.agg_out.3f0c", "tmp.mr.a_1", "tmpQx3_1.renameCollection"]
     lasting = ["tmp", "tmp.orders", "my.tmp.agg_out.1", "tmpfiles"]
     assert [registry.Namespace("d", name).is_temporary for name in (*temporary, *lasting)] == [True] * 3 + [False] * 4
 
 
 def test_collections_that_meet_in_one_name() -> None:
-    """The one that was found first keeps the table; the other is refused by name, while it is captured."""
+    """The first one found has the table. The other is refused by name, and still captured."""
     source = {"mongodb.connection.string": "${env:NOWHERE}", "collection.include.list": "a.*"}
     chosen = settings.parse({"name": "hand", "lakehouse": {"catalog": "main", "schema_prefix": "x_"}, "source": source})
     names = (("a", "x.y"), ("a", "x_y"), ("a", "z"), ("a", "X_Y"), ("b", "z"), ("a__b", "c"), ("b__c", "d"), ("b", "c__d"))
@@ -98,7 +99,7 @@ def test_collections_that_meet_in_one_name() -> None:
 
 
 def test_collections_of_one_name_are_told_before_a_start() -> None:
-    """By the tables that they would have, as each kind of catalog names them; folders tell all names apart."""
+    """Compares the names of tables as each kind of catalog forms them; folders are different for all names."""
     names = [("a", "x.y"), ("a", "x_y"), ("a", "x-y"), ("a", "z")]
     hive, unity, folder = tables.Layout(catalog="spark_catalog"), tables.Layout(catalog="main"), tables.Layout(root="/lake")
     first = ("a.x.y", "a.x_y", "main.silver.a__x_y")
@@ -107,7 +108,7 @@ def test_collections_of_one_name_are_told_before_a_start() -> None:
 
 
 def test_one_error_for_several_collections() -> None:
-    """The one there is; of several the worst's exit code, every name, and of a bug nothing that may quote a document."""
+    """A single error is passed on. Several give the worst exit code and every name; of a bug, nothing that may quote a document."""
     busy, full = errors.CommitConflict("a: try again"), errors.DecisionNeeded("b: decide")
     assert errors.together({"d.a": busy}) is busy
     both = errors.together({"d.a": busy, "d.b": full})

@@ -1,4 +1,4 @@
-"""A table's files as this process reads them, beside what Delta says of the same table (`tests/spark/delta/test_replace.py`)."""
+"""Reading a table's files in this process; `tests/spark/delta/test_replace.py` compares it with Delta."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VECTORS = {"delta.enableDeletionVectors": "true"}
 
 
 class Table:
-    """A table that is written by hand."""
+    """A hand-written table."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.version = folder, -1
@@ -61,7 +61,7 @@ class Table:
 
 
 def z85(data: bytes) -> str:
-    """By ZeroMQ's RFC 32, not by the module's table of signs."""
+    """Encodes as ZeroMQ's RFC 32 says, without the module's own alphabet."""
     signs = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
     found = []
     for at in range(0, len(data), 4):
@@ -79,7 +79,7 @@ def test_rows_are_those_of_the_version_without_deleted_ones(table: Table) -> Non
     first, second = table.file(["a", "b", "c"], 1), table.file(["d", "e"], 2)
     begun = table.commit({"add": first}, {"add": second})
     cut = table.without(first, [0, 2])
-    # The vector's file is added before the one without it is removed: they have one name.
+    # The file with the vector is added before the one without it is removed: both have the same path.
     ended = table.commit({"add": cut}, {"remove": {"path": first["path"]}}, {"remove": {"path": second["path"]}})
     live = LiveFiles(table.folder)
     for version, keys in ((begun, ["a", "b", "c", "d", "e"]), (ended, ["b"]), (begun, ["a", "b", "c", "d", "e"])):
@@ -90,7 +90,7 @@ def test_rows_are_those_of_the_version_without_deleted_ones(table: Table) -> Non
 
 
 def test_many_rows_come_in_parts_without_the_deleted_ones(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the parts' size, and wherever in them the deleted rows are."""
+    """With any size of the parts, and deleted rows anywhere in them."""
     first, second = table.file([*"abcdefg"], 1), table.file([*"hij"], 2)
     version = table.commit({"add": table.without(first, [0, 3, 4, 6])}, {"add": second})
     live = LiveFiles(table.folder)
@@ -108,7 +108,7 @@ def test_many_rows_come_in_parts_without_the_deleted_ones(table: Table, monkeypa
 
 
 def test_a_file_without_the_columns_has_its_rows_all_the_same(table: Table) -> None:
-    """As one has that somebody appended by Spark without them: its rows are null there, and behind no batch."""
+    """For example a file that somebody appended by Spark without these columns: its rows have nulls, and are above no batch."""
     file = table.file(["a", "b"], 1)
     pq.write_table(pa.table({"__key": ["c", "d", "e"]}), table.folder / "somebodys.parquet")
     somebodys = {"path": "somebodys.parquet", "stats": json.dumps({"numRecords": 3})}
@@ -124,7 +124,7 @@ def test_a_file_without_the_columns_has_its_rows_all_the_same(table: Table) -> N
 def test_a_files_schema_is_made_once_however_many_columns_are_asked_for(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each of 3,000 columns anew it took five seconds a file."""
+    """Once per column takes five seconds a file with 3,000 columns."""
     made = []
 
     class Counting(pq.ParquetFile):
@@ -143,7 +143,7 @@ def test_a_files_schema_is_made_once_however_many_columns_are_asked_for(
 
 
 def test_parts_are_small_where_a_dictionary_makes_the_file_small(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The picture that is in each document stands once in a file, and as often as there are rows in memory."""
+    """A picture that is in each document is stored once in a file, but takes memory in every row."""
     fields = [*SCHEMA["fields"], {"name": "picture", "type": "string", "nullable": True, "metadata": {}}]  # type: ignore[misc]
     file = table.file([f"{number:04}" for number in range(3000)], 1)
     held = pq.read_table(table.folder / file["path"]).append_column("picture", pa.array(["x" * 2000] * 3000))
@@ -160,7 +160,7 @@ def test_parts_are_small_where_a_dictionary_makes_the_file_small(table: Table, m
 
 
 def test_keys_are_found_in_files_of_other_writers(table: Table) -> None:
-    """One has large strings, one has no keys at all."""
+    """One file has large strings, one has no keys."""
     first, large, none = table.file(["a", "b"], 1), table.file(["b", "c"], 1), table.file(["x"], 1)
     pq.write_table(pa.table({"__key": pa.array(["b", "c"], pa.large_string())}), table.folder / large["path"])
     pq.write_table(pa.table({"n": [1]}), table.folder / none["path"])
@@ -171,7 +171,7 @@ def test_keys_are_found_in_files_of_other_writers(table: Table) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_places_are_found_group_by_group(table: Table, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """However many rows are held at a time."""
+    """With any number of rows in memory at a time."""
     monkeypatch.setattr(key_search, "_GROUP_ROWS", rows)
     files = [table.file(keys, 1) for keys in (["a", "b"], ["c", "d"], ["a", "e"], ["b"])]
     live = LiveFiles(table.folder)
@@ -202,7 +202,7 @@ def test_places_are_found_and_files_without_them_not_opened(table: Table) -> Non
     ids=["partitions", "column mapping", "type", "feature", "sidecar"],
 )
 def test_what_is_not_understood_is_refused(table: Table, action: dict[str, Any]) -> None:
-    """And again, once the table is as it was."""
+    """The table can be read again after a return to the version before."""
     live = LiveFiles(table.folder)
     assert live.at(0)
     assert not live.at(table.commit(action))
@@ -218,7 +218,7 @@ def test_a_hole_in_the_log_is_refused(table: Table) -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_table_that_was_made_again_is_another(table: Table, more: int) -> None:
-    """Its versions have the numbers of the old one's."""
+    """The new versions have the same numbers as the old ones."""
     live = LiveFiles(table.folder)
     newest = table.commit({"add": table.file(["a"], 1)})
     assert live.at(newest)
@@ -262,14 +262,14 @@ def test_what_a_column_demands_is_for_spark_to_keep(table: Table, demanding: dic
 
 @pytest.mark.parametrize("more", [{}, {"delta.enableChangeDataFeed": "true"}, {"delta.enableRowTracking": "true"}])
 def test_rows_that_readers_follow_are_not_replaced(table: Table, more: dict[str, str]) -> None:
-    """For them a row that is marked as deleted and written anew is another one."""
+    """To readers of changes, a row that is deleted and written anew is another row."""
     said = {"schemaString": json.dumps(SCHEMA), "configuration": {**VECTORS, **more}}
     live = LiveFiles(table.folder)
     assert not live.takes_rows(0) and live.takes_rows(table.commit({"metaData": said})) is not bool(more)
 
 
 def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch asks them of each file: 40,000 files of a wide table took three seconds of it."""
+    """Each batch needs the statistics of every file: parsing them for 40,000 files of a wide table takes three seconds."""
     stats = '{{"numRecords": 2, "minValues": {{"__key": "a{0}", "__batch": {0}}}, "maxValues": {{"__key": "b{0}", "__batch": {0}}}}}'
     monkeypatch.setattr(live_files, "MANY_ROWS", 1)
     live = LiveFiles(table.folder)
@@ -306,7 +306,7 @@ def test_the_smallest_files_are_chosen_and_read_without_their_deleted_rows(table
 
 
 def test_a_row_group_may_have_no_rows(table: Table) -> None:
-    """As Arrow writes one for a table without any."""
+    """Arrow writes an empty row group for an empty table."""
     file = table.file([f"{number:03}" for number in range(100)], 1)
     held = pq.read_table(table.folder / file["path"])
     with pq.ParquetWriter(table.folder / file["path"], held.schema) as writer:
@@ -332,7 +332,7 @@ def test_timestamps_in_the_form_of_old_spark_are_those_of_any_year(table: Table)
 
 
 def test_structs_take_the_order_and_the_types_of_the_table() -> None:
-    """Also below lists and maps, of slices, and where a struct is null."""
+    """Covers structs in lists and maps, slices, and null structs."""
     inner = pa.struct([("b", pa.int32()), ("a", pa.string())])
     wanted = pa.struct([("a", pa.string()), ("new", pa.bool_()), ("b", pa.int64())])
     values = [None, {"b": 1, "a": "x"}, {"b": None, "a": None}]
@@ -361,7 +361,7 @@ def test_a_field_without_a_place_is_refused() -> None:
 
 @pytest.mark.parametrize(("said", "measured"), [({}, 3), ({"NumIndexedCols": "1"}, 1), ({"NumIndexedCols": "-1"}, 3)])
 def test_a_tables_properties_say_which_columns_are_measured(tmp_path: Path, said: dict[str, str], measured: int) -> None:
-    """-1 are all of them to Delta."""
+    """To Delta, -1 means all columns."""
     configuration = {f"delta.dataSkipping{name}": value for name, value in said.items()}
     live = LiveFiles(tmp_path, configuration=configuration, schema=table_schema.arrow_schema(SCHEMA))
     assert live_files.measured_columns(live) == ["__key", "__batch", "n"][:measured]
@@ -369,7 +369,7 @@ def test_a_tables_properties_say_which_columns_are_measured(tmp_path: Path, said
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_a_large_file_the_row_groups_are_read_that_hold_some_of_the_rows(table: Table, seed: int) -> None:
-    """But the deleted ones, however the file was written; and no more bytes than the row groups have."""
+    """Without deleted rows, for any row groups, and reading no more bytes than the row groups have."""
     rng = random.Random(seed)
     keys = [f"{rng.random()}" for _ in range(10_000)]
     file = table.file(keys, 1)
@@ -396,7 +396,8 @@ def test_of_a_large_file_the_row_groups_are_read_that_hold_some_of_the_rows(tabl
 
 
 def test_what_a_version_has_beyond_another_is_found_by_its_places(tmp_path: Path) -> None:
-    """Of a file that both have what the other has deleted, of any other file all: a change in a large file is one row, not the file."""
+    """From a file in both versions only the rows that the other has deleted, from other files all: one change in a large file is one
+    row."""
     table = Table(tmp_path)
     large, gone = table.file([f"{number:04}" for number in range(1000)], 1), table.file(["a", "b"], 1)
     first = table.without(large, [1, 2])
@@ -415,4 +416,4 @@ def test_what_a_version_has_beyond_another_is_found_by_its_places(tmp_path: Path
     assert beyond(old, new) == ["0005", "a", "b"] and beyond(new, old) == ["0005", "x"]
     assert beyond(new, new) == []
     with pytest.raises(NotReadable):
-        live_files.rows_beyond(old, new, limit=4)  # five are looked at: two of them are deleted in both
+        live_files.rows_beyond(old, new, limit=4)  # looks at five: two of them are deleted in both

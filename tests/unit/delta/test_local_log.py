@@ -1,4 +1,4 @@
-"""What a table's log says of a RESTORE that names no version."""
+"""Reading a table's log without Spark: commits, positions, restores, files and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_SPARK: Any = None
 
 
 def commit(folder: Path, version: int, *actions: dict[str, object], to: object = None, **info: object) -> None:
-    """Writes one commit of a log, ours where it has a position."""
+    """Writes one commit of a log; with a position it is one of this project."""
     log = folder / "_delta_log"
     log.mkdir(exist_ok=True)
     said = {"userMetadata": claims.WriterIdentity("w", "host", 1, "").metadata(now_ms=0, to=to)} if to is not None else {}
@@ -59,15 +59,15 @@ def table(tmp_path: Path) -> Path:
         (
             [remove("d"), add("a"), add("b")],
             2,
-        ),  # the newest that holds these files: a commit without rows moved its position
+        ),  # the newest version with these files: a commit without rows moved its position
         ([remove("d"), add("a", "v"), add("b"), add("c")], 3),
         ([remove("d"), add("a")], 0),
         ([], 4),
-        ([remove("d"), add("gone")], -1),  # before all that the log holds: no commit's position is that of the rows
+        ([remove("d"), add("gone")], -1),  # older than the log: no commit has the position of these rows
     ],
 )
 def test_a_restore_to_a_time_is_told_by_its_files(table: Path, actions: list[dict[str, object]], version: int) -> None:
-    """Versions with the same files hold the same rows."""
+    """Versions with the same files have the same rows."""
     commit(table, 5, *actions, **BY_TIME)
     newest = next(iter(local_log.commits(table)))
     assert (newest.version, newest.restored) == (5, version)
@@ -100,7 +100,7 @@ def test_a_restore_to_a_version_says_it(table: Path) -> None:
 def test_no_position_counts_whose_rows_somebody_put_others_in_the_place_of(
     table: Path, operation: str, parameters: dict[str, str], is_replaced: bool
 ) -> None:
-    """A backup that is copied over the table lacks what was applied since; what we write over it says what it is at."""
+    """A backup that is copied over the table lacks newer changes, so the old position is void. A later commit of ours states its own."""
     commit(table, 5, operation=operation, operationParameters=parameters)
     found = table_history.standing(NO_SPARK, tables.TableRef.at(str(table))).position
     assert (found is None) == is_replaced
@@ -110,7 +110,7 @@ def test_no_position_counts_whose_rows_somebody_put_others_in_the_place_of(
 
 
 def test_what_was_appended_is_told_across_a_compaction_that_says_nothing(tmp_path: Path) -> None:
-    """Bronze's own compaction carries no position, and neither does an operator's."""
+    """Compactions have no position, neither bronze's own nor an operator's."""
     commit(tmp_path, 0, add("a"), to=1)
     commit(tmp_path, 1, add("b"), to=2)
     commit(tmp_path, 2, remove("a"), remove("b"), add("ab"), operation="OPTIMIZE")
@@ -132,7 +132,8 @@ def test_what_columns_take_counts_those_with_dots_in_their_names(tmp_path: Path)
 
 
 def test_a_commit_that_is_cut_off_is_for_a_person(tmp_path: Path) -> None:
-    """One that a power failure left empty says nothing, and the position is that of the commit before it."""
+    """A commit that a power failure left empty counts as one without metadata, and the position is that of the commit before. A truncated
+    one needs a decision."""
     log = tmp_path / "_delta_log"
     log.mkdir()
     last = log / f"{1:020}.json"
@@ -146,7 +147,7 @@ def test_a_commit_that_is_cut_off_is_for_a_person(tmp_path: Path) -> None:
 
 
 def test_a_commit_whose_actions_are_cut_off_is_left_to_delta(table: Path) -> None:
-    """Spark then reads it, and its error says which file is damaged and what to do."""
+    """Spark then reads it, and its error names the damaged file and what to do."""
     newest = table / "_delta_log" / f"{5:020}.json"
     commit(table, 5, {"metaData": {"id": "a", "configuration": {}, "schemaString": '{"fields": []}'}}, to=6)
     assert local_log.properties(table) == {} and local_log.columns(table) == []
@@ -157,7 +158,7 @@ def test_a_commit_whose_actions_are_cut_off_is_left_to_delta(table: Path) -> Non
 
 
 def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a commit each second it has millions of entries, and each poll looks at the newest."""
+    """With a commit per second the log has millions of entries, and every poll asks for the newest."""
     (tmp_path / "_delta_log").mkdir()
     assert local_log.newest_version(tmp_path) is None and not local_log.exists(tmp_path)
     commit(tmp_path, 0, {"metaData": {"schemaString": '{"fields": []}', "configuration": {"a": "b"}}}, to=0)
@@ -182,7 +183,7 @@ def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_log_with_a_noted_checkpoint_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start and each command ask for the files several times, and a month's log takes seconds each time."""
+    """A start and every command ask for the files several times, and listing a month's log takes seconds."""
     for version, path in enumerate("abcd"):
         commit(tmp_path, version, add(path), to=version)
     held = pa.table({"add": pa.array([{"path": "a"}, {"path": "b"}], pa.struct([("path", pa.string())]))})
@@ -212,7 +213,7 @@ def test_a_checkpoint_that_is_noted_and_gone_or_newer_than_wanted_is_looked_for(
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 cut off"])
 def test_a_checkpoint_that_cannot_be_read_is_left_to_delta(tmp_path: Path, content: bytes) -> None:
-    """Delta begins at an older one, or at the first commit."""
+    """Delta starts from an older one, or from the first commit."""
     commit(tmp_path, 0, {"metaData": {"schemaString": '{"fields": []}', "configuration": {}}}, to=0)
     commit(tmp_path, 1, add("a"), to=1)
     _checkpoint_of(tmp_path, 0).write_bytes(content)
@@ -222,7 +223,7 @@ def test_a_checkpoint_that_cannot_be_read_is_left_to_delta(tmp_path: Path, conte
 
 
 def test_a_table_of_a_feature_that_is_not_known_is_left_to_delta(tmp_path: Path) -> None:
-    """Its log may name files in another way: bronze would be read without some of its events."""
+    """The feature may change how the log names files: bronze would be read without some of its events."""
     commit(tmp_path, 0, add("a"))
     assert [file.path.name for file in local_log.files(tmp_path) or ()] == ["a"]
     for version, feature in ((1, "deletionVectors"), (2, "somethingNew")):
@@ -235,7 +236,7 @@ def _checkpoint_of(folder: Path, version: int) -> Path:
 
 
 def test_a_checkpoint_of_a_clustered_table(tmp_path: Path) -> None:
-    """Bronze and silver are clustered: Delta says by what in a domain, beside the table's properties."""
+    """Bronze and silver are clustered: Delta stores the clustering columns as domain metadata, beside the table's properties."""
     domain = {"domain": "delta.clustering", "configuration": '{"clusteringColumns":[["batch"]]}', "removed": False}
     text = [("domain", pa.string()), ("configuration", pa.string()), ("removed", pa.bool_())]
     properties = pa.struct([("configuration", pa.map_(pa.string(), pa.string()))])
@@ -247,7 +248,7 @@ def test_a_checkpoint_of_a_clustered_table(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_many_files_is_read_a_part_at_a_time(tmp_path: Path) -> None:
-    """Of a wide table what is said of each file is kilobytes."""
+    """The statistics of each file of a wide table have kilobytes."""
     path = tmp_path / "c.parquet"
     add = pa.StructArray.from_arrays([pa.array(["x" * 1000] * 20_000)], names=["stats"])
     pq.write_table(pa.table({"add": add}), path)
@@ -272,7 +273,7 @@ def test_a_checkpoint_with_dates_beyond_python(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_the_one_that_spark_takes(tmp_path: Path) -> None:
-    """Also behind a link, whose parent is another folder to the system."""
+    """Also behind a link, where the operating system resolves `..` to another folder."""
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
     for path in (f"{tmp_path}/link/../lake", f"file:{tmp_path}/link/../lake", f"{tmp_path}//lake"):
@@ -281,7 +282,7 @@ def test_a_folder_is_the_one_that_spark_takes(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_read_a_few_at_a_time(tmp_path: Path) -> None:
-    """Of a collection whose field names are data each version of its schema has a megabyte, and a compaction puts thousands into one file."""
+    """Where field names are data, each version of a schema has a megabyte, and a compaction puts thousands into one file."""
     commit(tmp_path, 0, {"metaData": {"configuration": {}}}, add("f.parquet"))
     rows = pa.table({"number": range(1000)})
     pq.write_table(rows, tmp_path / "f.parquet")
@@ -292,7 +293,7 @@ def test_long_texts_are_read_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 def test_rows_that_delta_rs_wrote_are_read_beside_others(tmp_path: Path) -> None:
-    """It writes texts that Arrow reads as another type: each command that reads a table of facts ended there."""
+    """delta-rs writes strings that Arrow reads as another type, also in tables of facts, which every command reads."""
     table, schema = str(tmp_path), pa.schema([("name", pa.string()), ("names", pa.list_(pa.string()))])
     for name in "abc":
         write_deltalake(table, pa.table({"name": [name], "names": [[name]]}), mode="append")

@@ -1,4 +1,4 @@
-"""Who holds a table's claim, as far as the system tells of its process."""
+"""Whether the process that holds a table's claim is alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.delta import owners
 
 
 def test_a_process_that_proc_hides_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where /proc shows a user its own processes alone (hidepid, ProtectProc), another user's service is no dead one."""
+    """Where /proc hides other users' processes (hidepid, ProtectProc), another user's service must not count as dead."""
     read = Path.read_text
 
     def hidden(path: Path, *arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""What counts as a small table, whose queries run without compiled code."""
+"""Which tables are small, so that their queries run without compiled code; and settings for a single statement."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def _table(folder: Path, *, rows: int, size_bytes: int) -> TableRef:
     [(100, 10_000, True), (100, 10**9, False), (400_000, 19_000_000, False)],
 )
 def test_a_table_is_small_in_bytes_and_in_rows(tmp_path: Path, rows: int, size_bytes: int, is_small: bool) -> None:
-    """Documents that resemble each other compress so well that 400,000 of them lie in a file of 19 MB."""
+    """Similar documents compress so well that 400,000 of them fit in a file of 19 MB."""
     assert query_execution.are_small(_table(tmp_path, rows=rows, size_bytes=size_bytes)) is is_small
 
 
 def test_a_table_that_is_not_there_yet_is_small(tmp_path: Path) -> None:
-    """There is nothing in it that would have to be read."""
+    """It has nothing to read."""
     assert query_execution.are_small(TableRef("delta.`none`", path=str(tmp_path / "none")))
 
 
 def test_settings_of_which_one_is_refused_leave_none_behind() -> None:
-    """The fence of a MERGE that is not made would be that of whatever this session commits next."""
+    """Otherwise the fence of a MERGE that does not run would apply to the session's next commit."""
     held: dict[str, str] = {"a": "1"}
 
     def set_(name: str, value: str) -> None:

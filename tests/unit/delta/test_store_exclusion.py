@@ -23,14 +23,14 @@ def own_log_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disk_with_hard_links_is_proven_and_left_as_it_was(tmp_path: Path) -> None:
-    """The table's folder need not be there yet."""
+    """The table's folder need not exist yet."""
     spark: Any = None
     store_exclusion.check(spark, f"file://{tmp_path}/lake/bronze")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_without_hard_links_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bucket that is mounted has none, and the second of two commits would replace the first."""
+    """A mounted bucket has no hard links, and the second of two commits would replace the first."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.ENOTSUP, "not supported")

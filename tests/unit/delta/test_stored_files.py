@@ -1,6 +1,6 @@
-"""Copies of a table in a store: as the store is now, whatever happened to it since the last look.
+"""Local copies of a table in a store follow the store, whatever happened to it since the last look.
 
-The store here is a folder; `tests/journeys/test_object_store.py` has a real one.
+The store here is a folder; `tests/journeys/test_object_store.py` uses a real one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_a_table_is_followed_from_before_it_is_there(table: Table) -> None:
 
 
 def test_questions_that_are_asked_together_look_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those after them see what was committed meanwhile."""
+    """Later questions see what was committed in the meantime."""
     looks: list[Path] = []
     follow = CopiedLog.follow
     monkeypatch.setattr(CopiedLog, "follow", lambda self: looks.append(self.folder) or follow(self))
@@ -89,7 +89,7 @@ def test_questions_that_are_asked_together_look_once(table: Table, monkeypatch: 
 
 
 def test_a_commit_of_its_own_is_not_looked_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is copied at the next look; one that is not there after all is none."""
+    """It is copied at the next look. If the commit does not exist after all, it does not count."""
     sought: list[str] = []
     is_file = Folder.is_file
     monkeypatch.setattr(
@@ -114,7 +114,7 @@ def test_a_commit_of_its_own_is_not_looked_for(table: Table, monkeypatch: pytest
 
 
 def test_another_tables_commit_is_none_of_its_own(table: Table) -> None:
-    """The table was made again behind it, and has one of the number, which follows on commits of another table."""
+    """The table was made again in the meantime, with a commit of this number that follows on the new table's commits."""
     table.commit(0, METADATA)
     live = live_files.LiveFiles(table.copies)
     assert table.newest() == 0 and live.at(0)
@@ -140,7 +140,7 @@ def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
 
 
 def test_a_version_that_is_looked_for_may_be_another_tables(table: Table) -> None:
-    """Which is seen as its commits are read, and not before."""
+    """This is only seen when its commits are read."""
     table.commit(0, METADATA)
     table.commit(1, table.file("a"))
     live = live_files.LiveFiles(table.copies)
@@ -172,7 +172,7 @@ def test_a_long_log_begins_at_its_checkpoint(table: Table, monkeypatch: pytest.M
 @pytest.mark.parametrize("noted", ['{"version": 3}', "{", '{"version": 3, "sizeInBytes": 1}'])
 def test_a_log_that_begins_otherwise_is_left_to_delta(table: Table, noted: str) -> None:
     table.commit(3, METADATA)
-    (table.folder / "_delta_log" / "_last_checkpoint").write_text(noted)  # of several files, or cut off
+    (table.folder / "_delta_log" / "_last_checkpoint").write_text(noted)  # a multi-part checkpoint, or truncated
     with pytest.raises(OSError):
         table.newest()
     (table.folder / "_delta_log" / "_last_checkpoint").unlink()
@@ -210,7 +210,7 @@ def test_a_file_that_is_gone_or_another_one_is_no_copy(table: Table) -> None:
 
 
 def test_no_copy_lies_outside_of_the_copies(tmp_path: Path) -> None:
-    """Whoever may write in a store writes what its log names, and nothing on the disk of whoever reads it."""
+    """Who may write to a store chooses the paths in its log, which must not write to the reader's disk."""
     files = Folder(tmp_path / "far" / "store", tmp_path / "copies")
     files.source.mkdir(parents=True)
     planted = tmp_path / "far" / "planted"
@@ -237,7 +237,7 @@ def test_copies_are_held_in_bounds(table: Table, monkeypatch: pytest.MonkeyPatch
     assert table.newest() == 1, "the log is not among them"
     monkeypatch.setattr(stored_files, "HELD_BYTES", 10)
     (table.copies / "large.parquet").write_bytes(bytes(11))
-    stored_files._HELD.add(table.copies / "large.parquet")  # as a commit of many documents that was written here
+    stored_files._HELD.add(table.copies / "large.parquet")  # like a commit of many documents that was written here
     assert not list(table.copies.glob("*.parquet"))
 
 
@@ -271,7 +271,7 @@ def test_an_outage_between_two_requests_leaves_the_copy_what_it_was(table: Table
 def test_what_an_earlier_attempt_left_is_no_table(table: Table) -> None:
     for version in range(3):
         table.commit(version, METADATA)
-    shutil.copytree(table.folder, table.copies)  # as of an earlier process of this number
+    shutil.copytree(table.folder, table.copies)  # as an earlier process with this process' number leaves it
     shutil.rmtree(table.folder)
     assert table.newest() is None and not local_log.exists(table.copies)
     table.commit(0, {"metaData": {**METADATA["metaData"], "configuration": {"a": "another"}}})
@@ -291,12 +291,12 @@ def test_a_commit_that_was_copied_by_itself_hides_no_later_ones(table: Table, mo
     assert not stored_files.commit_path(table.copies, 3).exists(), "on the way through all of them"
     assert local_log.commit(table.copies, 3) is not None
     assert local_log.commit(table.copies, 12) is None
-    local_log._NEWEST[table.copies] = 7  # as a thread knew it that looked before the log was copied anew
+    local_log._NEWEST[table.copies] = 7  # as set by a thread that looked before the log was copied anew
     assert local_log.newest_version(table.copies) == 11
 
 
 def test_each_process_has_copies_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that is started again keeps its temporary folder, and its process has the same number."""
+    """A restarted container keeps its temporary folder, and its process has the same number."""
     monkeypatch.setattr(stored_files.scratch, "folder", lambda: tmp_path)
     stored_files._root.cache_clear()
     first = stored_files._root(1)

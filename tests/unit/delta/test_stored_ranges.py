@@ -1,4 +1,4 @@
-"""Large data files in a store: of a search and of a few rows only the ranges are copied that hold them."""
+"""Large data files in a store: searches and single rows copy only the ranges that they need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP_ROWS = 5_000
 
 
 class Table:
-    """A table of two large files, and a small one, in a store, and this process' look at it."""
+    """A table of two large files and a small one in a store, and this process' reader of it."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.folder = folder / "store"
@@ -71,7 +71,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
 
 
 def test_a_few_rows_of_a_large_table_are_a_few_ranges_of_it(table: Table) -> None:
-    """What is asked of the store is less than the table, and asked once; in the end the keys are known without it."""
+    """The ranges have less than the table, and are requested once; then the keys are known without the store."""
     wanted = ["key 7", "key 25000", "key 32004", "none"]
     expected = [table.rows[key] for key in wanted[:3]]
     assert table.found(wanted) == expected
@@ -98,7 +98,7 @@ def test_any_rows_are_those_of_the_table(table: Table, seed: int) -> None:
 
 
 def test_a_range_that_cannot_be_read_is_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not rows of another kind: of a store that is away, and of a file that is shorter than the log says."""
+    """An outage of the store, or a file that is shorter than the log says, must not return wrong rows."""
     with monkeypatch.context() as outage, pytest.raises(OSError, match="away"):
         outage.setattr(Folder, "download_range", lambda *_: (_ for _ in ()).throw(OSError(5, "away")))
         table.found(["key 7"])

@@ -1,4 +1,4 @@
-"""Two tables side by side: what executors hold of rows that differ."""
+"""Comparing two tables: what executors keep of rows that differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipelines.delta import table_comparison
 
 
 def test_of_documents_that_differ_their_number_and_a_few_keys_are_held() -> None:
-    """Where a type changes they are all that a table has."""
+    """After a change of a type all documents may differ."""
     batches = [
         pa.record_batch({"key": [f"{number}-{at}" for number in range(1000)], "column": ["a", "b"] * 500}) for at in range(3)
     ]

@@ -18,7 +18,7 @@ SPARK: Any = None
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many commits each look at a history of 20,000 has read, of which version 19,900 is the last of ours."""
+    """The number of commits that each look reads, in a history of 20,000 whose version 19,900 is the last of ours."""
     counts: list[int] = []
 
     def commits(spark: Any, table: Any, *, limit: int) -> list[Commit]:
@@ -31,14 +31,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_commits_of_others_are_read_and_no_more(read: list[int]) -> None:
-    """The last commit of ours is found behind a hundred of others without the 20,000 that came before it."""
+    """The last commit of ours is found behind a hundred commits of others, without reading the 20,000 before it."""
     found = table_history.last_commit(SPARK, TABLE)
     assert found is not None and found.version == 19_900
     assert sum(read) < 1000
 
 
 def test_what_came_since_a_version_is_read(read: list[int]) -> None:
-    """A writer that looks for what came after its own version reads so many commits and one."""
+    """Looking for commits after the writer's own version reads one commit more than there are."""
     assert [commit.version for commit in table_history.since(SPARK, TABLE, 19_989)] == [*range(19_999, 19_989, -1)]
     assert read == [1, 10]
 
@@ -51,7 +51,8 @@ def test_a_history_without_any_of_ours_ends(read: list[int], monkeypatch: pytest
 
 
 def test_files_that_only_moved_are_no_change(tmp_path: Path) -> None:
-    """Commits without rows, and compactions, lie on neither side of a change; where the log ends, it is as it was asked for."""
+    """Commits without rows, and compactions, count on neither side of a change. At the end of the log the result is the version that was
+    asked for."""
     moved, changed = ({"add": {"path": "a", "dataChange": is_change}} for is_change in (False, True))
     gone = {"remove": {"path": "a", "dataChange": True}}
     log = tmp_path / "_delta_log"
@@ -61,7 +62,7 @@ def test_files_that_only_moved_are_no_change(tmp_path: Path) -> None:
     table = tables.TableRef.at(str(tmp_path))
     assert table_history.changed_between(SPARK, table, 0, 6) == (2, 4)
     assert table_history.changed_between(SPARK, table, 1, 2) == (2, 2)
-    (log / f"{2:020}.json").write_text('{"remove":{"path":"a","dataChange":false}}')  # as of a repair
+    (log / f"{2:020}.json").write_text('{"remove":{"path":"a","dataChange":false}}')  # as a repair writes it
     assert table_history.changed_between(SPARK, table, 0, 3) == (1, 3)
     (log / f"{1:020}.json").unlink()
     assert table_history.changed_between(SPARK, table, 0, 6) == (0, 6)

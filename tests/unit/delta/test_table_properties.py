@@ -1,4 +1,4 @@
-"""What is asked of a catalog for its tables."""
+"""What DDL asks of a catalog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipelines.silver import tables as silver
 
 @pytest.mark.parametrize("properties", (log.PROPERTIES, silver.PROPERTIES, current.PROPERTIES, ops_tables.PROPERTIES))
 def test_no_ddl_for_a_catalog_names_what_the_catalog_decides(properties: dict[str, str]) -> None:
-    """A managed table that is asked for other deletion vectors, checkpoints or column mapping than its catalog's is refused."""
+    """A catalog refuses a managed table with other deletion vectors, checkpoints or column mapping than its own."""
     for own in definition.CATALOGS_OWN:
         assert own not in definition.ddl(TableRef.named("main", "bronze", "shop"), " (a INT)", properties, ())
     kept = set(properties) - definition.CATALOGS_OWN
@@ -29,7 +29,7 @@ def test_no_ddl_for_a_catalog_names_what_the_catalog_decides(properties: dict[st
 
 
 def test_tables_that_are_written_together_do_not_write_their_checkpoints_together() -> None:
-    """Each table's interval is its own, and the same each time; what names none gets none."""
+    """Each table has its own interval, always the same. Properties without an interval get none."""
 
     def interval(name: str) -> int:
         found = re.search(
@@ -51,13 +51,13 @@ def test_tables_that_are_written_together_do_not_write_their_checkpoints_togethe
 
 @pytest.mark.parametrize("name", ("delta.enableChangeDataFeed", "delta.enableRowTracking"))
 def test_a_property_is_on_in_whatever_letters_somebody_wrote_it(name: str) -> None:
-    """As Python writes it, say: Delta takes it for true, and keeps the letters. Who follows rows would be told of others."""
+    """Delta accepts `True`, as Python writes it, and keeps the spelling. Missing it would report wrong changes to readers of changes."""
     assert definition.replaces_rows({definition.DELETION_VECTORS: "True"})
     assert not definition.replaces_rows({definition.DELETION_VECTORS: "true", name: "True"})
 
 
 class Catalog:
-    """Takes tables, and no schemas but those that an administrator has made."""
+    """Accepts tables, but no new schemas: only an administrator's exist."""
 
     def __init__(self, *schemas: str) -> None:
         self.schemas = schemas
@@ -77,7 +77,7 @@ class Catalog:
 
 
 def test_a_schema_that_is_there_asks_for_no_right_to_make_one() -> None:
-    """Unity Catalog demands the right to create schemas of CREATE SCHEMA IF NOT EXISTS also for one that exists."""
+    """Unity Catalog requires the right to create schemas for CREATE SCHEMA IF NOT EXISTS even if the schema exists."""
     table, catalog = TableRef.named("main", "shop_bronze", "shop"), Catalog("`main`.`shop_bronze`")
     delta.create(catalog, table, columns="n BIGINT")  # type: ignore[arg-type]
     assert catalog.tables == {str(table)}

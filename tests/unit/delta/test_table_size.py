@@ -1,4 +1,4 @@
-"""How large a table is, and what lies in its folder."""
+"""The size of a table, and the contents of its folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pipelines.delta import tables as delta
 
 
 def test_a_folder_is_gone_through_only_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page asks for the size of each table, and a month's log has millions of files; a writer's own come and go meanwhile."""
+    """The page asks for the size of each table, and a month's log has millions of files. A writer's temporary files may vanish
+    meanwhile."""
     rows = [SimpleNamespace(numFiles=1, sizeInBytes=10)]
     spark: Any = SimpleNamespace(sql=lambda _: SimpleNamespace(collect=lambda: rows))
     (tmp_path / "_delta_log").mkdir()
@@ -34,7 +35,7 @@ def test_a_folder_is_gone_through_only_where_that_is_asked_for(tmp_path: Path, m
 
 
 def test_tables_are_found_where_a_layer_is_a_link_to_another_disk(tmp_path: Path) -> None:
-    """`repair` called a lakehouse whole whose missing files lay there."""
+    """Otherwise `repair` would miss files that are lost on the other disk."""
     root = tmp_path / "lakehouse"
     (root / "gold" / "shop" / "orders" / "_delta_log").mkdir(parents=True)
     (tmp_path / "disk" / "shop" / "orders" / "_delta_log").mkdir(parents=True)
