@@ -1,4 +1,4 @@
-"""What a round has to do, of many collections."""
+"""What a round does for many collections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.harness.without_spark import SPARK, Hop
 
 
 def test_few_idle_collections_move_in_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get far behind together: the collections that have events would wait for the commits of all of them."""
+    """Idle collections fall behind together: a round that moved all of them would keep collections with events waiting for their
+    commits."""
     monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
     monkeypatch.setattr(due, "IDLE_AT_A_TIME", 2)
     with without_spark.running():

@@ -1,4 +1,4 @@
-"""Partial updates: cases as data, and a model in plain Python that any history must agree with."""
+"""Partial updates: cases as data, and a model in plain Python that every history must match."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cases() -> list[Any]:
 
 
 def text(value: object) -> str:
-    """Type-exact text in which the order of fields does not count."""
+    """Type-exact text, independent of the order of fields."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
@@ -83,7 +83,7 @@ def folded(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]]) -> li
 
 @pytest.mark.parametrize("case", cases())
 def test_cases(case: dict[str, Any]) -> None:
-    """The fold of the updates is the case's document, type for type, and the arguments stay as they are."""
+    """The updates give the case's document with exact types, and the arguments are not changed."""
     updates = [fold.PartialUpdate.from_bronze(each) for each in structs(case["updates"])]
     before = copy.deepcopy((case["base"], updates))
     result = fold.fold(case["base"], updates)
@@ -96,14 +96,14 @@ def test_cases(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases())
 def test_cases_in_arrow(case: dict[str, Any]) -> None:
-    """The Arrow function gives the same documents as the function over values."""
+    """The Arrow function gives the same documents as the function on values."""
     base = None if case["base"] is None else text(case["base"])
     [(document, incomplete)] = folded([(base, structs(case["updates"]))])
     assert (text(document), incomplete) == (text(case["document"]), case.get("incomplete", False))
 
 
 def test_what_could_not_be_decided_is_left_out() -> None:
-    """Paths that may name a field with a dot or a field of a document leave it as it is, and incomplete."""
+    """A path may name a field with a dot, or a field in a document: the document keeps its value, and is incomplete."""
     update = fold.PartialUpdate("1", {"a.b": 1, "c": 2, "d.e": 3}, ["a.b"])
     assert fold.fold({"a.b": 0}, [update]) == ({"a.b": 0, "c": 2}, True)
 
@@ -112,7 +112,7 @@ def test_what_could_not_be_decided_is_left_out() -> None:
 
 
 class Description:
-    """The update description of one step, made from its two documents as the server's diff is."""
+    """The update description between two documents, computed like the server's diff."""
 
     def __init__(self, before: dict[str, Any], after: dict[str, Any], *, is_expanded: bool) -> None:
         self.updated: dict[str, Any] = {}
@@ -134,7 +134,7 @@ class Description:
         return {"sequence": sequence, "updateDescription": description}
 
     def is_ambiguous(self) -> bool:
-        """Whether two fields have one path, which no description can tell apart."""
+        """Whether two fields have the same path, so that no description can distinguish them."""
         return len(self.paths) != len({".".join(map(str, path)) for path in self.paths})
 
     def _path(self, parts: tuple[str | int, ...]) -> str:
@@ -192,7 +192,7 @@ SCALARS = st.sampled_from(
 
 @functools.cache
 def documents(names: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """Made once: what a strategy can draw is worked out anew for each that is made."""
+    """Cached: Hypothesis analyses each new strategy again."""
 
     def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return st.dictionaries(names, children, max_size=4) | st.lists(children, max_size=4)
@@ -207,7 +207,7 @@ def values(names: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 
 def histories(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """States of one document, each close to the one before it."""
+    """States of one document, each with a few changes to the one before."""
 
     @st.composite
     def states(draw: st.DrawFn) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def histories(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str,
 
 
 def change(draw: st.DrawFn, state: dict[str, Any], names: st.SearchStrategy[str]) -> None:
-    """One change in one of the document's containers."""
+    """Makes one change in one of the document's containers."""
     container = draw(st.sampled_from([state, *containers_of(state)]))
     value = draw(values(names))
     if isinstance(container, dict):
@@ -256,7 +256,7 @@ def updates(described: Sequence[Description]) -> list[dict[str, Any]]:
 def test_the_rest_of_a_history_leads_to_its_end_from_any_later_state(
     history: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    """The updates from any point on, arriving in any order, onto any later state, give the last state."""
+    """The updates from any point on, in any order, on any later state, give the last state."""
     start = data.draw(st.integers(0, len(history) - 1))
     base = data.draw(st.integers(start, len(history) - 1))
     rest = data.draw(st.permutations(updates(descriptions(history))[start:]))
@@ -269,7 +269,7 @@ def test_the_rest_of_a_history_leads_to_its_end_from_any_later_state(
 
 @given(histories(PLAIN_NAMES), st.data())
 def test_batches_are_cut_anywhere(history: list[dict[str, Any]], data: st.DataObject) -> None:
-    """Folding a history in two parts gives what folding it at once gives."""
+    """Folding a history in two parts gives the same as folding it at once."""
     of = [fold.PartialUpdate.from_bronze(each) for each in updates(descriptions(history))]
     cut = data.draw(st.integers(0, len(of)))
     first = fold.fold(history[0], of[:cut])
@@ -278,7 +278,7 @@ def test_batches_are_cut_anywhere(history: list[dict[str, Any]], data: st.DataOb
 
 @given(histories(DOTTED_NAMES))
 def test_named_paths_are_exact(history: list[dict[str, Any]]) -> None:
-    """With disambiguatedPaths, names with dots are as exact as any others, and nothing is incomplete."""
+    """With disambiguatedPaths, names with dots are exact, and nothing is incomplete."""
     described = descriptions(history, is_expanded=True)
     for before, after, each in zip(history, history[1:], described, strict=False):
         if not each.is_ambiguous():
@@ -288,7 +288,7 @@ def test_named_paths_are_exact(history: list[dict[str, Any]]) -> None:
 
 @given(histories(DOTTED_NAMES))
 def test_names_with_dots_are_never_guessed(history: list[dict[str, Any]]) -> None:
-    """Without disambiguatedPaths a document is right or incomplete, but for new names that lead elsewhere."""
+    """Without disambiguatedPaths a document is correct or incomplete, except for new names whose path leads into another container."""
     for before, after, each in zip(history, history[1:], descriptions(history), strict=False):
         if not each.is_ambiguous() and not any(leads_elsewhere(before, parts) for parts in each.paths):
             result = fold.fold(before, [fold.PartialUpdate.from_bronze(each.struct("1"))])
@@ -296,7 +296,7 @@ def test_names_with_dots_are_never_guessed(history: list[dict[str, Any]]) -> Non
 
 
 def leads_elsewhere(document: Any, parts: tuple[str | int, ...]) -> bool:
-    """Whether the path, read without dots in names, leads into a container that is there."""
+    """Whether the path, with every dot as a separator, leads into an existing container."""
     *way, _ = ".".join(map(str, parts)).split(".")
     if all("." not in str(part) for part in parts):
         return False
@@ -329,7 +329,7 @@ JSON_LIKE = st.recursive(
     ),
 )
 def test_the_fold_never_raises(base: dict[str, Any] | None, of: list[fold.PartialUpdate]) -> None:
-    """Any updates onto anything give a document, or none where there is nothing to know."""
+    """Any updates on anything give a document; without a base and updates there is none."""
     result = fold.fold(base, of)
     assert result.document is not None or (base is None and not of)
     assert result.incomplete or base is not None
@@ -340,7 +340,7 @@ def test_the_fold_never_raises(base: dict[str, Any] | None, of: list[fold.Partia
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", "5", '{"a": tru}', '{"a": 1}}'])
 def test_text_that_cannot_be_read_leaves_the_row_incomplete(broken: str) -> None:
-    """A stored document, updated fields or named paths that are not JSON documents stop nothing."""
+    """A stored document, updated fields or disambiguated paths that are no JSON documents stop nothing."""
     good = {
         "updatedFields": '{"b": 2}',
         "removedFields": None,
@@ -358,14 +358,14 @@ def test_text_that_cannot_be_read_leaves_the_row_incomplete(broken: str) -> None
 
 @pytest.mark.parametrize("steps", ["5", "null", '"a"', "{}", '["a"]', '["a","c"]', '[["a"],"b"]'])
 def test_steps_that_are_none_of_their_path_leave_the_row_incomplete(steps: str) -> None:
-    """As a replay may bring them, whose texts a person writes: the collection stood still, or another field got the value."""
+    """A replay may bring them, because people write its texts. They must neither stop the collection nor set another field."""
     paths = f'{{"a.b":{steps}}}'
     update = {"updatedFields": '{"a.b":2}', "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": paths}
     assert folded([('{"a":{"b":1}}', [{"sequence": "1", "updateDescription": update}])]) == [({"a": {"b": 1}}, True)]
 
 
 def test_slices_and_missing_lists() -> None:
-    """A slice of a batch, a null list and null descriptions are read at their own rows."""
+    """Slices of a batch, null lists and null descriptions are read at their own rows."""
     one = structs([{"updatedFields": {"a": 1}}])
     rows = [("{}", one), ("{}", None), (None, None), ("{}", []), ("{}", structs([None])), ('{"b":2}', one)]
     whole = batch(rows)
@@ -385,7 +385,7 @@ def test_slices_and_missing_lists() -> None:
 
 
 def test_large_results_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batch of results grows past the limit by more than a document, and no row is lost or moved."""
+    """A batch of results exceeds the limit by at most one document, and no row is lost or moved."""
     monkeypatch.setattr(fold, "OUTPUT_BYTES", 100)
     rows: list[tuple[str | None, Any]] = [(text({"n": n, "x": "x" * 40}), []) for n in range(10)]
     results = list(fold.fold_batches(iter([batch(rows)])))
@@ -394,7 +394,7 @@ def test_large_results_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_wide_strings_stay_wide() -> None:
-    """The result has the string type of the input, and batches without rows pass."""
+    """The result has the string type of the input, and empty batches are accepted."""
     [full] = fold.fold_batches(iter([batch([("{}", [])], pa.large_string())]))
     [empty] = fold.fold_batches(iter([batch([])]))
     assert full.schema.field("document").type == pa.large_string()
@@ -402,7 +402,7 @@ def test_wide_strings_stay_wide() -> None:
 
 
 def test_deep_documents() -> None:
-    """A document deeper than the fast writer takes is written all the same."""
+    """Documents too deep for the fast JSON writer are also written."""
     deep: Any = {"a": 1}
     for _ in range(300):
         deep = {"a": deep}
@@ -411,7 +411,7 @@ def test_deep_documents() -> None:
 
 
 def test_twice_is_once() -> None:
-    """A result depends on its arguments alone: folding again gives the same, whatever changed on the way."""
+    """The result only depends on the arguments: the first fold does not change them."""
     of = [fold.PartialUpdate("1", {"a": {"b": [1]}}), fold.PartialUpdate("2", {"a.b.1": 2})]
     assert fold.fold({}, of) == fold.fold({}, of) == ({"a": {"b": [1, 2]}}, False)
 
@@ -424,8 +424,8 @@ NAMED_TWICE = RepeatedFields((("a.b", ["a.b"]), ("a.b", ["a", "b"])))
 def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(
     updated: tuple[tuple[str, object], ...], named: object
 ) -> None:
-    """The field `a.b` and the field `b` of `a`, set or removed by one update: the server gives both under one name, and lists only
-    those that could be read otherwise: of a field `a.0` and the first of the array `a` one."""
+    """One update sets or removes the field `a.b` and the field `b` of `a`. The server reports both under one path, and lists only paths
+    that are ambiguous: of a field `a.0` and the first element of the array `a` it lists one."""
     given = {
         "updatedFields": RepeatedFields(updated),
         "removedFields": ["a.b"] * (2 - len(updated)),
@@ -445,7 +445,7 @@ def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(
     ids=["two paths of one text", "a value", "not as a writer of ours has it"],
 )
 def test_an_update_that_says_a_field_twice_leaves_the_document_incomplete(updated: str, named: str | None) -> None:
-    """A reader of JSON keeps the last: the other value, or the field that it was for, would be gone without a word."""
+    """JSON parsers keep the last value: one of the values, or the field it was for, would be lost silently."""
     description = {"updatedFields": updated, "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": named}
     update = fold.PartialUpdate.from_bronze({"sequence": "1", "updateDescription": description})
     assert fold.folded_text('{"a":{"b":1}}', [update]) == ('{"a":{"b":1}}', True)
@@ -453,15 +453,15 @@ def test_an_update_that_says_a_field_twice_leaves_the_document_incomplete(update
 
 @pytest.mark.parametrize("base", ['{"a":1,"a":2,"b":1}', '{"a": [{"c": 1, "c": 2}], "b": 1}'])
 def test_an_update_of_a_document_that_has_a_field_twice_leaves_it_incomplete(base: str) -> None:
-    """Of the two only one is left when the updated document is written: whole, it would be said to have no other."""
+    """The updated document keeps only one of the two fields: as a complete document it would hide the other."""
     description = {"updatedFields": '{"b":2}', "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": None}
     [(document, incomplete)] = folded([(base, [{"sequence": "1", "updateDescription": description}])])
     assert (document["b"], incomplete) == (2, True)
 
 
 def test_a_path_is_explained_by_what_ends_it() -> None:
-    """`a.b` of a document without `a`: a newer base lacks it since `a` was removed or set to something else. That `a` was set to a
-    document later says nothing, and the new field may be one of the name `a.b`."""
+    """`a.b` is set in a document without `a`. If a newer update removes `a` or sets it to another value, the newer base lacks `a.b` for
+    that reason. A later update that sets `a` to a document explains nothing: the new field may have the name `a.b`."""
     first = fold.PartialUpdate("1", {"a.b": 1})
     for later in ({"a": {"x": 2}}, {"a": [2]}):
         assert fold.fold({}, [first, fold.PartialUpdate("2", later)]) == (later, True)
@@ -473,7 +473,8 @@ def test_a_path_is_explained_by_what_ends_it() -> None:
 
 
 def test_many_updates_that_end_at_one_place_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a counter whose field is gone in a newer base a batch may hold a hundred thousand: each looked at all before it."""
+    """For a counter whose field is gone in a newer base, a batch may contain a hundred thousand updates: comparing each with all before it
+    is too slow."""
     explains, count = fold._explains, itertools.count(1)
     monkeypatch.setattr(fold, "_explains", lambda *given: bool(next(count)) and explains(*given))
     of = [fold.PartialUpdate(f"{number:08}", {f"m.{number}": 1}) for number in range(200)]
@@ -496,11 +497,11 @@ def test_many_updates_that_end_at_many_places_are_looked_at_by_their_paths() -> 
 
 
 def test_a_name_of_ten_thousand_dots_is_no_path() -> None:
-    """On a server that does not say how a path is read: each pair of its components is a name that it could be."""
+    """Without disambiguatedPaths, any two components of the path could be one name."""
     name = "." * 10_000
     for update in (fold.PartialUpdate("1", {name: 1}), fold.PartialUpdate("1", {}, [name])):
         assert fold.fold({"a": 1}, [update]) == ({"a": 1}, True)
-    # The deepest document that MongoDB takes is read as ever.
+    # MongoDB's deepest document is still read by its path.
     deep: dict[str, Any] = {"n": 0}
     for _ in range(179):
         deep = {"n": deep}
@@ -509,7 +510,7 @@ def test_a_name_of_ten_thousand_dots_is_no_path() -> None:
 
 
 def test_large_updates_leave_nothing_behind() -> None:
-    """The names in updates of many fields, which differ from update to update, are not kept in memory."""
+    """The names of fields, which differ between updates, must not stay in memory."""
     updates = [fold.PartialUpdate("1", {f"{number}_{field}": 1 for field in range(1000)}) for number in range(20)]
     tracemalloc.start()
     for update in updates:

@@ -1,6 +1,6 @@
-"""Batches that need no query, by the thousand: what silver and gold hold of them is what MongoDB holds.
+"""Thousands of batches without a query: silver and gold must match MongoDB.
 
-Beside Spark's way they stand in `tests/spark/silver/test_in_process.py`, over few.
+`tests/spark/silver/test_in_process.py` compares some of them with Spark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PREFIX = "p" * 31
 
 
 def drawn_key(draws: random.Random) -> Any:
-    """Any `_id`; of one number in several types, and of texts that differ behind what statistics hold of them."""
+    """Any `_id`: one number in several types, and strings that differ only after the part that statistics keep."""
     number = draws.randrange(40)
     return draws.choice(
         [
@@ -85,11 +85,11 @@ VALUES: dict[str, Any] = {
 NAMES = ["a", "A", "b", "a.b", "c d", "`q`", "é", "$x", "", "__key", "__batch", "x,y", "__key.z", "col`1", "Ü", "ü", "İ"]
 ALONE = ("int", "long", "double", "decimal", "document", "array", "documents", "end", "timestamp", "code")
 BESIDE = ("text", "date", "id", "bool", "bytes", "regex")
-"""Of these there may be several in one field: none is widened to another, which is for Spark."""
+"""A field may have several of these kinds: none widens to another, which would need Spark."""
 
 
 class Documents:
-    """Documents of one collection: each field has kinds of its own, mostly of one."""
+    """Documents of one collection: each field has its own kinds of values, mostly one."""
 
     def __init__(self, draws: random.Random) -> None:
         self._draws = draws
@@ -126,7 +126,7 @@ ENGINE = ("__sequence", "__batch", "__incomplete", "__known", "__document")
 
 
 def differences(hop: Hop, truth: dict[str, bytes]) -> list[str]:
-    """What silver and gold have other than MongoDB."""
+    """How silver and gold differ from MongoDB."""
     documents = [oracle.read_bson(document) for document in truth.values()]
     found = []
     for table in (hop.silver_table, hop.gold_table):
@@ -139,7 +139,7 @@ def differences(hop: Hop, truth: dict[str, bytes]) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values of any type, deletes, documents whose fields come and go; files that are put together meanwhile."""
+    """With keys and values of any type, deletes, changing fields, and compactions of files in between."""
     draws = random.Random(seed)
     monkeypatch.setattr(live_files, "PART_ROWS", draws.choice([1, 2, 7, 1 << 16]))
     monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([1, 2, 3, 1000]))
@@ -164,7 +164,7 @@ def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pyte
 
 
 class Updates:
-    """Documents whose updates say what changed: the document after each one, and what the server says of it."""
+    """Documents with partial updates: the document after each update, and the server's description of it."""
 
     def __init__(self, draws: random.Random) -> None:
         self._draws = draws
@@ -223,7 +223,7 @@ class Updates:
                 del places[changed]
             cuts = [cut for cut in cuts if cut["field"] != name]
             fields[name] = after[name] = whole
-        # As MongoDB 6.1 names paths that could be read in another way.
+        # MongoDB 6.1 also reports paths that are ambiguous.
         named = {path: list(place) for path, place in places.items() if "." in path}
         said = {
             "updatedFields": bson_to_json.dumps(bson.encode(fields)).decode(),
@@ -246,8 +246,8 @@ def put(container: Any, step: Any, value: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several of one document in a batch and in several, before and after whole documents and deletes, and of documents that
-    are not known: those stay incomplete, and gold does not show them."""
+    """Several updates of a document in one batch and in several, before and after whole documents and deletes. Documents that are not known
+    stay incomplete, and gold does not show them."""
     draws = random.Random(seed)
     monkeypatch.setattr(in_process_fold, "PART_ROWS", draws.choice([1, 3, 4096]))
     monkeypatch.setattr(helper_processes, "MANY_BYTES", draws.choice([0, 2**30]))
@@ -311,7 +311,7 @@ def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypat
 def test_updates_that_are_for_spark_are_known_before_documents_are_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, bound: str, value: int, fields: str
 ) -> None:
-    """And before anything is written."""
+    """Also before anything is written."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"keep.document": True})
         hop.append(*((key, document(key, n=0, text="x" * 5000)) for key in range(4)))
@@ -332,7 +332,7 @@ def test_updates_that_are_for_spark_are_known_before_documents_are_typed(
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["before a document", "beside others"])
 def test_an_update_that_cannot_be_read_is_for_spark_wherever_it_stands(tmp_path: Path, is_first: bool) -> None:
-    """It goes into quarantine, where a person finds it, also where a later document says all that it said."""
+    """It goes into quarantine, where somebody can find it, even if a later document replaces what it changed."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"keep.document": True})
         hop.append(*((key, document(key, n=0)) for key in range(3)))
@@ -374,8 +374,8 @@ def document(key: Any, **fields: Any) -> bytes:
 def test_a_first_range_gives_the_schema_that_the_steps_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_once: bool, versions: int
 ) -> None:
-    """Of all its documents together: many names in one field are a map, also where the first documents show few of them. Where the
-    steps would type before they looked, the first documents give a version by themselves."""
+    """The first range is inferred as a whole: a field with many names is a map, even if the first documents have few of them. Where the
+    steps would type documents before the whole look, the first documents make their own version."""
     monkeypatch.setattr(looks, "BEGINNING", 2)
     monkeypatch.setattr(evolution, "MAX_FIELDS", 4)
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 2 if is_at_once else 1000)
@@ -394,7 +394,7 @@ def test_a_first_range_gives_the_schema_that_the_steps_would(
 def test_documents_count_as_large_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, is_here: bool
 ) -> None:
-    """And not as they lie in a file that Spark has put together: with a dictionary, which holds equal texts once."""
+    """Spark may have rewritten the file with a dictionary, which stores equal strings once: its size is no measure."""
     monkeypatch.setattr(collection_events, "MANY_BYTES", bound)
     with without_spark.running():
         hop = Hop(tmp_path)
@@ -407,7 +407,7 @@ def test_documents_count_as_large_as_they_are(
 
 
 def alter(table: Any, **properties: str) -> None:
-    """A property that somebody sets."""
+    """Sets properties, as somebody may."""
     folder = Path(table.path)
     held = local_log._newest_action(folder, "metaData")
     assert held is not None
@@ -430,7 +430,7 @@ def alter(table: Any, **properties: str) -> None:
 def test_what_a_table_asks_more_than_this_is_for_spark(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str, properties: dict[str, str]
 ) -> None:
-    """And is known before documents are typed: they would be typed twice."""
+    """This is known before documents are typed; otherwise they would be typed twice."""
     typed: list[Any] = []
     monkeypatch.setattr(DocumentTyper, "typed", lambda *given, **named: typed.append(given))
     if layer == "gold":
@@ -445,7 +445,7 @@ def test_what_a_table_asks_more_than_this_is_for_spark(
 
 
 def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> None:
-    """One that cannot be read, and waits for a person, does not make a collection slow."""
+    """An unreadable event may wait in quarantine for long, and must not slow down the whole collection."""
     hop.append((1, document(1, n=1)), (2, document(2, n=1)))
     hop.run()
     hop.note_fact(1, quarantine.Reason.NO_SEQUENCE, to=1)
@@ -464,8 +464,8 @@ def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> N
 
 
 def test_many_events_in_quarantine_hold_back_their_own_documents_alone(hop: Hop) -> None:
-    """Updates wait with the one that they follow: a document that changes each second makes so many in a morning. What is known of them is
-    not read again with each that comes."""
+    """Updates wait with the one that they follow: a document that changes every second adds tens of thousands in a morning. Events that
+    were read are not read again with each new one."""
     hop.append((1, document(1, n=1)), (2, document(2, n=1)))
     hop.run()
     hop.note_fact(1, quarantine.Reason.FOLLOWS, to=1, events=30_000)
@@ -508,7 +508,7 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
 
 
 def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark would look for the keys of each range in the whole table; it does for all of them at once."""
+    """For each range Spark would search the whole table for keys; for all ranges together it searches once."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     spans: list[Any] = []
@@ -523,7 +523,7 @@ def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, mo
 
 
 def test_a_long_span_whose_first_range_is_sparks_is_sparks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one range for all the rest that this process would have cut into several, each with its position."""
+    """Spark applies the first range; all the rest, which this process would cut into several, is then one range with one position."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     spans: list[tuple[int, int]] = []
@@ -540,7 +540,7 @@ def test_a_long_span_whose_first_range_is_sparks_is_sparks(tmp_path: Path, monke
         for update in ("{", *(f'{{"n":{n}}}' for n in range(5))):
             hop.append((0, {"updatedFields": update}))
         monkeypatch.setattr(ranges, "_range", noted)
-        # In the place of what Spark does with the first range.
+        # Replaces Spark's work on the first range.
         monkeypatch.setattr(SilverCollection, "events", lambda *_: None)
         monkeypatch.setattr(ranges, "_wanted", lambda *_: None)
         monkeypatch.setattr(ranges, "_confs", lambda *_: ({}, {}))
@@ -553,7 +553,7 @@ def test_a_long_span_whose_first_range_is_sparks_is_sparks(tmp_path: Path, monke
 def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of which no more are held at a time than of documents that came whole."""
+    """At most as many updated documents are in memory at a time as whole documents would be."""
     text = random.Random(0).randbytes(5000).hex()
     with without_spark.running():
         hop = Hop(tmp_path, **{"keep.document": True})
@@ -571,7 +571,7 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
 
 
 def rewrite(table: Any, *, without: object = None) -> None:
-    """What somebody's OPTIMIZE does, or a DELETE of an `_id`: the rows come into one file, and are in none of those of before."""
+    """Rewrites the rows into one file, as OPTIMIZE does, or DELETE with an `_id`, and removes the old files."""
     live = live_files.LiveFiles(Path(table.path))
     log, found = direct_log.of(without_spark.SPARK, table), live.at_newest()
     assert log is not None and found
@@ -590,7 +590,7 @@ def rewrite(table: Any, *, without: object = None) -> None:
 
 
 def test_a_compaction_of_bronze_hinders_nothing(hop: Hop) -> None:
-    """It puts events that are applied and those that wait into one file; every batch behind one went through Spark's queries."""
+    """It puts applied and pending events into one file. Later batches must still need no query."""
     hop.append((1, document(1, n=5)))
     rewrite(hop.bronze)
     hop.run()
@@ -598,7 +598,7 @@ def test_a_compaction_of_bronze_hinders_nothing(hop: Hop) -> None:
 
 
 def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that somebody deletes meanwhile do not come back."""
+    """Rows that somebody deletes during the compaction do not come back."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 2)
     monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
     monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
@@ -620,7 +620,7 @@ def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: p
 
 @pytest.mark.parametrize("layer", ["silver", "gold"])
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str) -> None:
-    """The table is compacted between the look for the keys and the commit: they are looked for again in what is there then."""
+    """After a compaction between the search for keys and the commit, the keys are searched again in the new files."""
     places, calls = live_files.LiveFiles.places, []
     table = hop.silver_table if layer == "silver" else hop.gold_table
 
@@ -632,7 +632,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, 
             calls.append([len(rows) for _, rows in found])
         return found
 
-    for n, keys in enumerate([range(4), (0, 3)]):  # two files, and one of them with rows that are gone
+    for n, keys in enumerate([range(4), (0, 3)]):  # two files, one of them with deleted rows
         hop.append(*((key, document(key, n=n)) for key in keys))
         hop.run()
     monkeypatch.setattr(live_files.LiveFiles, "places", late)
@@ -647,7 +647,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, 
 def test_the_bound_counts_a_collections_own_events(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, events: int, is_done: bool
 ) -> None:
-    """However many others have in the same batches."""
+    """Other collections' events in the same batches do not count."""
     monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", 5)
     hop.append(*((key, document(key)) for key in range(2)), collection="other")
     hop.append(*((key % 3, document(key % 3, n=key)) for key in range(events)))
@@ -661,7 +661,7 @@ def test_the_bound_counts_a_collections_own_events(
 
 
 def test_updates_whose_documents_are_gone_need_no_query(hop: Hop) -> None:
-    """A capture that was behind looks up what is deleted by then: a mass of updates and deletes."""
+    """A capture that was behind looks up documents that are deleted by then, which gives many updates without a document, and deletes."""
     lost = {"updatedFields": '{"n":2}'}
     hop.append((1, document(1, n=1)), (1, lost), (0, lost), (2, lost), (2, None), (0, document(0, n=3)))
     hop.run()
@@ -686,7 +686,7 @@ def test_updates_whose_documents_are_gone_need_no_query(hop: Hop) -> None:
 
 
 def test_deletes_that_leave_their_rows_need_no_query(tmp_path: Path) -> None:
-    """As Debezium's mode `rewrite` says: the document as it is known, deleted."""
+    """Debezium's mode `rewrite` keeps the last known document, marked as deleted."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
         hop.append((1, document(1, n=1)), (2, document(2, n=1)), (3, document(3, n=1)))
@@ -719,7 +719,7 @@ def test_a_batch_of_deletes_alone_adds_no_file(hop: Hop) -> None:
 
 
 def test_rows_that_are_no_documents_any_more_add_no_file(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where silver keeps what was deleted, gold finds rows that changed, and none of them to write."""
+    """If silver keeps deleted documents, gold finds changed rows but none to write."""
     monkeypatch.setattr(gold_small_batch, "_is_gone", lambda rows: gold_small_batch.pc.is_valid(rows["__key"]))
     before = len(_live(hop.gold_table).files())
     hop.append((1, document(1, n=1)))
@@ -731,7 +731,7 @@ def test_rows_that_are_no_documents_any_more_add_no_file(hop: Hop, monkeypatch: 
 def test_where_a_deletion_vector_finds_no_room_no_data_file_is_left(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str
 ) -> None:
-    """A service tries again each second: each attempt would leave one on the full disk."""
+    """A service retries every second: each attempt would leave a data file on the full disk."""
 
     def full(files: table_files.LocalFiles, name: str, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "full")

@@ -1,6 +1,6 @@
-"""A process that is killed at any step of a batch that needs no query: the next run goes on as if nothing had happened.
+"""A process may be killed at any step of a batch without a query: the next run completes it.
 
-With Delta's own transaction in `tests/spark/silver/test_in_process.py`.
+`tests/spark/silver/test_in_process.py` tests this with Delta's own transactions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATEMENTS = [
 
 @pytest.fixture
 def hop(tmp_path: Path) -> Iterator[Hop]:
-    """A table of four documents; few files are many."""
+    """A table of four documents, where two files already are too many."""
     with without_spark.running(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(maintenance, "MANY_FILES", 1)
         patch.setattr(maintenance, "_surplus_files", lambda writer: len(writer.live.files()))
@@ -44,7 +44,7 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
 @pytest.mark.parametrize(("owner", "name"), STATEMENTS, ids=[name for _, name in STATEMENTS])
 @pytest.mark.parametrize("layer", ["silver", "gold"])
 def test_killed_at_any_step_it_goes_on(hop: Hop, layer: str, owner: Any, name: str, after: bool) -> None:
-    """Columns that were added and rows that were not; deletes that were remembered; a data file that no commit names."""
+    """Leaves new columns without rows, remembered deletes, or a data file that no commit names."""
     if layer == "gold":
         hop.silver()
     killed_at(getattr(hop, layer), owner, name, after=after)

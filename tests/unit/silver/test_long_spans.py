@@ -1,6 +1,6 @@
-"""A long span of events that need no query: cut into ranges, each a commit with its position, so that little is held at a time.
+"""A long span of events without a query is cut into ranges, each with a commit and a position, so that little is in memory at a time.
 
-Where the first of them is Spark's, so is all of it: `tests/spark/silver/test_in_process.py`.
+If the first range needs Spark, so does the whole span: `tests/spark/silver/test_in_process.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_long_span_is_applied_range_by_range(
             lambda *given, **named: read.append(threading.current_thread().name) or in_order(*given, **named),
         )
         hop.silver()
-    if bound[0] == "PORTION_EVENTS":  # no document has as few bytes as the other bound
+    if bound[0] == "PORTION_EVENTS":  # each document is larger than the other bound
         assert [name.split("_")[0] for name in read] == ["medallion-ahead"] * len(positions)
     commits = local_log.commits(Path(hop.silver_table.path or ""))
     assert {commit.metadata.get("to") for commit in commits if commit.metadata} - {None} == {1, *positions}

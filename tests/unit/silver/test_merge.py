@@ -1,3 +1,5 @@
+"""The clauses of silver's MERGE."""
+
 from __future__ import annotations
 
 from cdc_core.silver import merge
@@ -19,7 +21,7 @@ def test_only_documents() -> None:
 
 
 def test_every_clause_is_guarded() -> None:
-    """Whatever a range holds, a row that is newer is left alone, and a removed row is not inserted."""
+    """In every combination a newer row is kept, and a removed row is not inserted."""
     text = statement(removes=True, marks_deleted=True, has_incomplete=True, is_late=True)
     matched = [line for line in text.splitlines() if line.startswith("WHEN MATCHED")]
     assert len(matched) == 4

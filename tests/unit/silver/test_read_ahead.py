@@ -1,4 +1,4 @@
-"""Ranges that are read before they are asked for: the same events, each range read once."""
+"""Ranges that are read ahead give the same events, and each range is read once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("after",)
 
 
 class Bronze:
-    """Ranges of events, each of which takes its last batch's number of bytes."""
+    """Ranges of events whose size in bytes is the number of the last batch."""
 
     def __init__(self) -> None:
         self.read: list[tuple[BatchRange, str]] = []

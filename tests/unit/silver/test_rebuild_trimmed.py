@@ -1,4 +1,4 @@
-"""A rebuild beside maintenance, without a JVM."""
+"""A rebuild during maintenance, without a JVM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.silver.rebuild import SilverRebuild
 
 
 def test_nothing_is_compared_where_events_went_from_bronze_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shadow that lacks them looks like a table that is right: by its keys it may be whole."""
+    """A shadow that lacks these events may look complete by its keys."""
     is_whole = iter((True, False))
     edges = SimpleNamespace(first=lambda: SimpleNamespace(first=1, last=3))
     spark: Any = SimpleNamespace(sql=lambda _: edges, table=lambda name: name)

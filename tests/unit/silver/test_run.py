@@ -1,4 +1,4 @@
-"""Silver as a service, beside others who write its tables while it holds no claim on them."""
+"""Silver as a service, while others write tables that it has no claim on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.harness.without_spark import SPARK, Hop
 
 
 def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path: Path) -> None:
-    """A service claims a table with the first event that comes: what it knew of its schema may be that of before the rebuild."""
+    """A service claims a table when its first event comes: the schema it knows may be the one before the rebuild."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "v": 1})))
@@ -48,8 +48,8 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
 
 
 def test_claims_are_given_back_also_where_spark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The JVM ends alone: over another one the same process goes on with every collection. All but the first counted as held by a process
-    that lives, as long as anybody kept the error."""
+    """If only the JVM ends, the same process may continue with another one. No table may count as held by this process because somebody
+    keeps the error."""
     with without_spark.running():
         hop = Hop(tmp_path)
         for collection in "tu":
@@ -69,7 +69,7 @@ def test_claims_are_given_back_also_where_spark_is_gone(tmp_path: Path, monkeypa
 
 
 def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path: Path) -> None:
-    """A store that was away for a moment keeps no collection waiting for the next start."""
+    """A short outage of a store must not keep a collection waiting until the next start."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "a": 1})))
@@ -85,7 +85,7 @@ def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path
 
 
 def test_a_service_puts_the_small_files_of_a_quarantine_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch with an event that cannot be read adds some, and the next one looks at all of them: in a day they are a hundred thousand."""
+    """Each batch with an unreadable event adds files, which the next batch reads: in a day a hundred thousand."""
     compacted: list[str] = []
     monkeypatch.setattr(maintenance, "MANY_FACTS", 3)
     monkeypatch.setattr(maintenance, "_compact_silently", lambda _, table: compacted.append(table.label))
@@ -105,8 +105,8 @@ def test_a_service_puts_the_small_files_of_a_quarantine_together(tmp_path: Path,
 
 
 def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path) -> None:
-    """`A` came second and is in the column `A_2`: by a schema that begins anew it would get a column `A` beside `a`, which
-    Spark cannot read. The table stays as it was, and free for its rebuild."""
+    """`A` came second and is in the column `A_2`. A schema that starts anew would add a column `A` beside `a`, which Spark cannot read. The
+    table stays unchanged, and unclaimed for its rebuild."""
     with without_spark.running():
         hop = Hop(tmp_path)
         for key, name in enumerate("aA"):
@@ -121,7 +121,7 @@ def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path)
 
 
 def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of collections that come and go a service held all that there ever were; one that comes back goes on with its columns."""
+    """Where collections come and go, a service must not hold all that ever existed. One that comes back continues with its columns."""
     monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
     with without_spark.running():
         hop = Hop(tmp_path)
@@ -144,7 +144,7 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         assert [each.collection for each in layer.collections] == ["busy"]
         assert [each.collection for each in after.sources] == ["busy"] and hop.gold_table not in after.claims
         assert not owners.is_held(SPARK, hop.silver_table) and not owners.is_held(SPARK, hop.gold_table)
-        hop.append((3, bson.encode({"_id": 3, "b": 3})))  # to the schema of the start there is no other field of this name
+        hop.append((3, bson.encode({"_id": 3, "b": 3})))  # the schema of the start has no other field of this name
         run()
         assert hop.gold_table in after.claims
         layer.close()
@@ -157,7 +157,7 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
 
 
 def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_path: Path) -> None:
-    """As at a start: by the position of the table that was there it would lack all that came before."""
+    """As at a start: the removed table's position would skip all earlier events."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "v": 1})))
@@ -176,7 +176,7 @@ def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_pa
 
 
 def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full, say: the claim ends by itself."""
+    """For example on a full disk: the claim expires."""
 
     def release(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -201,7 +201,7 @@ def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monke
 def test_what_was_done_under_a_claim_is_told_whatever_becomes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Exception
 ) -> None:
-    """A rebuild whose table was swapped, or the reason why it was not."""
+    """Such as a rebuild whose table was swapped, or the reason why it was not."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
@@ -214,7 +214,8 @@ def test_what_was_done_under_a_claim_is_told_whatever_becomes_of_it(
 
 
 def test_an_error_behind_a_claim_holds_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever keeps the error keeps its frames: the next run of the same process, of a notebook's, found the table owned by itself."""
+    """Who keeps the error keeps its frames: the next run in the same process, such as a notebook's, must not find the table owned by
+    itself."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
@@ -228,7 +229,7 @@ def test_an_error_behind_a_claim_holds_no_table(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_collection_that_comes_later_needs_no_query(tmp_path: Path) -> None:
-    """What was dropped under its name before is looked for in bronze's files: by Spark that was a query over all of bronze each time."""
+    """An earlier drop of the name is searched in bronze's files, without Spark's query over all of bronze."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
@@ -241,7 +242,7 @@ def test_a_collection_that_comes_later_needs_no_query(tmp_path: Path) -> None:
 def test_a_collection_that_comes_later_is_looked_for_behind_what_was_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The older a pipeline is, the longer a look for its events from before takes, of which there are none: in all of bronze, by Spark."""
+    """A new collection has no events before it was found: searching an old bronze for them takes long."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.drop("dropped")
@@ -265,7 +266,7 @@ def test_a_collection_that_comes_later_is_looked_for_behind_what_was_searched(
 def test_a_new_collection_that_failed_is_looked_for_behind_what_was_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first turn met a full disk, say: the next look was a query over all of bronze."""
+    """Its first turn may fail, for example on a full disk: the next one must not query all of bronze."""
     claimed, full = silver._SilverRun._claimed, [errors.StorageExhausted("no space left")]
 
     def claim(*given: Any) -> Writer:
@@ -289,12 +290,12 @@ def test_a_new_collection_that_failed_is_looked_for_behind_what_was_searched(
 
 
 def refusals(layer: Any) -> dict[str, type[Exception]]:
-    """The kind of error of each collection that a layer could not bring up to date."""
+    """The class of each collection's error."""
     return {name: type(error) for name, error in layer.failures.found.items()}
 
 
 def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person knew of the owner of then: who claims the table while a service does not hold it, a rebuild say, keeps it."""
+    """The take-over is meant for the owner at the start. Who claims the table later, such as a rebuild, keeps it."""
     monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
     with without_spark.running():
         hop = Hop(tmp_path)
@@ -326,7 +327,7 @@ def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_turn_is_long_beside_the_survey_that_it_begins_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each turn surveys all that is left of a backlog: of a hundred million events longer than the turn itself was."""
+    """Each turn surveys the whole rest of a backlog, which takes longer than a short turn if it has a hundred million events."""
     surveyed, now = survey.surveyed, [0.0]
 
     def slowly(*given: Any, **named: Any) -> Any:
@@ -354,7 +355,7 @@ def test_a_turn_is_long_beside_the_survey_that_it_begins_with(tmp_path: Path, mo
 
 
 def test_a_take_over_is_of_those_who_were_there(tmp_path: Path) -> None:
-    """A service may need a table for the first time weeks after its start: a rebuild that has claimed it meanwhile keeps it."""
+    """A service may first need a table weeks after its start: a rebuild that claimed it meanwhile keeps it."""
     with without_spark.running():
         hop = Hop(tmp_path)
         for name in ("there", "later"):
@@ -382,7 +383,7 @@ def test_a_take_over_is_of_those_who_were_there(tmp_path: Path) -> None:
 
 
 def test_a_claim_without_an_answer_holds_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error keeps the writer that nobody got: the service was refused by itself, until Python looked for what refers to itself."""
+    """The error refers to the writer that nobody received: the service must not be refused by its own claim until a garbage collection."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
@@ -402,8 +403,8 @@ def test_a_claim_without_an_answer_holds_no_table(tmp_path: Path, monkeypatch: p
 
 
 def test_who_was_taken_over_notes_no_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that stood still while its documents were typed, for longer than its lease: the other one's schema has more, under the
-    same number, and is the one that counts at the next start."""
+    """A process may stall for longer than its lease while it types documents. The other process then has a larger schema with the same
+    version, which must be the one that the next start reads."""
     with without_spark.running():
         hop, record = Hop(tmp_path), evolve.record
         hop.append((1, bson.encode({"_id": 1})))
@@ -432,7 +433,8 @@ def test_who_was_taken_over_notes_no_schema(tmp_path: Path, monkeypatch: pytest.
 def test_of_two_schemas_with_one_number_the_one_that_has_more_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run beside a service that holds no claim is killed behind its note: the service, which does not know of it, notes another one."""
+    """A run beside a service without a claim is killed after it recorded a schema. The service does not know this schema, and records
+    another with the same version."""
     with without_spark.running():
         hop, record = Hop(tmp_path), evolve.record
         hop.append((1, bson.encode({"_id": 1})))

@@ -1,4 +1,4 @@
-"""An older copy of bronze that was brought back: what comes in batches of numbers that were others' is applied all the same."""
+"""After an older copy of bronze is restored, events in batches with reused numbers are still applied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 @pytest.fixture
 def hop(tmp_path: Path) -> Iterator[Hop]:
-    """Batches 1 and 2 are in the copy, 3 and 4 came since; `u` has events in the first alone."""
+    """Batches 1 and 2 are in the copy, 3 and 4 came later; `u` has events only in the first."""
     with without_spark.running():
         made = Hop(tmp_path / "lake")
         made.append((1, bson.encode({"_id": 1})), collection="u")
@@ -39,13 +39,13 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
 
 
 def append(hop: Hop, key: int, *, collection: str = "t") -> None:
-    """A batch, which silver applies."""
+    """Appends a batch, which silver applies."""
     hop.append((key, bson.encode({"_id": key})), collection=collection)
     hop.silver()
 
 
 def bring_back(hop: Hop, *layers: str, copy: str = "copy", batch: int = 2) -> None:
-    """What was copied of the layers, and the capture goes on from there."""
+    """Restores the layers from the copy; the capture continues from there."""
     root = Path(hop.settings.lakehouse.root or "")
     for layer in layers:
         shutil.rmtree(root / layer)
@@ -65,7 +65,7 @@ def position(hop: Hop, collection: str = "t") -> registry.SilverPosition:
 
 
 def test_silver_goes_back_to_the_last_batch_that_both_have(hop: Hop, caplog: pytest.LogCaptureFixture) -> None:
-    """Its rows begin anew then, which gold goes by; and it does so once."""
+    """Silver then gets a new origin, which gold follows; it goes back only once."""
     before = position(hop)
     bring_back(hop, "bronze")
     hop.silver()
@@ -79,7 +79,7 @@ def test_silver_goes_back_to_the_last_batch_that_both_have(hop: Hop, caplog: pyt
 
 
 def test_a_collection_that_all_batches_had_nothing_of_is_looked_through_again(hop: Hop) -> None:
-    """That the others were up to date said so of batches which this bronze has not."""
+    """The other collections were up to date with batches that this bronze does not have."""
     bring_back(hop, "bronze")
     append(hop, 13, collection="u")
     append(hop, 14)
@@ -87,7 +87,7 @@ def test_a_collection_that_all_batches_had_nothing_of_is_looked_through_again(ho
 
 
 def test_what_a_service_saw_in_the_end_goes_with_the_bronze_in_which_it_saw_it(hop: Hop, tmp_path: Path) -> None:
-    """A batch without a collection's events was behind all positions, and its number may come again with some in it."""
+    """A batch without the collection's events counts as applied. Its number may come again with events."""
     running = hop.silver_run()
     hop.append((5, bson.encode({"_id": 5})))
     running.run_round()
@@ -102,7 +102,7 @@ def test_what_a_service_saw_in_the_end_goes_with_the_bronze_in_which_it_saw_it(h
 
 
 def test_a_table_that_could_not_be_set_back_at_once_is_later(hop: Hop) -> None:
-    """Whoever held it: what the others say of the bronze that there is now says nothing of this one."""
+    """Another writer may hold the table, while the other tables already follow the present bronze."""
     bring_back(hop, "bronze")
     other = Writer.claim(SPARK, hop.silver_table)
     hop.append((13, bson.encode({"_id": 13})))
@@ -115,7 +115,7 @@ def test_a_table_that_could_not_be_set_back_at_once_is_later(hop: Hop) -> None:
 
 
 def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
-    """The next one goes back; with more commits than there were before, too."""
+    """The next service goes back, even if bronze has more commits than before."""
     running = hop.silver_run()
     running.run_round()
     bring_back(hop, "bronze")
@@ -129,7 +129,7 @@ def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
 
 
 def test_of_another_bronze_a_table_stays_as_it_is(hop: Hop) -> None:
-    """What was made anew has no batch of those that it was made from: a person decides."""
+    """The new bronze has none of the batches that the table was made from: somebody must decide."""
     before = position(hop)
     bring_back(hop, "bronze")
     hop.log = "two"
@@ -139,12 +139,12 @@ def test_of_another_bronze_a_table_stays_as_it_is(hop: Hop) -> None:
 
 
 def test_where_the_tables_history_does_not_reach_back_all_is_applied(hop: Hop) -> None:
-    """As where its older commits are of a version that did not say what they were made from."""
+    """For example where older commits are of a version that did not record bronze's identity."""
     bring_back(hop, "bronze")
     log = Path(hop.silver_table.path or "") / "_delta_log"
     for path in sorted(log.glob("*.json"))[:-1]:
         path.write_text(path.read_text().replace("bronze", "unsaid"))
-    with pytest.raises(NeedsSpark):  # of a batch that comes late
+    with pytest.raises(NeedsSpark):  # for a batch that comes late
         hop.silver()
     assert position(hop).to == 0
 
@@ -153,7 +153,7 @@ def test_where_the_tables_history_does_not_reach_back_all_is_applied(hop: Hop) -
 def test_a_copy_of_silver_asks_for_what_was_trimmed_since(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
 ) -> None:
-    """Bronze lacks events that it has not applied: documents would stand as they were in the copy, without a word, whatever gold has."""
+    """Bronze lacks events that the copy has not applied: its documents would silently stay outdated, whatever gold has."""
     monkeypatch.setattr(bronze_log, "trimmed_to", lambda *_: taken)
     monkeypatch.setattr(bronze_log, "first_batches", lambda *_: {(bronze_rows.DB, "t"): left})
     monkeypatch.setattr(bronze_log, "is_whole", lambda *_: False)
@@ -171,7 +171,7 @@ def test_a_copy_of_silver_asks_for_what_was_trimmed_since(
 def test_a_removed_table_asks_for_what_was_trimmed(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
 ) -> None:
-    """What is left may begin with the very batch up to which bronze was searched when the collection was found, here 2."""
+    """The remaining events may start with the batch up to which bronze was searched when the collection was found, here 2."""
     hop.gold()
     assert registry.searched(SPARK, hop.settings, registry.Namespace(bronze_rows.DB, "t"), log="one") == (0, 2)
     monkeypatch.setattr(registry, "searched", lambda *_, **__: (1, 2))
@@ -188,8 +188,8 @@ def test_a_removed_table_asks_for_what_was_trimmed(
 def test_what_was_noted_of_another_bronze_says_nothing_of_what_was_trimmed(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
 ) -> None:
-    """Bronze and silver were made anew, and `ops` was kept: a collection that comes late, as of batch 5, was called one that had been
-    restored, for it was found in batch 2 of the other one. Removed later it is looked for where it was found in this one."""
+    """Bronze and silver are made anew, and `ops` is kept: that the collection was found in batch 2 of the old bronze must not make it look
+    restored. If the table is removed later, the note from the new bronze counts."""
     for layer in ("bronze", "silver"):
         shutil.rmtree(Path(hop.settings.lakehouse.root or "") / layer)
     without_spark.create(SPARK, hop.bronze, columns=bronze.COLUMNS_DDL)
@@ -210,7 +210,7 @@ def test_what_was_noted_of_another_bronze_says_nothing_of_what_was_trimmed(
 
 @pytest.mark.parametrize("layers", [("bronze", "silver"), ("bronze",)])
 def test_what_was_made_of_other_batches_is_made_anew(hop: Hop, layers: tuple[str, ...]) -> None:
-    """Gold and a history are ahead of a silver that went back with bronze, and see it when it has passed them."""
+    """Gold and a history are ahead of a silver that went back with bronze, and must notice it even when silver has passed them."""
     namespace, table = registry.Namespace(bronze_rows.DB, "t"), hop.layout.history(bronze_rows.DB, "t")
     hop.gold()
     silver_was = position(hop)
@@ -228,7 +228,7 @@ def test_what_was_made_of_other_batches_is_made_anew(hop: Hop, layers: tuple[str
 
 
 def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
-    """What a history laid out of the new batches by the numbers of the old ones it would take for done."""
+    """A history with new batches under old numbers would count as up to date."""
     table = hop.layout.history(bronze_rows.DB, "t")
     hop.gold()
     without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
@@ -249,7 +249,7 @@ def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
 def test_deletes_that_are_no_longer_remembered_are_remembered_again(
     hop: Hop, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_there: bool
 ) -> None:
-    """Older copies of gold and of `ops` are brought back: no row of silver tells of what was deleted since, and gold waits for it."""
+    """Older copies of gold and `ops` are restored: silver has no rows of later deletes, which gold needs."""
     namespace = registry.Namespace(bronze_rows.DB, "t")
     if is_there:
         hop.append((4, None))
@@ -270,7 +270,7 @@ def test_deletes_that_are_no_longer_remembered_are_remembered_again(
 
 
 def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
-    """With a commit each second they would be a look each, and kept in mind for good."""
+    """With a commit per second, gold would look at each, and keep it in memory forever."""
     run, looked_for = hop.gold_run(), []
     for key in (15, 16, 17):
         append(hop, key)
@@ -281,7 +281,7 @@ def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -
 
 
 def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:
-    """It waits for silver, which waits for a person; though silver saw more of the old one than gold was made from."""
+    """Gold waits for silver, which waits for a decision; even if silver saw more of the old bronze than gold was made from."""
     running = hop.silver_run()
     hop.append((5, bson.encode({"_id": 5})))
     running.run_round()
@@ -297,7 +297,7 @@ def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:
 
 
 def test_of_another_bronze_a_history_shows_no_time(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query for a time of the new bronze would read the versions that were made from the old one."""
+    """A query for a time of the new bronze would read versions that were made from the old one."""
     table = hop.layout.history(bronze_rows.DB, "t")
     held = [((f"{bronze_rows.DB}.t", table), history_position.HistoryPosition(to=4, log=hop.log))]
     monkeypatch.setattr(cut, "_reached", lambda *_: (None, hop._batch))
@@ -311,7 +311,7 @@ def test_of_another_bronze_a_history_shows_no_time(hop: Hop, monkeypatch: pytest
 
 
 def test_of_another_bronze_a_cut_is_made_as_far_as_silver_refuses_it(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches with lower numbers than the old ones were taken for events that the capture has yet to commit."""
+    """Batches with lower numbers than the old ones must not count as events that the capture has yet to commit."""
     bring_back(hop, "bronze")
     hop.log = "two"
     hop.append((13, bson.encode({"_id": 13})))
@@ -321,7 +321,7 @@ def test_of_another_bronze_a_cut_is_made_as_far_as_silver_refuses_it(hop: Hop, m
 
 
 def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Path) -> None:
-    """A capture has made it, and ended before its first heartbeat: the true one may be brought back."""
+    """A capture created it and ended before its first heartbeat: the original may still be restored."""
     before, bronze_table = position(hop), hop.layout.bronze(hop.settings.name)
     root = Path(hop.settings.lakehouse.root or "")
     shutil.move(root / "bronze", tmp_path / "kept")
@@ -333,7 +333,7 @@ def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Pa
 
 
 def test_a_commit_older_than_bronzes_log_is_shared(hop: Hop) -> None:
-    """A quiet collection's last one but one is from before the copy: it goes back to that, and no further."""
+    """A quiet collection's last commit but one is older than the copy: silver goes back to that, and no further."""
     table, bronze_table = hop.layout.silver(bronze_rows.DB, "u"), hop.layout.bronze(hop.settings.name)
     append(hop, 5, collection="u")
     bring_back(hop, "bronze")
@@ -345,7 +345,7 @@ def test_a_commit_older_than_bronzes_log_is_shared(hop: Hop) -> None:
 
 
 def test_a_table_goes_back_under_nobody_who_claimed_it_since(hop: Hop) -> None:
-    """A take-over is of those who were there when the run began."""
+    """A take-over only applies to owners at the start of the run."""
     bring_back(hop, "bronze")
     service = hop.silver_run()
     service.take_over = service.positions.take_over = True

@@ -1,4 +1,4 @@
-"""Collections that are dropped, swept by this process: nothing here has a Spark to ask."""
+"""Sweeps of dropped collections by this process, without Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def document(number: int) -> tuple[int, bytes]:
 
 
 def test_the_collections_of_a_database_that_is_dropped_are_empty(hop: Hop) -> None:
-    """Each took queries, and there may be hundreds; gold follows, and what comes later under their names stays."""
+    """A database may have hundreds of collections, so a sweep needs no queries. Gold follows, and later documents under the same names
+    stay."""
     names = [f"c{number}" for number in range(5)]
     for name in names:
         hop.append(document(1), document(2), collection=name)
@@ -53,7 +54,7 @@ def test_the_collections_of_a_database_that_is_dropped_are_empty(hop: Hop) -> No
 
 
 def test_a_collection_is_made_and_dropped_again_and_again(hop: Hop) -> None:
-    """Within one run, and over several: what was dropped does not come back."""
+    """Within one run, and across runs: dropped documents do not come back."""
     for number in range(20):
         hop.append(document(number), document(-number))
         hop.drop()
@@ -65,7 +66,7 @@ def test_a_collection_is_made_and_dropped_again_and_again(hop: Hop) -> None:
 
 
 def test_a_large_collection_that_is_dropped_is_swept_without_a_query(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 60,000 documents a MERGE took half a minute, here and in gold."""
+    """A MERGE of 60,000 documents takes half a minute in silver, and again in gold."""
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 1)
     hop.append(*(document(number) for number in range(5)))
     hop.run()

@@ -1,4 +1,4 @@
-"""Options of a collection that are changed in the life of its table."""
+"""Options of a collection that change after its table exists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def columns(hop: Hop) -> Sequence[str]:
 
 
 def test_a_table_without_columns_begins_as_the_settings_are(tmp_path: Path) -> None:
-    """Whatever schema was noted of it: by a run that was killed before its first commit, or for a table that was removed."""
+    """An older schema may be on record, from a run that was killed before its first commit, or for a table that was removed."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, NESTED))
@@ -53,7 +53,7 @@ def test_a_table_without_columns_begins_as_the_settings_are(tmp_path: Path) -> N
 def test_a_table_that_goes_on_as_it_was_laid_out_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, option: dict[str, Any], is_told: bool
 ) -> None:
-    """Once a start, with what makes the settings true; what changes no column that is there is not told."""
+    """Warns once per start, with the command that applies the settings. Options that change no existing column give no warning."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, NESTED))
@@ -69,7 +69,7 @@ def test_a_table_that_goes_on_as_it_was_laid_out_says_so(
 
 
 def test_a_delete_mode_that_was_taken_back_costs_no_query(tmp_path: Path) -> None:
-    """Its column stays, and says of every document that comes that it is not deleted."""
+    """The mode's column stays, and is false for every new document."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
         hop.append((1, bson.encode({"_id": 1})), (2, bson.encode({"_id": 2})))
@@ -83,7 +83,7 @@ def test_a_delete_mode_that_was_taken_back_costs_no_query(tmp_path: Path) -> Non
 
 
 def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Path) -> None:
-    """Silver was behind when `capture.mode` changed: what had come without documents is applied, and only then are none kept."""
+    """Silver is behind when `capture.mode` changes: it still applies events without documents, and only then stops keeping documents."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"keep.document": True})
         hop.append((1, bson.encode({"_id": 1, "v": 1})), (2, bson.encode({"_id": 2, "v": 1})))

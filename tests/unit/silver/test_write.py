@@ -12,7 +12,7 @@ from pipelines.silver.batch import RowBatch
 
 
 def test_where_only_a_merge_is_left_no_table_is_looked_at_for_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a catalog each look at a table's columns, and at those of a batch, is a plan that Spark makes for nothing."""
+    """In a catalog, every look at the columns of a table or a batch makes Spark plan a query, here for nothing."""
     collection: Any = Mock(is_empty=lambda: False, writer=Mock(is_direct=False), rows=Mock(side_effect=AssertionError))
     merged: list[Any] = []
     monkeypatch.setattr(write, "_merge", lambda *given: merged.append(given))
