@@ -19,7 +19,8 @@ def at(seconds: int, increment: int = 1) -> str:
 
 
 def test_a_cut_never_splits_a_cluster_time() -> None:
-    """A batch that ends inside a transaction is none; the newest one is only where something says that no more comes of its time."""
+    """No cut at a batch that ends inside a transaction. The newest batch is a boundary only if a heartbeat says that its time is
+    complete."""
     batches = [
         cut.BatchTimes(1, at(10), at(12)),
         cut.BatchTimes(2, at(13), at(15)),
@@ -34,7 +35,7 @@ def test_a_cut_never_splits_a_cluster_time() -> None:
 
 
 def test_snapshot_rows_must_not_be_newer_than_the_stream() -> None:
-    """A chunk that was read at a time holds all changes up to it: the cut comes where the stream has passed that time."""
+    """A chunk contains all changes up to the time of its read: the cut comes after the stream has passed that time."""
     batches = [
         cut.BatchTimes(1, snapshot=at(20)),
         cut.BatchTimes(2, at(18), at(19)),
@@ -45,7 +46,7 @@ def test_snapshot_rows_must_not_be_newer_than_the_stream() -> None:
 
 
 def test_an_event_that_comes_back_late_moves_the_cut_behind_itself() -> None:
-    """What a replay lands with its old time was missing before."""
+    """An event with an old time from a replay was missing in earlier cuts."""
     batches = [
         cut.BatchTimes(1, at(10), at(11)),
         cut.BatchTimes(2, at(12), at(12)),
@@ -56,7 +57,7 @@ def test_an_event_that_comes_back_late_moves_the_cut_behind_itself() -> None:
 
 
 def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
-    """Not before what a table holds, not after the time that is asked."""
+    """Not before the batch that a table is at, and not after the requested time."""
     found = [cut.CutBoundary(n, at(n), at(n + 1)) for n in (1, 2, 3)]
     assert cut.chosen(found, at_least=0, latest=None) == found[2]
     assert cut.chosen(found, at_least=2, latest=at(2, 9)) == found[1]
@@ -64,7 +65,7 @@ def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
 
 
 def test_the_query_over_a_cut_names_each_table_once() -> None:
-    """Names that differ in what no name of a query can hold, or in capitals alone, are told apart; quotes are quoted."""
+    """Names that differ only in capitals, or in characters that a query's names cannot have, are distinguished. Quotes are escaped."""
     names = ("shop.a_b", "shop_a.b", "Shop.A_B", "shop.it's", "shop.`x`")
     made = [pipeline.CutTable(name, "delta.`/lake`", 7) for name in names]
     past = pipeline.CutTable("shop.old", "delta.`/lake`", None, "`__sequence` <= '1'")
@@ -78,7 +79,7 @@ def test_the_query_over_a_cut_names_each_table_once() -> None:
 
 
 def test_a_time_is_asked_in_three_ways() -> None:
-    """Seconds stand for their end; verify takes what gold takes."""
+    """A time without an increment includes its whole second; `verify` accepts the same times as gold."""
     assert cut.parsed("10") == cut.parsed("1970-01-01T00:00:10Z") == cut.parsed("1970-01-01 00:00:10") == at(10, 0xFFFFFFFF)
     assert cut.parsed("10:2") == at(10, 2)
     assert cut.parsed(" Now ") is None
@@ -92,6 +93,6 @@ OUT_OF_RANGE = ("9999999999", "10:4294967296", "1969-12-31T23:59:59Z", "2200-01-
 
 @pytest.mark.parametrize("text", [*NO_TIMES, *OUT_OF_RANGE])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    """Words, negative numbers, and times that no cluster time can hold."""
+    """Refuses words, negative numbers, and times that no cluster time can represent."""
     with pytest.raises(errors.SettingsError, match="--as-of: "):
         verify.as_of(text)

@@ -1,4 +1,4 @@
-"""Which gold tables are due and what models read of them, over logs that are written in Python."""
+"""Which gold tables are due, and what models read of them, with logs written in Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
 
 
 def committed(table: tables.TableRef, operation: str = "WRITE", **said: Any) -> int:
-    """One commit without files; the table's version."""
+    """Commits without files; returns the table's version."""
     folder = local_log.folder(table)
     assert folder is not None
     return without_spark.write(folder, (local_log.newest_version(folder) or 0) + 1, [], operation, **said)
@@ -55,13 +55,13 @@ def due(hop: Hop) -> current.GoldWork | None:
 
 
 def at(hop: Hop, table: tables.TableRef) -> str:
-    """What tells the rows that models read of a gold table."""
+    """What identifies the rows of a gold table that models read."""
     return model_inputs.ModelInputs(SPARK, hop.layout, {}, "hand")._version("t", table)[1]
 
 
 @pytest.mark.parametrize("name", ["origin", "log", "generation", "bronze"])
 def test_models_are_made_anew_where_their_inputs_began_anew(tmp_path: Path, name: str) -> None:
-    """Batches and versions begin again where silver or bronze was removed, or is an older copy, and may come to the numbers of before."""
+    """After silver or bronze is removed or restored, batches and versions start again and may reach the old numbers."""
     with without_spark.running():
         hop = Hop(tmp_path)
         without_spark.create(SPARK, hop.gold_table, columns="`__key` STRING")
@@ -73,9 +73,9 @@ def test_models_are_made_anew_where_their_inputs_began_anew(tmp_path: Path, name
 
 
 def test_an_older_copy_of_gold_is_written_anew_where_deletes_are_forgotten(hop: Hop) -> None:
-    """It holds documents of which nothing says any more that they are gone; one that had applied the deletes has none of them.
+    """The copy may have documents whose deletes are forgotten. A copy that had applied the deletes has none.
 
-    A number that silver has not come to is one of a bronze that was removed and made anew.
+    A number beyond silver's position is of a bronze that was removed and made anew.
     """
     deletes = hop.layout.deletes(*T)
     committed(hop.gold_table, **stated(**{**table_history.standing(SPARK, hop.gold_table).metadata, "to": 1}))
@@ -87,7 +87,7 @@ def test_an_older_copy_of_gold_is_written_anew_where_deletes_are_forgotten(hop: 
 
 
 def test_a_restored_gold_table_is_written_anew_once(hop: Hop) -> None:
-    """Deletes that it had applied may be forgotten since; whoever claims it and is killed changes nothing of that."""
+    """Deletes that it had applied may be forgotten by now. A claim of a killed process does not change this."""
     assert due(hop) is None
     older = [each.version for each in table_history.commits(SPARK, hop.gold_table) if (each.metadata or {}).get("to") == 1]
     committed(hop.gold_table, "RESTORE", operationParameters={"version": older[0]})
@@ -101,7 +101,7 @@ def test_a_restored_gold_table_is_written_anew_once(hop: Hop) -> None:
 
 
 def test_readers_keep_what_gold_has_while_silver_begins_anew(hop: Hop) -> None:
-    """A silver table that was repaired or made again has applied nothing yet."""
+    """A silver table that was repaired or made again has not applied anything yet."""
     committed(hop.silver_table, **stated(to=0))
     assert due(hop) is None
     committed(hop.silver_table, **stated(to=2, origin="anew"))
@@ -114,7 +114,7 @@ def test_readers_keep_what_gold_has_while_silver_begins_anew(hop: Hop) -> None:
     [(False, True, "a", 0), (False, False, "a", 7), (True, True, "a", 7), (None, True, "a", 7), (True, True, "b", 0)],
 )
 def test_a_history_reads_again_what_it_passed_over(folded: bool | None, folds: bool, log: str, start: int) -> None:
-    """Where updates are folded again, those of the time without it are in bronze alone; a run that is killed on the way goes on from there."""
+    """When updates are folded again, those from the time without folding are only in bronze. A run continues after a kill."""
     at = history_position.HistoryPosition(7, log="a", folds=folded)
     assert at.start(registry.SilverPosition(9, log=log), folds=folds) == start
     assert at.extra["folds"] is folded
@@ -125,7 +125,7 @@ def test_a_history_reads_again_what_it_passed_over(folded: bool | None, folds: b
     [("true", True, True), ("false", True, False), ("true", False, False), ("false", False, False)],
 )
 def test_a_switch_that_was_interrupted_is_not_done(tmp_path: Path, enabled: str, wanted: bool, is_switched: bool) -> None:
-    """The property goes first; while the protocol has the feature, readers that do not know of it cannot read the table."""
+    """The property changes first. While the protocol has the feature, readers that do not support it cannot read the table."""
     with without_spark.running():
         table = tables.Layout(str(tmp_path)).gold("cases", "t")
         properties = {"delta.enableDeletionVectors": enabled}
@@ -138,7 +138,7 @@ def test_a_switch_that_was_interrupted_is_not_done(tmp_path: Path, enabled: str,
 
 
 def test_a_collection_takes_no_models_place(hop: Hop) -> None:
-    """A database may be called `models`: the collection is refused, and not the model's rows replaced."""
+    """A database may have the name `models`: the collection is refused, and the model's rows stay."""
     place = hop.layout.model("orders")
     without_spark.create(SPARK, place, columns="`n` BIGINT")
     committed(place, **stated(to={"cases.t": {"id": "1", "version": 3, "at": "x"}}, model="digest"))
@@ -149,7 +149,7 @@ def test_a_collection_takes_no_models_place(hop: Hop) -> None:
 
 @pytest.mark.parametrize("is_removed", [True, False])
 def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed: bool, tmp_path: Path) -> None:
-    """Readers would lose what they have: it is said that silver comes first. A mistake in a model is none of the table's."""
+    """Readers would lose their data: the error says that silver comes first. A mistake in a model does not matter here."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "wrong.sql").write_text("{{ rf('a') }}")
     hop.settings = replace(hop.settings, gold=replace(hop.settings.gold, models=str(tmp_path / "models")))

@@ -1,4 +1,4 @@
-"""What the gate makes of expectations that could not be judged."""
+"""What the gate does with expectations that could not be evaluated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ RAISED = "\nThe above exception was the direct cause of the following exception:
 def test_what_could_not_be_judged_for_now_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, replies: list[str | None], raised: type[Exception]
 ) -> None:
-    """Its table would stay behind until its next change, and a scheduler would not try again. Nothing is published either way."""
+    """As a verdict it would keep the table behind until its next change, and a scheduler would not retry. Nothing is published in either
+    case."""
 
     def judged(*_: Any, **__: Any) -> list[expectations.library.ExpectationResult]:
         infos = [

@@ -1,4 +1,4 @@
-"""A history goes by the schema that its table was written by."""
+"""A history follows the schema that its table was written with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = ["__rescued", "__key", "__sequence", "__until", "valid_from", "valid_to", 
 def test_a_history_whose_schema_is_gone_takes_no_field_for_another(
     columns: list[str], is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its columns may have other names than the fields would get now; a table without any begins with its first event."""
+    """Its columns may have other names than the fields would get now. A table without documents' columns starts with its first event."""
     monkeypatch.setattr(history.schemas, "latest", lambda *_, **__: {})
     monkeypatch.setattr(history.History, "_stored", lambda self: SimpleNamespace(columns=columns))
     chosen = layers.pipeline(tmp_path)

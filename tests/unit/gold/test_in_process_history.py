@@ -1,4 +1,4 @@
-"""Histories that this process lays out itself: versions as the events make them, in whatever order and batches they come."""
+"""Histories without Spark: the versions depend only on the events, not on their order or batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_jvm() -> Iterator[None]:
 
 
 class Kept:
-    """A collection's bronze, and its history, which is brought to the newest batch."""
+    """A collection's bronze, and its history, which `lay_out` brings up to the newest batch."""
 
     def __init__(self, root: Path, *, limit: int = LIMIT, **options: Any) -> None:
         self.hop = Hop(root, history=True, **options)
@@ -51,7 +51,7 @@ class Kept:
         self.at = HistoryPosition(reached, folds=kept.folds)
 
     def versions(self, *names: str) -> list[tuple[Any, ...]]:
-        """Key, beginning and end in seconds, and columns of each version, in their order."""
+        """Key, start and end in seconds, and columns of each version, in order."""
         table = oracle.read(self.table.path or "")
         rows = table.sort_by([("__key", "ascending"), ("__sequence", "ascending")]).to_pylist()
         seconds = ("__sequence", "__until")
@@ -74,7 +74,7 @@ def update(key: int, at: int, **fields: Any) -> dict[str, Any]:
 
 
 def test_versions_end_where_the_next_ones_begin(tmp_path: Path) -> None:
-    """A version that ended is found again whole, with what the documents had that came later; `valid_to` is when it ended."""
+    """An ended version is rewritten in full, with columns that were added later; `valid_to` is its end."""
     kept = Kept(tmp_path)
     kept.bronze.append({"t": [change("c", 1, 10, a=1, n={"x": 1}), change("c", 2, 11, a=2)]})
     kept.lay_out()
@@ -93,7 +93,7 @@ def test_versions_end_where_the_next_ones_begin(tmp_path: Path) -> None:
 
 
 def test_a_version_that_comes_again_keeps_what_an_earlier_setting_said(tmp_path: Path) -> None:
-    """The column stays when `keep.document` goes; of events that are laid out once more only a MERGE leaves it as it is."""
+    """The column stays after `keep.document` is removed. When events are repeated, only a MERGE keeps its values."""
     kept = Kept(tmp_path, **{"keep.document": True})
     kept.bronze.append({"t": [change("c", 1, 10, a=1), change("d", 1, 20)]})
     kept.lay_out()
@@ -107,7 +107,7 @@ def test_a_version_that_comes_again_keeps_what_an_earlier_setting_said(tmp_path:
 
 
 def test_a_late_event_moves_the_mark_of_a_delete_also_when_the_mode_is_gone(tmp_path: Path) -> None:
-    """The version that the delete ended before now ends at an update, and the column would say that it was deleted."""
+    """The version before the delete now ends at an update: marked as deleted it would be wrong."""
     kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
     kept.bronze.append({"t": [change("c", 1, 10, a=1), change("d", 1, 20)]})
     kept.lay_out()
@@ -118,7 +118,7 @@ def test_a_late_event_moves_the_mark_of_a_delete_also_when_the_mode_is_gone(tmp_
 
 
 def test_a_late_event_says_of_no_delete_from_before_the_mode(tmp_path: Path) -> None:
-    """Rows from before have no mark: what ends at a late event is none's delete, and where the mark is null no delete is known."""
+    """Older rows have no mark. A version that ends at a late event is not deleted, and a null mark means that no delete is known."""
     kept = Kept(tmp_path)
     kept.bronze.append({"t": [change("c", 1, 10, v="a"), change("c", 2, 11, v="x"), change("d", 2, 15)]})
     kept.lay_out()
@@ -146,7 +146,7 @@ def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
 
 
 def test_updates_are_folded_onto_the_version_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the text of the document, where `add.fields` asks for it."""
+    """Also in the text of the document, which `add.fields` may request."""
     added: Any = reduce.AddedColumn("__after", "STRING", None, ("after",))  # type: ignore[arg-type]  # there is no Spark
     monkeypatch.setattr(reduce, "added", lambda *given, **named: (added,))
     kept = Kept(tmp_path, **{"keep.document": True})
@@ -166,7 +166,7 @@ def test_updates_are_folded_onto_the_version_before(tmp_path: Path, monkeypatch:
 
 
 def test_an_update_without_its_document_makes_an_incomplete_version(tmp_path: Path) -> None:
-    """Where updates are not folded it says what it changed, and that what was there does not hold any more."""
+    """Without folding the version has the changed fields only, and nothing of the version before."""
     kept = Kept(tmp_path)
     kept.bronze.append({"t": [change("c", 1, 10, a=1, b=1), update(1, 20, a=2)]})
     kept.lay_out()
@@ -223,7 +223,7 @@ def test_what_is_much_is_for_queries(
 
 
 def test_what_ended_long_ago_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document that changes all the time has a hundred thousand versions, each as large as it: one event needs the last."""
+    """A document that changes all the time may have a hundred thousand large versions: one event needs only the last."""
     kept = Kept(tmp_path, **{"keep.document": True})
     kept.bronze.append({"t": [change("u", 1, at, a="x" * 1000) for at in range(10, 40)]})
     kept.lay_out()
@@ -234,7 +234,7 @@ def test_what_ended_long_ago_is_not_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_long_span_is_laid_out_range_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a commit with its position; between them little is held."""
+    """Each range is a commit with a position, so that little is in memory at a time."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     kept = Kept(tmp_path, limit=100_000)
     monkeypatch.setattr(in_process_history.survey, "MAX_DRIVER_ROWS", 1)
@@ -259,7 +259,7 @@ def test_a_long_span_is_laid_out_range_by_range(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_span_of_very_many_events_is_for_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ranges would look for their keys among more and more rows, and go to Spark one by one in the end."""
+    """Its ranges would search for keys in more and more rows, and need Spark in the end."""
     kept = Kept(tmp_path, limit=3)
     monkeypatch.setattr(in_process_history.survey, "MAX_DRIVER_ROWS", 1)
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
@@ -272,9 +272,9 @@ def test_a_span_of_very_many_events_is_for_queries(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_and_any_batches_come_to_the_same(tmp_path: Path, seed: int) -> None:
-    """Events late, early and again, in batches of any cut: the table is a function of the events.
+    """Events may be late, early or repeated, in batches of any size: the table is a function of the events.
 
-    But for deletes of which no version was known when they came, of which nothing holds at any time.
+    The exception are deletes without a known version when they came: their versions have no duration.
     """
     rng = random.Random(seed)
     folds, mode = rng.random() < 0.5, rng.choice(["tombstone", "rewrite", "drop"])
@@ -288,7 +288,7 @@ def test_any_order_and_any_batches_come_to_the_same(tmp_path: Path, seed: int) -
     at_once = Kept(tmp_path / "at_once", **options)
     at_once.bronze.append({"t": events})
     at_once.lay_out()
-    # Whole documents that come behind updates of theirs are for queries: where updates are folded, only repeats come late.
+    # Whole documents after their updates need queries: with folding, the events keep their order.
     shuffled = events[:] if folds else rng.sample(events, len(events))
     batches = Kept(tmp_path / "batches", **options)
     start = 0
@@ -304,7 +304,7 @@ def test_any_order_and_any_batches_come_to_the_same(tmp_path: Path, seed: int) -
 
 
 def test_what_others_changed_meanwhile_is_not_taken_out_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that somebody put together since the versions were found: the places say nothing any more."""
+    """Somebody rewrote files after the versions were found: their places are no longer valid."""
     kept = Kept(tmp_path)
     kept.bronze.append({"t": [change("c", 1, 10, a=1)]})
     kept.lay_out()
@@ -317,7 +317,7 @@ def test_what_others_changed_meanwhile_is_not_taken_out_twice(tmp_path: Path, mo
 
 
 def test_the_first_of_many_documents_give_them_their_schema(tmp_path: Path) -> None:
-    """As in silver: without one each document would be typed the slow, exact way; what comes later is looked into all the same."""
+    """As in silver: without a schema each document would take the slow exact path. Fields that come later are still found."""
     kept = Kept(tmp_path, limit=10_000)
     kept.bronze.append(
         {"t": [change("c", key, 10 + key, a=key, **({"late": "x"} if key > 1090 else {})) for key in range(1100)]}
@@ -330,7 +330,7 @@ def test_the_first_of_many_documents_give_them_their_schema(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("older", "is_here"), [(30, True), (10, False)])
 def test_a_sweep_that_ends_nothing_takes_no_query(tmp_path: Path, older: int, is_here: bool) -> None:
-    """As after each first snapshot: no version is older than its first chunk."""
+    """After each first snapshot no version is older than its first chunk."""
     kept = Kept(tmp_path)
     kept.bronze.append({"t": [change("c", 1, older, a=1), change("r", 2, 20, a=1)]})
     kept.bronze.append({"t": [{"sweep": 20}]})
@@ -343,7 +343,7 @@ def test_a_sweep_that_ends_nothing_takes_no_query(tmp_path: Path, older: int, is
 
 
 def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Path) -> None:
-    """The history was behind when `capture.mode` changed: what had come without documents is folded, and only then are none kept."""
+    """The history is behind when `capture.mode` changes: it still folds events without documents, and only then stops keeping documents."""
     kept = Kept(tmp_path, **{"keep.document": True})
     kept.bronze.append({"t": [change("c", 1, 10, v=1), change("c", 2, 11, v=1)]})
     kept.lay_out()
@@ -358,7 +358,7 @@ def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Pa
 
 
 def test_a_position_that_moves_alone_leaves_what_is_made_of_the_versions(tmp_path: Path) -> None:
-    """Every run moves all positions: a model over a history would be made whole each time, though nothing came."""
+    """Every run moves all positions: without this a model on a history would be rewritten although nothing changed."""
     kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "drop"})
     seen = []
     for events in ([change("c", 1, 10, a=1)], [change("d", 1, 20)], [change("d", 1, 21)], [change("c", 2, 30, a=1)]):

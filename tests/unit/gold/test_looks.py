@@ -1,4 +1,4 @@
-"""Which tables gold looks at in a service, where silver says what it has moved."""
+"""Which tables gold looks at in a service, where silver names the ones that it moved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def service(hop: Hop, news: NewCommits) -> Iterator[None]:
 
 
 def change(hop: Hop, value: int) -> None:
-    """A change of two collections, which silver has applied."""
+    """A change of two collections, which silver applies."""
     for collection in ("t", "u"):
         hop.append((1, bson.encode({"_id": 1, "v": value})), collection=collection)
     hop.silver()
@@ -52,14 +52,14 @@ def up_to_date(hop: Hop) -> set[str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60  # gold looks again after twenty times what a look took
+    end = time.monotonic() + 60  # gold looks again after twenty times the duration of a look
     while not (held := condition()) and time.monotonic() < end:
         time.sleep(0.02)
     return held
 
 
 def test_gold_looks_at_the_tables_that_silver_names(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of tables a look at each takes a second of the processor's time."""
+    """Looking at each of thousands of tables takes a second of processor time."""
     monkeypatch.setattr(gold, "LOOK_SHARE", 1e9)
     news = NewCommits()
     change(hop, 1)
@@ -75,7 +75,7 @@ def test_gold_looks_at_the_tables_that_silver_names(hop: Hop, monkeypatch: pytes
 
 
 def test_gold_finds_what_nobody_names(hop: Hop) -> None:
-    """A table that another process moved: all are looked at now and then."""
+    """Another process may move a table: all of them are looked at from time to time."""
     change(hop, 1)
     with service(hop, NewCommits()):
         assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
@@ -84,7 +84,7 @@ def test_gold_finds_what_nobody_names(hop: Hop) -> None:
 
 
 def test_tables_that_lie_elsewhere_are_looked_at_side_by_side(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look is a statement or two, which wait more than they work."""
+    """Each look is a statement or two, which mostly wait."""
     made, meeting = hop.gold_run(), threading.Barrier(2, timeout=5)
     known = registry.KnownCollections(0, tuple(registry.Namespace("cases", name) for name in ("t", "u")))
     monkeypatch.setattr(registry, "read", lambda *_: known)

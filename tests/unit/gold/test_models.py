@@ -1,4 +1,4 @@
-"""One model that fails, and the others."""
+"""Running models: failures, waiting for histories, tables of others, and models without changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.harness import layers, without_spark
 def test_a_model_that_fails_keeps_no_other_from_being_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, exit_code: int, at: str
 ) -> None:
-    """But those that refer to it; the failure is raised when the others are made, without what a bug's text quotes."""
+    """Only models that refer to it wait. The failure is raised after the others are made, without the text of a bug."""
     chosen = settings.parse(
         {
             "name": "shop",
@@ -46,7 +46,7 @@ def test_a_model_that_fails_keeps_no_other_from_being_made(
             pass
 
         def verdict(self, model: sql_model.Model) -> None:
-            if at == "verdict" and model.name == "totals":  # the tables that it reads cannot be looked at
+            if at == "verdict" and model.name == "totals":  # its input tables cannot be read
                 raise failure
 
         def note_refusal(self, *_: Any) -> None:
@@ -68,7 +68,7 @@ def test_a_model_that_fails_keeps_no_other_from_being_made(
 
 
 def test_a_model_over_a_history_waits_for_its_collection(tmp_path: Path) -> None:
-    """Also where nobody has seen an event of it: the settings say that there will be one. Of another collection there is none."""
+    """Also before its first event: the settings announce it. A history of another collection does not exist."""
     chosen = settings.parse(
         {
             "name": "shop",
@@ -90,7 +90,7 @@ def test_a_model_over_a_history_waits_for_its_collection(tmp_path: Path) -> None
 
 
 def test_a_table_that_no_model_made_is_not_overwritten(tmp_path: Path) -> None:
-    """The gold table of a database `models` of another pipeline, or a history there that is not kept for now: both lie where a model's would."""
+    """Another pipeline's database `models`, or a history there that is not kept at the moment, may use the same folder."""
     layout = delta.layout(layers.pipeline(tmp_path).lakehouse)
     model = sql_model.parse("orders", "SELECT 1 AS n", where="orders.sql")
     with without_spark.running():
@@ -107,7 +107,7 @@ def test_a_table_that_no_model_made_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) -> None:
-    """A run that goes on asked for it, and its other tables may stay as they are for long."""
+    """The run asked for this, and its other tables may stay unchanged for long."""
     layout = delta.layout(layers.pipeline(tmp_path).lakehouse)
     view = sql_model.parse("daily", "{{ config(materialized='view') }} SELECT 1 AS n", where="daily.sql")
     with without_spark.running():
@@ -124,11 +124,11 @@ def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) ->
 
 
 def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service looks every ten seconds: each look had Spark analyse each model, over tables of which Delta listed the logs."""
+    """A service looks every ten seconds: analysing each model would make Delta list the logs of its tables."""
     folder = tmp_path / "models"
     folder.mkdir()
     (folder / "totals.sql").write_text("SELECT count(*) AS n FROM {{ ref('cases.t') }}")
-    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # as the checksum says that Delta writes
+    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # as from Delta's checksum
     with without_spark.running():
         hop = without_spark.Hop(tmp_path / "lakehouse")
         hop.append((1, bson.encode({"_id": 1})))
@@ -149,7 +149,7 @@ def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monk
 
 
 def test_of_a_large_table_the_rows_that_changed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the files that held them, and no query counts the rows of both versions."""
+    """It reads only these rows, not whole files, and no query counts the rows of both versions."""
     spark: Any = SimpleNamespace(createDataFrame=lambda rows: rows)
     with without_spark.running():
         hop = without_spark.Hop(tmp_path)

@@ -1,4 +1,4 @@
-"""Documents and models: what fails in one hinders the other as little as it can."""
+"""Documents and models: a failure in one affects the other as little as possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chosen(tmp_path: Path) -> settings.Settings:
 
 
 def raising(error: Exception) -> Any:
-    """A function that raises this, whatever it is given."""
+    """A function that raises this error for any arguments."""
 
     def raises(*_: Any, **__: Any) -> None:
         raise error
@@ -41,7 +41,7 @@ def raising(error: Exception) -> Any:
 
 @pytest.mark.parametrize("error", [errors.DecisionNeeded("shop.b: its table would be that of shop.a"), KeyError("name")])
 def test_models_are_made_where_a_collection_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """They are made of the others, also where it met a bug, and the error is raised when they are."""
+    """Models use the other collections, even after a bug, and the error is raised after them."""
     made: list[str] = []
     monkeypatch.setattr(publish.gold, "run", raising(error))
     monkeypatch.setattr(publish.models, "run", lambda *_, **__: made.append("models"))
@@ -53,7 +53,7 @@ def test_models_are_made_where_a_collection_fails(tmp_path: Path, monkeypatch: p
 def test_models_that_follow_in_the_session_of_the_documents_set_nothing_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fences the MERGE of one would reach what the other commits meanwhile."""
+    """The fence of one MERGE would apply to another commit of the session."""
     spark = Mock()
     monkeypatch.setattr(sparks, "is_shared", lambda _: True)
     monkeypatch.setattr(publish, "gate", Mock())
@@ -64,7 +64,7 @@ def test_models_that_follow_in_the_session_of_the_documents_set_nothing_in_it(
 
 
 def test_no_model_is_made_where_spark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts Spark again begins with the documents."""
+    """Who starts Spark again starts with the documents."""
     made: list[str] = []
     monkeypatch.setattr(publish.gold, "run", raising(Py4JNetworkError("Answer from Java side is empty")))
     monkeypatch.setattr(publish.models, "run", lambda *_, **__: made.append("models"))
@@ -74,7 +74,7 @@ def test_no_model_is_made_where_spark_is_gone(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bug_is_told_with_what_else_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a bug, without its text, which may quote a document."""
+    """It is reported as a bug without its text, which may quote a document."""
     bug = KeyError("Jane")
     monkeypatch.setattr(publish.gold, "run", raising(bug))
     monkeypatch.setattr(publish.models, "run", raising(errors.GateFailed("totals: the new version is not published")))
@@ -87,7 +87,7 @@ def test_a_bug_is_told_with_what_else_failed(tmp_path: Path, monkeypatch: pytest
 def test_models_that_follow_outlive_whatever_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file that is being replaced, say: the next look makes them. What stays is told once, until it is over."""
+    """For example a file that is being replaced: the next look makes the models. A lasting error is logged once, until it is over."""
     wrong = errors.Temporary("a.sql: try again")
     looks, made = iter([FileNotFoundError("a.sql"), wrong, wrong, wrong, None, wrong]), threading.Event()
 
@@ -107,8 +107,8 @@ def test_models_that_follow_outlive_whatever_fails(
 
 
 def test_a_spark_that_models_alone_miss_ends_the_documents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its temporary folder was emptied, or one of its answers was cut off: documents are published without a query, and would go on for
-    weeks beside models that nobody makes any more."""
+    """Its temporary folder was removed, or an answer was truncated. Documents are published without queries, and would continue for weeks
+    without models."""
     lost, stop = errors.SparkLost("the temporary folder of this Spark was emptied"), threading.Event()
     monkeypatch.setattr(publish, "gate", Mock())
     monkeypatch.setattr(publish.models, "run", raising(lost))
@@ -119,7 +119,7 @@ def test_a_spark_that_models_alone_miss_ends_the_documents_too(tmp_path: Path, m
 
 
 def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler that tries again for ever would never show it: the exit code is that of what a person has to see."""
+    """A scheduler that retries forever would never show it: the exit code is that of the error that needs a decision."""
     monkeypatch.setattr(publish.gold, "run", raising(errors.StoreUnreachable("shop.a: the store does not answer")))
     monkeypatch.setattr(publish.models, "run", raising(errors.GateFailed("totals: the new version is not published")))
     with pytest.raises(errors.GateFailed) as raised:
@@ -139,7 +139,7 @@ def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: py
 def test_a_mistake_in_a_model_keeps_no_run_from_the_documents(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], told: str, once: bool
 ) -> None:
-    """They are published, and then it is told. A service is refused before it begins, while somebody is there to see it."""
+    """A run publishes the documents, and then reports the mistake. A service is refused at its start, while somebody can see it."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     published: list[Any] = []

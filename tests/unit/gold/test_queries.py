@@ -1,4 +1,4 @@
-"""Columns of models: which can be published."""
+"""Which columns of models can be published."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("told", REFUSED)
 def test_what_no_table_can_hold_is_told_of_its_column(told: str) -> None:
-    """However deep it lies: Delta tells of it when the table is there already, without a row, and some readers not before they fail."""
+    """At any depth: Delta reports it only after the table exists, without rows, and some readers only when they fail."""
     frame = cast("Any", SimpleNamespace(columns=REFUSED[told].names, schema=REFUSED[told]))
     with pytest.raises(errors.SettingsError) as refused:
         queries.check_columns(ANY, MODEL, frame, ANY)

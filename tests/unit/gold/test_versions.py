@@ -1,3 +1,5 @@
+"""Versions of documents: which rows events add and change in a history."""
+
 from __future__ import annotations
 
 import itertools
@@ -41,13 +43,13 @@ class Kept:
         held = [version for version in self.versions.values() if version.until is None or version.until >= low]
         for version in versions.changed(held, events, folds=folds):
             before = self.versions.get(version.sequence)
-            if version.offset is None:  # only where it ends is written
+            if version.offset is None:  # only its end is written
                 assert before is not None
                 version = DocumentVersion(**{**vars(before), "until": version.until, "is_deleted": version.is_deleted})
             self.versions[version.sequence] = DocumentVersion(**{**vars(version), "offset": None})
 
     def spans(self) -> list[tuple[int, int | None, Any]]:
-        """From, to and value, in order; what ends where it begins holds nothing."""
+        """Start, end and value, in order, without versions that end where they start."""
         return [
             (
                 int(key),
@@ -67,7 +69,7 @@ def test_versions_follow_each_other() -> None:
 
 
 def test_updates_are_folded_each_by_itself() -> None:
-    """Onto the version before, over the borders of runs; onto a pre-image where there is none."""
+    """Onto the version before, also of an earlier run; onto a pre-image where there is none."""
     kept = Kept()
     kept.add(whole(1, "a", bronze.Op.CREATE), partial(2, w=1))
     kept.add(partial(3, v="b"))
@@ -78,7 +80,7 @@ def test_updates_are_folded_each_by_itself() -> None:
 
 
 def test_an_update_that_comes_again_is_folded_onto_the_same_version() -> None:
-    """A range is repeated after a crash: the version before its first event ends where that one begins."""
+    """After a crash a range is repeated: the version before its first event ends where that event begins."""
     kept = Kept()
     kept.add(whole(1, "a", bronze.Op.CREATE), partial(2, w=1))
     before = kept.spans()
@@ -87,7 +89,7 @@ def test_an_update_that_comes_again_is_folded_onto_the_same_version() -> None:
 
 
 def test_a_document_that_comes_late_completes_what_followed() -> None:
-    """Its updates come along once more; until then the versions hold what is known, and say so."""
+    """Its updates come again with it. Until then the versions have what is known, and are incomplete."""
     kept = Kept()
     updates = [partial(3, w=1), partial(4, x=2)]
     kept.add(*updates)
@@ -105,7 +107,7 @@ def test_a_delete_is_remembered_for_what_comes_late() -> None:
 
 
 def test_an_end_that_comes_late_forgets_none_after_it() -> None:
-    """A version ended at a delete, and ends at an earlier one now: what came between may come later still."""
+    """A version ended at a delete and now ends at an earlier one: what is between them may come still later."""
     kept = Kept()
     kept.add(whole(1, "a", bronze.Op.CREATE), delete(4))
     kept.add(delete(2))
@@ -118,7 +120,7 @@ def test_an_end_that_comes_late_forgets_none_after_it() -> None:
 
 @pytest.mark.parametrize("runs", [1, 4], ids=["at once", "one by one"])
 def test_without_documents_an_update_says_only_what_it_changed(runs: int) -> None:
-    """What was there before does not hold any more, and what came of it is known where a pre-image tells it."""
+    """Fields from before are unknown then, except where a pre-image has them."""
     kept = Kept()
     events = [whole(1, "a"), partial(2, w=1), partial(3, x=2), partial(4, before={"v": "b"}, y=3), whole(5, "c")]
     for number in range(runs):
@@ -140,7 +142,7 @@ EVENTS = st.lists(
 
 @hypothesis.given(EVENTS, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_gives_the_same(drawn: list[tuple[str, Any]], random: Any, runs: int) -> None:
-    """Events shuffled into several runs, some of them twice: at each moment there is what the last event before it said."""
+    """Events in several runs, shuffled and some repeated: at each moment the version of the last event before it holds."""
     made = {
         "whole": lambda at, v: whole(at, v),
         "delete": lambda at, v: delete(at),
@@ -169,7 +171,7 @@ def test_what_is_there_already_changes_nothing(op: bronze.Op) -> None:
 
 
 def test_a_document_that_changes_all_the_time_is_laid_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version an event, each with the whole document, does not become one batch; the parts are what the whole was."""
+    """Each event gives a version with the whole document: they do not become one batch, and the parts have the same rows."""
     events = [
         {
             "sequence": f"{at:04}",
@@ -195,7 +197,7 @@ def test_a_document_that_changes_all_the_time_is_laid_out_in_parts(monkeypatch: 
 
 
 def test_versions_without_documents_are_laid_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition's versions do not pile up until its end, also where the documents themselves are not needed."""
+    """The versions of a partition are not collected until its end, even where the documents themselves are not needed."""
     event = {"offset": 1, "op": "c", "is_whole": True, "after": None, "before": None}
     keys = [[{"__key": f"{at}", "events": [{**event, "sequence": f"{at:04}"}], "stored": None}] for at in range(100)]
     monkeypatch.setattr(fold, "OUTPUT_BYTES", 10_000)
