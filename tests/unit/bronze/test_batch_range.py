@@ -1,3 +1,5 @@
+"""How a span of batches is cut into ranges."""
+
 from __future__ import annotations
 
 import pytest
@@ -17,6 +19,6 @@ RANGES = [
 
 @pytest.mark.parametrize(("batches", "span", "limit", "wanted"), RANGES)
 def test_ranges(batches: list[tuple[int, int]], span: tuple[int, int], limit: int, wanted: list[tuple[int, int]]) -> None:
-    """A span is cut between batches; each piece holds at most the limit, or one batch, and none is left out."""
+    """A span is cut between batches: each piece has at most the limit, or one batch, and no batch is left out."""
     found = batch_range.ranges(batches, span=BatchRange(*span), limit=limit)
     assert [(each.after, each.to) for each in found] == wanted

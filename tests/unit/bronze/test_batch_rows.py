@@ -1,4 +1,4 @@
-"""Which files of bronze's log hold a range of batches, of thousands of commits."""
+"""Which files in bronze's log contain a range of batches, with hundreds of commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLLECTIONS = 300
 
 @pytest.fixture
 def bronze(tmp_path: Path) -> Path:
-    """The log of a snapshot of `COLLECTIONS` collections, each of which has a commit of its own."""
+    """The log of a snapshot of `COLLECTIONS` collections, with a commit for each."""
     log = tmp_path / "_delta_log"
     log.mkdir()
     (log / f"{0:020}.json").write_text(json.dumps({"commitInfo": {"operation": "CREATE TABLE", "timestamp": 0}}))
@@ -51,7 +51,7 @@ def files_of(bronze: Path, collection: int, span: BatchRange) -> list[str]:
 
 
 def test_a_collection_is_found_in_the_commits_of_a_snapshot_of_hundreds(bronze: Path) -> None:
-    """Else each of them takes a query of Spark's, and seconds of processor time."""
+    """Otherwise each collection needs a Spark query, and seconds of processor time."""
     span = BatchRange(0, COLLECTIONS)
     assert files_of(bronze, 7, span) == ["f7.parquet"]
     assert files_of(bronze, COLLECTIONS, span) == [f"f{COLLECTIONS}.parquet"]
@@ -69,7 +69,7 @@ def test_the_log_is_read_once_for_all_collections(bronze: Path, monkeypatch: pyt
 
 
 def test_a_collection_is_read_without_the_documents_of_all_others(tmp_path: Path) -> None:
-    """Out of a commit of 100,000 events of 2,000 collections each of them took 150 ms, and all of them five minutes."""
+    """Reading one of 2,000 collections out of a commit of 100,000 events takes 150 ms, and five minutes for all of them."""
     count, collections = 3 * columns.GROUP_ROWS, [f"c{number:04}" for number in range(COLLECTIONS)]
     numbers, names = pa.array(range(count), pa.int64()), pa.array([collections[-(at % COLLECTIONS)] for at in range(count)])
     rows = columns.table(count, offset=numbers, db="shop", collection=names, after=numbers.cast(pa.string()))
@@ -101,7 +101,7 @@ def test_a_small_commit_and_one_of_one_collection_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize(("held", "way"), [(b"0123456789", "read"), (b"", "table")])
 def test_a_file_that_is_not_as_long_as_the_log_says_is_left_to_delta(bronze: Path, held: bytes, way: str) -> None:
-    """A power failure may leave it without a byte: read as a file, it has no rows to Spark, and silver would go on without them."""
+    """A power failure may truncate the file. Spark reads an empty file as one without rows, and silver would continue without them."""
     (bronze / "f7.parquet").write_bytes(held)
     spark = mock.MagicMock()
     batch_rows.rows(spark, tables.TableRef.at(str(bronze)), BatchRange(6, 7))
@@ -111,7 +111,7 @@ def test_a_file_that_is_not_as_long_as_the_log_says_is_left_to_delta(bronze: Pat
 def test_rows_that_the_log_says_are_too_many_are_not_read_to_be_counted(
     bronze: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark reads them, after a look at the log alone: before, a survey of a few million rows had read them all."""
+    """Spark reads them after a look at the log alone: a survey of a few million rows must not read them all to find that out."""
     counted: list[BatchRange] = []
     monkeypatch.setattr(batch_rows, "bytes_of", lambda *_: 1)
     monkeypatch.setattr(batch_rows, "read", lambda *_, **__: counted.append(span))

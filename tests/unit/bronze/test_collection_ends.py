@@ -1,3 +1,5 @@
+"""Which sweeps heartbeats announce, and when they are due."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +18,7 @@ DONE = {"chunks": 2, "completed": True, "first": "0a", "sweep": True}
 
 
 def test_sweeps() -> None:
-    """A finished snapshot sweeps once, at the first heartbeat that says so; filtered and unfinished ones do not."""
+    """A finished snapshot sweeps once, at the first heartbeat that reports it; filtered and unfinished snapshots do not."""
     heartbeats = [
         (1, payload(a={**DONE, "completed": False}, b=DONE)),
         (2, payload(a=DONE, b=DONE, c={**DONE, "sweep": False}, d={**DONE, "first": None})),
@@ -31,7 +33,8 @@ def test_sweeps() -> None:
 
 @pytest.mark.parametrize(("cause", "is_due"), [("snapshot", False), ("drop", True), ("rename", True)])
 def test_what_is_due_behind_a_newer_sweep(cause: str, is_due: bool) -> None:
-    """A snapshot's end that heartbeats repeat is done; a drop that the stream comes to late is not, until its batch is."""
+    """The end of a snapshot is repeated by heartbeats, and is done. A drop that the stream reaches late is due until its batch is
+    applied."""
     sweep = Sweep("a", 7, "0a", SweepCause(cause))
     assert sweep.is_due(after=6, swept="0f") is is_due
     assert not sweep.is_due(after=7, swept="")
@@ -40,5 +43,5 @@ def test_what_is_due_behind_a_newer_sweep(cause: str, is_due: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"snapshot": 5}', '{"snapshot": {"collections": [1]}}'])
 def test_other_heartbeats_sweep_nothing(text: str) -> None:
-    """A payload that is not about a snapshot, or cannot be read, counts for nothing."""
+    """Payloads that are not about snapshots, or are invalid, are ignored."""
     assert collection_ends.of_heartbeats([(1, text)]) == ()

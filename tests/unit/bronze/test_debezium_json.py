@@ -21,7 +21,7 @@ CASES = pathlib.Path(__file__).parents[2] / "cases" / "unwrap"
 MIXED = object()
 
 WAYS = [
-    # type-exact JSON, STRICT, RELAXED, EXTENDED; None: as the one before, MIXED: its inside follows the dialect too
+    # type-exact JSON, STRICT, RELAXED, EXTENDED; None: as the one before, MIXED: its content also follows the dialect
     (5, "5", "5", '{"$numberInt": "5"}'),
     (
         {"$numberLong": "1099511627776"},
@@ -72,7 +72,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("value", "strict", "relaxed", "extended"), WAYS)
 def test_each_type_is_read_and_written_in_each_dialect(value: Any, strict: str, relaxed: Any, extended: Any) -> None:
-    """A text that is not given for a dialect is the one before it."""
+    """`None` in a dialect means the text of the dialect before it."""
     relaxed = strict if relaxed is None else relaxed
     extended = relaxed if extended is None else extended
     for text, dialect in ((strict, Dialect.STRICT), (relaxed, Dialect.RELAXED), (extended, Dialect.EXTENDED)):
@@ -109,7 +109,7 @@ def test_each_type_is_read_and_written_in_each_dialect(value: Any, strict: str, 
     ],
 )
 def test_other_writings_of_the_same_are_read_too(text: str, value: Any) -> None:
-    """Later drivers' exponents, offsets of dates, upper case, spaces, repeated fields, halves of surrogate pairs."""
+    """Later drivers' exponents, time zones, upper case, spaces, repeated fields, and unpaired surrogates."""
     assert debezium_json.parse(text) == value
 
 
@@ -144,7 +144,7 @@ def test_what_no_dialect_writes_is_a_document_of_the_user(document: dict[str, An
 
 @pytest.mark.parametrize("text", ["", "{", "{bad}", '{"a": 99999999999999999999}', "nope", '{"a": 1} x'])
 def test_what_is_no_json_raises_value_error(text: str) -> None:
-    """And nothing else."""
+    """No other exception."""
     with pytest.raises(ValueError):
         debezium_json.parse(text)
 
@@ -177,14 +177,14 @@ def looks_like_a_wrapper(value: Any) -> bool:
 
 @given(VALUES)
 def test_what_was_written_is_read_back(value: Any) -> None:
-    """STRICT and EXTENDED keep every type; `repr` tells -0.0 from 0.0 and True from 1."""
+    """STRICT and EXTENDED keep every type; `repr` distinguishes -0.0 from 0.0 and True from 1."""
     if not looks_like_a_wrapper(value):
         for dialect in (Dialect.STRICT, Dialect.EXTENDED):
             assert repr(debezium_json.parse(debezium_json.render(value, dialect))) == repr(value)
 
 
 def test_recorded_texts_are_written_back_byte_for_byte() -> None:
-    """But for the doubles that Debezium's JDK writes with more digits than they need, and wrappers of users."""
+    """Except doubles that Debezium's JDK writes with more digits than needed, and documents of users that look like wrappers."""
     seen: set[str] = set()
     for record in recorded.lines(CASES / "smt.jsonl.xz"):
         value = record["in"]["value"] or {}

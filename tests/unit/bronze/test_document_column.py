@@ -1,4 +1,4 @@
-"""Events whose documents stay bytes until the commit become the rows that they become when each is decoded as a whole."""
+"""Events whose documents stay bytes until the commit give the same rows as events that are decoded as a whole."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EVENTS = {
 
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The rows of events each of which is decoded as a whole."""
+    """Rows of events that are each decoded as a whole."""
 
     def envelope(raw: bytes, *, is_used: object) -> raw_event.Envelope:
         return raw_event.Envelope(raw_event.decoded(raw)[0], raw, raw_event.decoded(raw)[1])
@@ -84,7 +84,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_rows_are_those_of_whole_events(name: str, whole: Any) -> None:
-    """Of any operation, in any order of an event's fields."""
+    """For any operation, and any order of an event's fields."""
     events = [bson.encode(each) for each in EVENTS[name]]
     assert rows(events) == whole(events)
 
@@ -93,13 +93,13 @@ def test_rows_are_those_of_whole_events(name: str, whole: Any) -> None:
     ("name", "stay"), [("ordinary", 180), ("in a transaction", 1), ("what only looks like a document", 1)]
 )
 def test_documents_stay_bytes(name: str, stay: int) -> None:
-    """Where an event begins as servers let them begin."""
+    """Where the event starts as servers let it start."""
     found = [raw_event.envelope(bson.encode(each), is_used=lambda event: False).document for each in EVENTS[name]]
     assert sum(each is not None for each in found) == stay
 
 
 def test_what_is_not_text_keeps_its_bytes(whole: Any) -> None:
-    """Among others, and more than once: the payload of the row has the event as it came."""
+    """Among other events, and more than once: the payload of the row has the original event."""
     events = [NOT_TEXT if number % 50 == 5 else bson.encode(event(number)) for number in range(150)]
     found = rows(events)
     assert found == whole(events)
@@ -115,13 +115,14 @@ def test_what_is_not_text_keeps_its_bytes(whole: Any) -> None:
     ids=["signals", "fields"],
 )
 def test_a_document_that_is_looked_into_is_decoded(given: dict[str, Any], whole: Any) -> None:
-    """A signal, or one whose fields are taken out or renamed; beside it others that are not."""
+    """A signal, or a document whose fields are removed or renamed, beside others that stay bytes."""
     events = [bson.encode(event(number, collection=name)) for number, name in enumerate(("orders", "others") * 3)]
     assert rows(events, **given) == whole(events, **given)
 
 
 def test_a_pipelines_copy_is_compared(whole: Any) -> None:
-    """Where stages of `cursor.pipeline` may change an event, it is compared with its copy as it came, also without its namespace."""
+    """If `cursor.pipeline` has stages that may change an event, the event is compared with its original copy, even if it lost its
+    namespace."""
     made = event(1)
     copy = {cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED}}
     given = [bson.encode({**made, **copy})]
@@ -151,7 +152,7 @@ def test_a_pipelines_copy_is_compared(whole: Any) -> None:
     ids=str,
 )
 def test_what_a_stage_gave_another_type_is_named(changed: dict[str, Any]) -> None:
-    """It is a mistake in the settings, and no bug: which field, and that nothing of the event was captured."""
+    """This is a mistake in the settings and no bug: the error names the field, and says that nothing of the event was captured."""
     made = event(1)
     copy = {cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED}}
     with pytest.raises(errors.SettingsError, match=f"{next(iter(changed))}.*position did not move"):
@@ -159,7 +160,7 @@ def test_what_a_stage_gave_another_type_is_named(changed: dict[str, Any]) -> Non
 
 
 def test_what_was_learned_of_a_collection_is_forgotten_after_many_others() -> None:
-    """A source of very many collections does not fill the memory."""
+    """A source with very many collections does not fill the memory."""
     columns = document_column.DocumentColumns()
     for number in range(2 * document_column.MAX_COLLECTIONS):
         raw = bson.encode({"_id": number})
@@ -169,7 +170,7 @@ def test_what_was_learned_of_a_collection_is_forgotten_after_many_others() -> No
 
 
 def test_a_commit_of_very_many_collections_takes_no_longer_than_its_documents() -> None:
-    """Not so long as the square of their number: of thirty thousand it would be half a minute of processor time, and not half a second."""
+    """Quadratic time would be half a minute of processor time for thirty thousand collections, instead of half a second."""
     raw = bson.encode({"_id": 1})
     documents = [raw_event.FullDocument(raw, 0, len(raw))] * 30_000
     began = time.process_time()

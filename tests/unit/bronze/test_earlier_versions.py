@@ -1,4 +1,4 @@
-"""What the commits of earlier versions say is understood: they lack what was added since."""
+"""Commits of earlier versions are understood, although they lack later fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def committed(table: tables.TableRef, said: str) -> None:
 
 
 def test_a_silver_that_named_no_bronze(table: tables.TableRef) -> None:
-    """It is of whatever bronze there is, and nothing is known of whole documents and added columns."""
+    """It counts as made from the present bronze, and nothing is known of whole documents and added columns."""
     committed(
         table, '"to":3,"high":"6b074bae00000001ffffffff","swept":"6b074bae00000001ffffffff","generation":"","floor":""'
     )
@@ -56,7 +56,7 @@ def test_a_bronze_that_had_no_name(table: tables.TableRef) -> None:
 
 
 def test_threads_give_a_table_of_facts_its_columns_once(table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an upgrade several collections are noted at a time: the second statement would find the columns there, and fail."""
+    """After an upgrade several collections are recorded at once: a second ALTER would fail because the column exists."""
     held, statements = {"collection"}, []
 
     def altered(statement: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether a bronze is the one that a table was made from: by the commit that was its newest then."""
+"""Whether a bronze is the one that a table was made from, decided by the commit that was its newest then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files of bronze that several collections ask for."""
+"""Small files of bronze that several collections read."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_no_more_is_held_than_was_allowed_and_nothing_of_what_is_large(tmp_path:
     tables = [files.table(path, COLUMNS) for path in paths]
     assert all(tables) and 0 < files._bytes <= 30_000 and 0 < len(files._held) < 5
     assert files.table(paths[-1], COLUMNS) is tables[-1] and files.table(paths[0], COLUMNS) is not tables[0]
-    # Documents that are all the same: little on disk, much in memory.
+    # Equal documents take little on disk and much in memory.
     alike = _file(tmp_path / "alike", ["z" * 20_000] * 400)
     assert alike.stat().st_size < recent_files.SMALL_BYTES and files.table(alike, COLUMNS) is None
 
 
 def test_a_small_file_gives_what_a_large_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever way it is read; and None where it is gone."""
+    """Both ways of reading give the same rows, and None for a file that is gone."""
     names = pa.array(["a", "b", "a"])
     rows = columns.table(
         3, offset=pa.array([1, 2, 3], pa.int64()), db="shop", collection=names, after=pa.array(["x", "y", "z"])

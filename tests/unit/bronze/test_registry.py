@@ -1,4 +1,4 @@
-"""What is noted of the captured collections, as who asks for it each second sees it."""
+"""The record of captured collections, for readers that ask every second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_SPARK: Any = None
 
 
 def _noted(folder: Path, version: int, collection: str) -> None:
-    """Notes a collection of the database shop by a file and the commit that adds it."""
+    """Records a collection of the database shop, as a file and the commit that adds it."""
     (folder / "_delta_log").mkdir(parents=True, exist_ok=True)
     row = {"db": "shop", "collection": collection, "batch": version, "pipeline": "hand", "log": "l"}
     pq.write_table(pa.Table.from_pylist([row], schema=registry.SCHEMA), folder / f"{version}.parquet")
@@ -33,7 +33,7 @@ def _noted(folder: Path, version: int, collection: str) -> None:
 
 
 def test_the_noted_rows_are_read_once_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each note may be a file, and a service asks each second: after a year that was thousands of files each time."""
+    """Each record may be a file, and a service asks every second: after a year it would read thousands of files each time."""
     chosen = settings.parse(
         {
             "name": "hand",

@@ -1,4 +1,4 @@
-"""Rows that were added in vain are taken back."""
+"""Rows that were added in vain are removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cdc_core.bronze import columns, event_rows
 
 
 def test_what_was_added_in_vain_is_taken_back() -> None:
-    """Rows and what is to be done when they are committed; the rows before them stay, and so does their token."""
+    """Removes rows and actions for their commit; earlier rows stay, and so does their token."""
     rows = event_rows.EventRows("shop")
     done: list[str] = []
     rows.mark(event_rows.OtherRow("8201", columns.RowKind.HEARTBEAT, {"n": 1}))

@@ -1,4 +1,4 @@
-"""A capture that starts knows of moves to another shard of which bronze has one event."""
+"""A starting capture knows moves to another shard of which bronze has only one event."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ STEPS = {
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_a_start_between_the_events_of_a_move_changes_nothing(steps: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it falls, the sequences are those of a capture that went on."""
+    """Wherever the start is, the sequences are those of a capture without a restart."""
     expected = landed(transactions.ShardMoves(), *steps)["sequence"].to_pylist()
     for cut in range(len(steps) + 1):
         before = landed(transactions.ShardMoves(), *steps[:cut])
@@ -76,7 +76,7 @@ def test_a_start_between_the_events_of_a_move_changes_nothing(steps: list[bytes]
 
 
 def test_rows_outside_of_transactions_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anything read where bronze is empty."""
+    """With an empty bronze nothing is read."""
     raw = bson.decode(event("insert", 1, at=1))
     del raw["lsid"], raw["txnNumber"]
     rows = landed(transactions.ShardMoves(), bson.encode(raw))
@@ -88,7 +88,7 @@ def test_rows_outside_of_transactions_are_not_held(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_replica_set_has_no_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is held or read for them there."""
+    """For a replica set nothing is remembered or read."""
     found = transactions.ShardMoves()
     monkeypatch.setattr(shard_moves, "remembered", lambda *_: found)
     source = SimpleNamespace(provide_transaction_metadata=False, max_batch_size=1, commit_max_bytes=1)

@@ -1,4 +1,4 @@
-"""What a capture's start asks of bronze, without a query."""
+"""What the start of a capture reads from bronze, without a query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 
 def test_the_collections_of_few_rows_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start with other settings asks for them; of a drop alone, or a heartbeat, no document is there."""
+    """A start with other settings needs them. A drop alone, or a heartbeat, gives no document."""
     with without_spark.running():
         hop = Hop(tmp_path)
         bronze = without_spark.Log(hop)
@@ -33,12 +33,12 @@ def test_the_collections_of_few_rows_are_known(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_transaction_that_has_ended_is_known(tmp_path: Path) -> None:
-    """Only of one whose end is not there yet the events are counted, by a query."""
+    """Only a transaction whose end is missing needs a query, which counts its events."""
     with without_spark.running():
         hop = Hop(tmp_path)
 
         def land(**statuses: str) -> None:
-            """A file with these rows by their offsets, each of a transaction or, where there is no status, a heartbeat."""
+            """A file with these rows by their offsets: each is of a transaction, or a heartbeat if it has no status."""
             hop._batch += 1
             rows: list[dict[str, Any]] = []
             for name, status in statuses.items():
@@ -51,7 +51,7 @@ def test_a_transaction_that_has_ended_is_known(tmp_path: Path) -> None:
         land(o1="BEGIN", o2="END", o3="")
         land(o4="")
         assert bronze_log.open_transaction(SPARK, hop.bronze) is None
-        # Files that were put together may overlap.
+        # Files that a compaction wrote may overlap.
         land(o5="END", o9="")
         land(o6="BEGIN", o7="")
         with pytest.raises(NeedsSpark):
@@ -61,8 +61,8 @@ def test_a_transaction_that_has_ended_is_known(tmp_path: Path) -> None:
 
 
 def test_a_restored_bronze_was_written_as_its_rows_say(tmp_path: Path) -> None:
-    """By the settings and from the deployment of the restored version, whatever was committed behind it: what they left out is missing
-    once more."""
+    """It counts as captured with the settings and deployment of the restored version, whatever was committed after it: the events that
+    those settings left out are missing again."""
     with without_spark.running():
         hop = Hop(tmp_path)
         folder = Path(hop.bronze.path or "")
@@ -78,7 +78,7 @@ def test_a_restored_bronze_was_written_as_its_rows_say(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_collection_whose_snapshot_failed_is_told(tmp_path: Path) -> None:
-    """Beside the heartbeats of snapshots: a cut calls it incomplete no longer."""
+    """It is read together with the snapshots' heartbeats: a cut then no longer calls the collection incomplete."""
     with without_spark.running():
         hop = Hop(tmp_path)
         failed = SnapshotState("1", ("cases.t",)).advanced("cases.t", CollectionState(failed="why"))
@@ -91,12 +91,12 @@ def test_the_end_of_a_collection_whose_snapshot_failed_is_told(tmp_path: Path) -
 
 
 def test_what_heartbeats_tell_is_read_without_the_rows_of_all_events(tmp_path: Path) -> None:
-    """Of a hundred million events the tokens alone take minutes: each status asks for a few heartbeats among them."""
+    """Even the tokens of a hundred million events take minutes to read, and each status needs a few heartbeats among them."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop._batch = 1
         plan = SnapshotState("1", ("cases.t",)).begun()
-        # An event, and a row group without a snapshot, as nearly all are.
+        # An event, and a row group without a snapshot, like nearly all row groups.
         rows = [{"kind": "heartbeat", "payload": json.dumps(plan, separators=(",", ":"))}, {"kind": "change"}]
         rows += [{"kind": "heartbeat", "payload": "{}"}, {"kind": "change"}]
         hop.commit([row | {"resume_token": f"t{at}", "offset": at, "batch": 1, "ts_ms": 5} for at, row in enumerate(rows)])
@@ -104,5 +104,5 @@ def test_what_heartbeats_tell_is_read_without_the_rows_of_all_events(tmp_path: P
         pq.write_table(pq.read_table(file.path), file.path, row_group_size=2)
         damaged_files.damage(file.path, lambda group, column: group == 1 or column == "resume_token")
         assert bronze_log.gap_and_snapshot_heartbeats(SPARK, hop.bronze) == [plan]
-        with pytest.raises(NeedsSpark):  # which it is read with where it cannot be here
+        with pytest.raises(NeedsSpark):  # reading it here fails, which leaves it to Spark
             bronze_log.first_token(SPARK, hop.bronze)

@@ -1,4 +1,4 @@
-"""A survey of bronze's rows by this process, beside one that counts them row by row."""
+"""A survey of bronze's rows by this process, compared with counting row by row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _expected(rows: pa.Table, only: Namespace | None, starts: dict[Namespace, in
 
 
 def test_rows_are_counted_by_collection() -> None:
-    """Each from its own start on; keys and sequences in the order of their bytes, nulls left out."""
+    """Each collection from its own start; keys and sequences in the order of their bytes, without nulls."""
     rng = random.Random(5)
     for only, starts in ((None, {}), (Namespace("a", "é"), {}), (None, {Namespace("b", "a"): 7, Namespace("é", "é"): 99})):
         rows = _rows(rng, 300)
@@ -64,7 +64,7 @@ def test_rows_are_counted_by_collection() -> None:
 
 
 def test_thousands_of_starts_are_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a run that was killed each collection has its own: collection by collection a million rows took minutes."""
+    """After a killed run each collection has its own start: one by one, a million rows take minutes."""
     monkeypatch.setattr(survey, "_is_of", None)
     starts = {Namespace(f"d{number % 20}", f"c{number}"): number for number in range(2000)} | {Namespace("a", "b"): 7}
     rows = _rows(random.Random(6), 300)
