@@ -13,7 +13,7 @@ def batch(size: int) -> change_stream.EventBatch:
 
 
 def test_it_holds_no_more_bytes_than_it_may() -> None:
-    """A full queue lets nobody put until somebody takes; one batch always fits."""
+    """A full queue blocks `put` until somebody takes a batch; one batch always fits."""
     queue = byte_queue.ByteQueue(100)
     queue.put(batch(500))
     putting = threading.Thread(target=queue.put, args=(batch(1),))
@@ -28,7 +28,7 @@ def test_it_holds_no_more_bytes_than_it_may() -> None:
 
 
 def test_what_is_not_committed_counts() -> None:
-    """Batches that left the queue for a commit are read ahead of it, too; a queue with none in it takes one."""
+    """Batches that left the queue for a commit also count; an empty queue accepts one batch."""
     uncommitted = 90
     queue = byte_queue.ByteQueue(100, lambda: uncommitted)
     queue.put(batch(8))
@@ -39,13 +39,13 @@ def test_what_is_not_committed_counts() -> None:
     putting[1].start()
     putting[1].join(0.1)
     assert putting[1].is_alive(), "120 of 100"
-    uncommitted = 0  # committed; nobody takes anything, as while a blocking snapshot is read
+    uncommitted = 0  # committed; nobody takes anything, as during a blocking snapshot
     putting[1].join(5)
     assert not putting[1].is_alive() and queue.bytes == 30
 
 
 def test_closing_lets_everybody_go() -> None:
-    """Who waits to put goes on when the queue is closed, and nothing is put after that."""
+    """Closing wakes blocked puts, and nothing is put afterwards."""
     queue = byte_queue.ByteQueue(1)
     queue.put(batch(1))
     putting = threading.Thread(target=queue.put, args=(batch(2),))

@@ -1,4 +1,4 @@
-"""The end of a run whose committer has still something to do."""
+"""The committer: the end of a run that still has commits, bytes in memory, and compactions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.delta import maintenance
 
 
 class Nothing:
-    """Takes whatever is called or read."""
+    """Accepts any call or attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
@@ -30,7 +30,7 @@ class Rows:
 
 
 def test_an_end_does_not_wait_for_a_mark_that_was_not_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread fails while a commit is under way, and the last rows wait behind it."""
+    """Another thread fails during a commit, while the last rows wait for it."""
     running = threads.Threads(byte_queue.ByteQueue(10))
     nothing: Any = Nothing()
     committer = Committer(nothing, running, nothing, nothing, nothing, None)
@@ -62,13 +62,13 @@ def test_an_end_does_not_wait_for_a_mark_that_was_not_put(monkeypatch: pytest.Mo
 
 
 def test_rows_that_wait_for_their_turn_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in memory beside those that are committed and those that are next: the reader is to wait for them, too."""
+    """They are in memory in addition to the rows in the commit and the next ones, so the reader must wait for them, too."""
     running = threads.Threads(byte_queue.ByteQueue(10))
     nothing: Any = Nothing()
     committer = Committer(nothing, running, nothing, nothing, nothing, None)
     let, looked = threading.Event(), threading.Event()
     monkeypatch.setattr(committer, "_commit", lambda _: let.wait(20))
-    # Shown while rows wait: nobody has told of them by then but who hands them over.
+    # Shown while rows wait: by then only the caller of `submit` has reported them.
     monkeypatch.setattr(committer, "reporter", SimpleNamespace(show=looked.set))
     running.start(threads.COMMITTER, committer.run)
     rows: Any = Rows()
@@ -83,7 +83,7 @@ def test_rows_that_wait_for_their_turn_count(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats of a quiet stream and a snapshot's chunks are files as well, and no commit of the stream need fall on the last of them."""
+    """Heartbeats of a quiet stream and chunks of a snapshot are files, too, and the last of them need not be a commit of the stream."""
     compacted: list[object] = []
     monkeypatch.setattr(bronze_log, "COMPACT_EVERY", 4)
     monkeypatch.setattr(maintenance, "optimize", lambda session, table: compacted.append(session))
@@ -105,7 +105,8 @@ def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyP
 
 
 def test_a_stop_does_not_wait_for_a_compaction() -> None:
-    """One of hundreds of commits of 64 MB takes minutes: a run that was asked to end held its claim for one of them, or was killed with it."""
+    """Compacting hundreds of commits of 64 MB takes minutes: a run that is asked to end must not hold its claim that long, or be killed
+    with it."""
     let, released = threading.Event(), threading.Event()
     writer: Any = SimpleNamespace(metadata={}, release=lambda _: released.set())
     log = bronze_log.BronzeLog(Nothing(), tables.TableRef.at("/lake/bronze/shop"), writer, None)  # type: ignore[arg-type]

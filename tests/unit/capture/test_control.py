@@ -1,4 +1,4 @@
-"""What the capture does because of events, over events as the server sends them."""
+"""What the capture does in response to events, with events as the server sends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN = "826B0137A500{:06X}2B022C0100296E5A1004421E9C2BE69342E885031C52C7B756270
 
 
 def test_a_collection_whose_parts_are_renamed_one_after_the_other_is_read_once() -> None:
-    """Each shard tells of the rename; the snapshot that is read is the last one's, behind which no part has the old name."""
+    """Each shard reports the rename. The snapshot that counts is that of the last one, after which no shard has the old name."""
     nobody: Any = SimpleNamespace(notify=lambda *_, **__: None)
     nothing: Any = None
     deployment: Any = SimpleNamespace(filter=SimpleNamespace(includes=lambda db, name: True))

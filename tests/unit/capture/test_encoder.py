@@ -1,4 +1,4 @@
-"""What the rows of a commit say of events that were too large."""
+"""The rows of a commit: skipped events, sizes, and filters."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def encoder() -> Encoder:
 
 
 def gaps(rows: events.EventRows) -> list[tuple[str, str]]:
-    """Each gap of a commit: the collection, and since when."""
+    """Each gap in a commit: the collection, and its start."""
     payloads = [json.loads(each.as_py() or "{}") for each in rows.table(batch=1, first_offset=0, ts_ms=0)["payload"]]
     found = [each["gap"] for each in payloads if "gap" in each]
     return [(name, each["since"]) for each in found for name in each["collections"]]
 
 
 def test_a_skipped_event_leaves_its_collection_incomplete(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
-    """Noted once, and again behind what may have planned a snapshot, which ends the gaps of before."""
+    """Recorded once, and again after an action that may have planned a snapshot, which ends earlier gaps."""
     since = "1970-01-01 00:0{}:00 UTC"
     for each in (event(60), event(61), event(120, collection="b"), event(121, collection="c", is_large=False)):
         encoder.add(each)
@@ -59,7 +59,7 @@ def test_a_skipped_event_leaves_its_collection_incomplete(encoder: Encoder, capl
 
 
 def test_a_snapshot_ends_the_gap_of_a_skipped_event(encoder: Encoder) -> None:
-    """As that of changes that were lost: `medallion status` tells it until then."""
+    """Like the gap of lost changes, which `medallion status` reports until then."""
     encoder.add(event(60))
     payloads = [json.loads(each.as_py()) for each in encoder.take().table(batch=1, first_offset=0, ts_ms=0)["payload"]]
     assert "too large" in snapshot_state.unrepaired(payloads)["shop.a"].why
@@ -69,7 +69,7 @@ def test_a_snapshot_ends_the_gap_of_a_skipped_event(encoder: Encoder) -> None:
 
 
 def test_a_delete_needs_no_document(encoder: Encoder) -> None:
-    """Only its pre-image can be too large: without it the document goes all the same."""
+    """Only its pre-image can be too large: the document is deleted without it."""
     encoder.add(event(60, operation="delete"))
     rows = encoder.take()
     assert (rows.skipped, rows.changes) == (0, 1) and not gaps(rows)
@@ -89,7 +89,8 @@ def test_a_delete_needs_no_document(encoder: Encoder) -> None:
     ],
 )
 def test_all_of_an_update_counts_for_the_size_of_its_commit(encoder: Encoder, description: dict[str, Any]) -> None:
-    """Names are data, too: 300 fields of 50,000 characters that an update removes are 15 MB, and 100,000 of such events were one commit."""
+    """Names are data, too: an update that removes 300 fields with names of 50,000 characters has 15 MB, and 100,000 such events must not be
+    one commit."""
     bare = {**bson.decode(event(60, is_large=False)), "updateDescription": {"updatedFields": {}}}
     encoder.add(bson.encode(bare))
     assert not encoder.is_full
@@ -99,7 +100,7 @@ def test_all_of_an_update_counts_for_the_size_of_its_commit(encoder: Encoder, de
 
 @pytest.mark.parametrize(("order", "changes"), [("user_only", 1), ("user_first", 0)])
 def test_stages_instead_of_the_filters_skip_no_operation(order: str, changes: int) -> None:
-    """As in Debezium, also beside a collection of signals; what was skipped here alone would be missing without a word later."""
+    """As in Debezium, also with a signal collection. Operations skipped only here would later be missing silently."""
     given = {"skipped.operations": "u", "signal.data.collection": "shop.signals", "cursor.pipeline.order": order}
     settings = source({**given, "cursor.pipeline": '[{"$match": {"fullDocument.x": 1}}]'})
     encoder = Encoder("shop", Selection.of(settings, filters.of(settings)), max_rows=10, max_bytes=10_000)
@@ -109,7 +110,7 @@ def test_stages_instead_of_the_filters_skip_no_operation(order: str, changes: in
 
 
 def test_lists_are_asked_once_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each event of a capture with a collection of signals went through all of the list."""
+    """Events of a capture with a signal collection must not search the whole list each time."""
     settings = source({"signal.data.collection": "shop.signals", "collection.include.list": "shop.a"})
     includes = Selection.of(settings, filters.of(settings)).includes
     assert includes is not None and includes("shop", "a") and not includes("shop", "b")

@@ -1,4 +1,4 @@
-"""What a start notes where the settings let in other events from then on."""
+"""The gaps that a start records when the settings let in more events than before."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def noted(
     captured: Sequence[str] = ("shop.a",),
     states: Sequence[SnapshotState] = (),
 ) -> OtherStream:
-    """What a start with the settings `now` notes at second 90, of a bronze that began at 10 and holds two collections; `streams` are those
-    before it, each with the second at which it began, the first with the table."""
+    """What a start with the settings `now` records at second 90, for a bronze that began at 10 and has two collections. `streams` are the
+    earlier settings with the second at which each began, the first with the table."""
     first, *changes = streams
     notes = [
         bronze_log.FilterChange(token(at), filters.fingerprint(each), frozenset(captured), frozenset())
@@ -66,7 +66,7 @@ def noted(
 
 
 def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
-    """A start with the settings `now` at second 90, over a bronze of two collections that was written with those `before`."""
+    """A start with the settings `now` at second 90, with a bronze of two collections written with the settings `before`."""
     monkeypatch.setattr(bronze_log, "captured_collections", lambda *_: [("shop", "a"), ("shop", "b")])
     log: Any = SimpleNamespace(
         table=None,
@@ -105,7 +105,7 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
 def test_what_was_left_out_is_missing_when_it_is_captured_again(
     monkeypatch: pytest.MonkeyPatch, streams: Sequence[tuple[int, Source]], now: Source, since: int | None
 ) -> None:
-    """Of every collection that was there, whether operations or stages left it out: what became of documents meanwhile is in no event."""
+    """Holds for every existing collection, whether operations or stages were left out: no event has the changes of that time."""
     gaps = [each["gap"] for each in noted(monkeypatch, streams, now).payloads if "gap" in each]
     known = [each for each in gaps if each["collections"] != ["shop.new"]]
     assert [each["collections"] for each in known] == [["shop.a"], ["shop.b"]] * (since is not None)
@@ -119,7 +119,7 @@ INSERTS_SKIPPED = source({"skipped.operations": "c"})
 def test_a_collection_without_rows_may_lack_what_was_inserted(
     monkeypatch: pytest.MonkeyPatch, before: Source, is_new_too: bool
 ) -> None:
-    """It was made while inserts were left out, and its documents are in no event: status called it complete."""
+    """It was created while inserts were left out: no event has its documents, and status must not call it complete."""
     captured = ["shop.a", "shop.b"]
     found = noted(monkeypatch, [(10, WHOLE), (20, before)], WHOLE, captured=captured).payloads
     gaps = [each["gap"]["collections"] for each in found if "gap" in each]
@@ -151,7 +151,8 @@ def test_rows_with_the_fields_of_before_are_told(
     is_incomplete: bool,
     is_told: bool,
 ) -> None:
-    """What was left out is missing, and changes alone are folded onto the names of before: only reading again mends it."""
+    """Excluded fields are missing, and changes alone would be folded onto documents with the old names: only another snapshot repairs
+    this."""
     with caplog.at_level(logging.WARNING):
         noted = [each["gap"] for each in start(monkeypatch, source(before), source(now)).of_other_fields([])]
     gaps = [each for each in noted if each["collections"]]
@@ -164,7 +165,7 @@ def test_rows_with_the_fields_of_before_are_told(
 def test_rows_with_the_fields_of_before_are_told_when_changes_alone_begin_to_come(
     monkeypatch: pytest.MonkeyPatch, lists: dict[str, str]
 ) -> None:
-    """The names were changed long before `capture.mode`: changes would be folded onto documents that were not read since, unsaid."""
+    """The names changed long before `capture.mode`: changes would silently be folded onto documents that were not read since."""
     payloads = start(monkeypatch, WHOLE, source(lists)).of_other_fields([])
     assert snapshot_state.unrepaired(payloads) == {}
     assert start(monkeypatch, source(lists), source(lists)).of_other_fields(payloads) == []
@@ -179,7 +180,7 @@ def test_rows_with_the_fields_of_before_are_told_when_changes_alone_begin_to_com
 
 
 def test_lists_of_fields_are_read_once_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a collection, 500 entries kept a start over 2,000 collections for a minute."""
+    """Reading 500 entries once per collection delays a start with 2,000 collections by a minute."""
     read, reads = field_filters.read, []
     monkeypatch.setattr(field_filters, "read", lambda *given: reads.append(given) or read(*given))
     assert start(monkeypatch, source({"field.exclude.list": "shop.a.x, shop.b.x"}), source({})).of_other_fields([])
@@ -190,7 +191,7 @@ FILTERS = {"shop.a": '{"n":1}', "shop.b": '{"n":1}', "shop.gone": '{"n":1}'}
 
 
 def read(kind: SnapshotKind, filters_: dict[str, str], id_: str, names: Sequence[str]) -> list[Any]:
-    """The heartbeats of a snapshot of both collections that was read to its end, each with its filter."""
+    """The heartbeats of a finished snapshot of these collections, each with its filter."""
     state = SnapshotState(id_, tuple(names), kind=kind)
     for name in names:
         state = state.advanced(
@@ -210,8 +211,8 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_taken_back
     expected: list[str],
     is_told: bool,
 ) -> None:
-    """It is noted once, and told once, and not of a collection that was read whole since; nor of one that is not there any more. Of one that has another
-    filter now it is said, and no more: not all of it is wanted."""
+    """It is recorded and logged once; not for a collection that was read as a whole since, nor for one that no longer exists. A collection
+    with another filter is only logged: not all of it is wanted."""
     payloads = read(SnapshotKind.INITIAL, FILTERS, "1", list(FILTERS))
     before, after = (replace(WHOLE, snapshot_collection_filter_overrides=each) for each in (FILTERS, now))
 
@@ -233,7 +234,7 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_taken_back
 def test_a_filter_that_is_there_again_leaves_nothing_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, now: dict[str, str], is_told: bool
 ) -> None:
-    """With it no snapshot would ever end the gap, and what it reads is there; what else was lost meanwhile is missing still."""
+    """With the filter no snapshot would ever end the gap, and all that it should read exists. A gap for another reason remains."""
     with_filters, again = (replace(WHOLE, snapshot_collection_filter_overrides=each) for each in (FILTERS, now))
     payloads = read(SnapshotKind.INITIAL, FILTERS, "1", list(FILTERS))
     payloads += start(monkeypatch, with_filters, WHOLE).of_other_snapshots(payloads)
@@ -250,7 +251,7 @@ def test_a_filter_that_is_there_again_leaves_nothing_missing(
 
 
 def test_a_collection_that_no_snapshot_is_to_read_any_more_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was let in by `snapshot.include.collection.list`, and no snapshot had read it when it was left out again."""
+    """`snapshot.include.collection.list` let it in, and left it out again before a snapshot read it."""
     only_a = replace(WHOLE, snapshot_include_collection_list=("shop.a",))
     both = replace(WHOLE, snapshot_include_collection_list=("shop.[ab]",))
     payloads = read(SnapshotKind.INITIAL, {}, "1", ["shop.a"])
@@ -262,7 +263,7 @@ def test_a_collection_that_no_snapshot_is_to_read_any_more_is_not_missing(monkey
 
 
 def test_a_collection_that_no_snapshot_was_to_read_is_told_when_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that the list let in before, which was made since, nor where no snapshot was taken at all."""
+    """Not for a collection that the list let in before and that was created since, nor where no snapshot was taken at all."""
     only_a = replace(WHOLE, snapshot_include_collection_list=("shop.a",))
     payloads = read(SnapshotKind.INITIAL, {}, "1", ["shop.a"])
     found = start(monkeypatch, only_a, replace(WHOLE, snapshot_include_collection_list=("shop.[ab]",))).of_other_snapshots(
@@ -277,14 +278,14 @@ def test_a_collection_that_no_snapshot_was_to_read_is_told_when_one_is(monkeypat
 def test_a_collection_that_was_made_since_is_not_told_as_new(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All that it ever held is in bronze: no snapshot is asked for."""
+    """Bronze has everything it ever contained: no snapshot is needed."""
     with caplog.at_level(logging.WARNING):
         noted(monkeypatch, [(10, WHOLE), (20, WHOLE)], source({"cursor.pipeline": "[]"}))
     assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["shop.new"]
 
 
 def test_a_collection_that_was_empty_is_left_out_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came of it meanwhile is in no event either, and no row of before says that it was captured."""
+    """Its later documents are in no event either, and it has no earlier rows that show that it was captured."""
     only_a = source({"collection.include.list": "shop.a"})
     names = ["shop.a", "shop.b", "shop.new"]
     for streams in ([(10, WHOLE)], [(10, WHOLE), (20, WHOLE)]):

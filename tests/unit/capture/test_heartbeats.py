@@ -1,4 +1,4 @@
-"""How far bronze says it is complete, to who asks."""
+"""How far bronze says that it is complete, to those who ask."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LATER = "826B0137AF000000012B0229296E04"
 @pytest.mark.parametrize(
     ("reads", "said"),
     [
-        ([(EVENT, False), (EVENT, True), (EVENT, True)], ["826B0137A500000002"]),  # all of that time, not its beginning
+        ([(EVENT, False), (EVENT, True), (EVENT, True)], ["826B0137A500000002"]),  # that whole time, not only its beginning
         ([(MARK, True), (LATER, True), (LATER, True)], [LATER]),  # a mark may come before the events of its own time
     ],
 )
 def test_a_capture_that_is_asked_says_at_once_how_far_it_has_read(reads: list[tuple[str, bool]], said: list[str]) -> None:
-    """Once for each time that the stream comes to, and nothing that its rows say already: a cut does not wait for the lease."""
+    """One answer for each time that the stream reaches, and none that the rows already give: a cut does not wait for the lease."""
     told: list[Any] = []
     committed = SimpleNamespace(token=EVENT)
     log: Any = SimpleNamespace(position=committed, numbered=1, renew=lambda *, complete: told.append(complete))

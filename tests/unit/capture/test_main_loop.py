@@ -16,7 +16,7 @@ from pipelines.mongodb import change_stream
 
 
 def test_a_signal_that_cannot_be_done_ends_the_run_behind_what_was_read() -> None:
-    """The rows of the stream wait for their commit as at any end, and nothing of the signal is among them: it is read again."""
+    """The stream's rows wait for their commit as at any end, without the signal, which is read again."""
     rows, away = events.EventRows("shop"), errors.SourceUnreachable("away")
     running = threads.Threads(byte_queue.ByteQueue(10))
     running.queue.put(change_stream.EventBatch([b"event"], "8201", 1, is_drained=True))
@@ -48,7 +48,8 @@ def test_a_signal_that_cannot_be_done_ends_the_run_behind_what_was_read() -> Non
 
 
 def test_events_that_are_not_captured_are_counted_without_a_commit() -> None:
-    """Of a source of which nothing is captured there is none, and it looked as if nothing was left out. Those of rows count with them."""
+    """A source of which nothing is captured has no commits, but must show that events are left out. In a commit they count with its
+    rows."""
     seen, running, rows = metrics.Metrics("shop"), threads.Threads(byte_queue.ByteQueue(10)), events.EventRows("shop")
     nothing: Any = SimpleNamespace(show=lambda: None, handle_received=lambda *_, **__: None, is_blocking=False)
 
@@ -75,7 +76,7 @@ def test_events_that_are_not_captured_are_counted_without_a_commit() -> None:
 
 
 def test_a_quiet_stream_lets_bronze_be_compacted() -> None:
-    """Each of its heartbeats is a file, and no commit of events comes that would bring a compaction on."""
+    """Its heartbeats are files, and no commit of events comes that would start a compaction."""
     compacted: list[object] = []
     running, ends = threads.Threads(byte_queue.ByteQueue(10)), iter([False, True])
     running.queue.close()

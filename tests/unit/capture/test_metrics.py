@@ -1,4 +1,4 @@
-"""The metrics: Debezium's names, all of them or a word why not, and values that are worked out when somebody asks."""
+"""The metrics: all of Debezium's names, or a reason why not, with values that are computed on request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def documented(context: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("context", ["streaming", "snapshot"])
 def test_every_attribute_of_the_connector_is_told_or_left_out_with_a_reason(context: str) -> None:
-    """docs/metrics.md has each attribute once; those that it does not call "not provided" are told, and no other."""
+    """docs/metrics.md has each attribute once; exactly those that it does not call "Not provided" are exported."""
     found = metrics.Metrics("shop")
     found.streaming.committed({}, position=(5, 6), at=7)
     shown = {family.name.removeprefix(metrics.PREFIX) for family in found.families(now=0)}
@@ -58,7 +58,7 @@ def test_every_attribute_of_the_connector_is_told_or_left_out_with_a_reason(cont
 
 
 def test_commits_are_counted_whoever_brings_them() -> None:
-    """Those of a snapshot, and heartbeats, too: while the first documents came, none was told. A restart does not begin anew."""
+    """Snapshots and heartbeats also commit. A restart continues the count."""
     found = metrics.Metrics("shop")
     assert told(found)["", "medallion_commits"] == 0
     for commits in (3, 2):
@@ -69,7 +69,7 @@ def test_commits_are_counted_whoever_brings_them() -> None:
 
 
 def test_the_room_that_is_told_is_what_the_reader_has() -> None:
-    """It waits while what left the queue is not committed; all of the room seemed to be there."""
+    """The reader also waits for batches that left the queue and are not committed."""
     found = metrics.Metrics("shop")
     queue = found.streaming.queue = byte_queue.ByteQueue(10, uncommitted=lambda: 5)
     queue.put(change_stream.EventBatch([b"event"], "82", 3, is_drained=True))
@@ -79,7 +79,7 @@ def test_the_room_that_is_told_is_what_the_reader_has() -> None:
 
 
 def test_the_stream_counts_by_the_batch_and_the_commit() -> None:
-    """Batches and commits add up; lags are told as the last, the extremes and the usual."""
+    """Batches and commits add up; lags are given as the last, the extremes, and statistics."""
     found = metrics.Metrics("shop")
     assert told(found)["streaming", "MilliSecondsBehindSource"] == -1
     found.streaming.polled(3, at=10)
@@ -104,7 +104,7 @@ def test_the_stream_counts_by_the_batch_and_the_commit() -> None:
 
 
 def test_a_restart_of_the_capture_keeps_the_counts() -> None:
-    """Another stream goes on counting where the last one was, and an election between two streams is one."""
+    """A new stream continues the counts, and an election that two streams see counts once."""
 
     class Stream:
         def __init__(self, reconnects: int, *elections: str) -> None:
@@ -119,7 +119,7 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
 
 
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
-    """One of the three at a time; an aborted one is completed by the start that goes on with it."""
+    """At most one of the three at a time; the start that continues an aborted snapshot completes it."""
     controls = SnapshotControls()
     taken = SimpleNamespace(state=snapshot_state.SnapshotState("x", planned=("shop.a", "shop.b")), controls=controls)
     found = metrics.Metrics("shop")
@@ -147,7 +147,7 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     found.snapshot.ended(at=101)
     assert states(200) == (0, 1, 0, 1)
     read = taken.state
-    # What ends so is not tried again within this run: it is no more to be read, and was not.
+    # A collection that ends this way is not retried in this run: it is no longer planned, and was not read.
     for taken.state in (
         read.advanced("shop.b", snapshot_state.CollectionState(failed="error 2")),
         read.without(read.planned),
@@ -169,14 +169,14 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     ],
 )
 def test_headroom(size: int, retention: int, hours: int) -> None:
-    """The time until a position falls off, from what the oplog holds, what still fits, and what is kept anyway."""
+    """The time until a position falls off, from what the oplog contains, its free space, and its minimum retention."""
     hour = 3600
     oplog = mongodb_server.Oplog(mongodb_server.OplogWindow(0, 10 * hour), size, 100, retention * hour)
     assert oplog.headroom_seconds(6 * hour) == hours * hour
 
 
 def test_a_look_at_the_oplog_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it fails at: the headroom is unknown then, and told again when the next look knows it."""
+    """After any error the headroom is unknown, and shown again when the next look succeeds."""
     halt, found, looks = threading.Event(), metrics.Metrics("shop"), iter([KeyError("size"), None])
     log = SimpleNamespace(position=SimpleNamespace(token="8200000001000000012B022C0100296E04"))
     source = SimpleNamespace(oplog_headroom_warning_hours=0)
@@ -198,7 +198,7 @@ def test_a_look_at_the_oplog_that_fails_is_not_the_last(monkeypatch: pytest.Monk
 def test_who_connects_and_asks_nothing_keeps_no_thread(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A host that went away before it asked says nothing any more: in months there may be many."""
+    """A host that vanished before its request stays silent: over months there may be many."""
     monkeypatch.setattr(metrics._SilentHandler, "timeout", 0.2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -209,15 +209,15 @@ def test_who_connects_and_asks_nothing_keeps_no_thread(
             assert silent.recv(1) == b""
         with socket.create_connection(
             ("127.0.0.1", port), timeout=10
-        ) as probe:  # of a load balancer, which ends it by a reset
+        ) as probe:  # like a load balancer's, which ends it with a reset
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert "debezium_metrics_Connected" in " ".join(metrics.scrape("shop", port=port, address="127.0.0.1"))
-    captures.until(lambda: threading.active_count() <= before)  # the answer is here before its thread has ended
+    captures.until(lambda: threading.active_count() <= before)  # the answer arrives before its thread has ended
     assert not capfd.readouterr().err
 
 
 def test_what_somebody_else_shows_at_the_port_is_not_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pipeline's capture, or a program that speaks something else; and no proxy of the environment is asked for this host."""
+    """It may be another pipeline's capture, or a program with another protocol. No proxy of the environment is used for this host."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -15,7 +15,7 @@ from pipelines.mongodb import failures as mongodb_failures
 
 @pytest.mark.parametrize(("replaces", "error"), [(True, errors.SourceUnreachable), (False, errors.PositionLost)])
 def test_an_oplog_that_overtakes_the_stream_ends_the_run(replaces: bool, error: type[Exception]) -> None:
-    """Where `snapshot.mode` says that a lost position leads to a snapshot, the capture starts over, and nobody is told to set that."""
+    """If `snapshot.mode` answers a lost position with a snapshot, the capture starts over, and the error does not recommend that mode."""
 
     def overtaken() -> None:
         raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)

@@ -1,4 +1,4 @@
-"""How the layers of one application end together: no Spark is needed to see it."""
+"""How the layers of one application end together, without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = settings.parse(BARE)
 
 
 class Layers:
-    """Stand-ins of the three layers; each runs until it is stopped, or raises what it was given."""
+    """Stand-ins for the three layers; each runs until it is stopped, or raises the given error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **raised: BaseException) -> None:
         self.raised, self.runs = raised, 0
@@ -46,13 +46,13 @@ class Layers:
             if error is not None:
                 raise error
             assert once or stop.wait(10)
-            return {name: name} if name == "gold" else name  # gold tells of its tables and of its models
+            return {name: name} if name == "gold" else name  # gold returns results of its tables and of its models
 
         return run
 
 
 def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event that asks all to stop is its owner's: nobody else sets it."""
+    """The event that stops all layers belongs to the caller: nobody else sets it."""
     Layers(monkeypatch, gold=errors.TableOwned("process 7 writes it"))
     stop = threading.Event()
     with pytest.raises(errors.TableOwned):
@@ -61,7 +61,7 @@ def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.Monk
 
 
 def test_layers_that_share_a_session_set_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fence of one's MERGE would be taken by what another one commits meanwhile, which Delta then may leave out without a word."""
+    """The fence of one layer's MERGE would apply to another layer's commit, which Delta may then silently skip."""
     Layers(monkeypatch)
     stop = threading.Event()
     stop.set()
@@ -73,7 +73,7 @@ def test_layers_that_share_a_session_set_nothing_in_it(monkeypatch: pytest.Monke
 
 
 def test_once_the_error_that_says_most_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gold goes on where silver failed, and its gate's refusal is for a person, who is not told to try again."""
+    """Gold continues where silver failed. A refusal by its gate needs a person, and a retry does not help."""
     refused = errors.GateFailed("totals: the new version is not published")
     for raised in ({"gold": refused}, {"silver": errors.CommitConflict("again"), "gold": refused}):
         Layers(monkeypatch, **raised)
@@ -82,7 +82,7 @@ def test_once_the_error_that_says_most_is_raised(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All layers begin anew over another session, until they are asked to stop."""
+    """All layers start anew with another session, until they are asked to stop."""
     layers, stop = Layers(monkeypatch, silver=ConnectionRefusedError()), threading.Event()
     monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
     monkeypatch.setattr(jvm, "is_gone", lambda: True)
@@ -97,7 +97,7 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end again, for want of memory perhaps."""
+    """It would end again, for example for lack of memory."""
     Layers(monkeypatch, silver=ConnectionRefusedError())
     monkeypatch.setattr(jvm, "is_gone", lambda: True)
     with pytest.raises(errors.SparkLost):
@@ -105,7 +105,7 @@ def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.Mon
 
 
 def test_layers_stand_still_and_go_on() -> None:
-    """In a block no layer runs; what each says before and behind it comes together, and a stop ends them in either."""
+    """No layer runs during the block. The results from before and after it are combined, and a stop ends the layers in either."""
     still, stop = standstill.Standstill(), threading.Event()
     running: set[str] = set()
     ended: dict[str, list[int]] = {}
@@ -140,10 +140,10 @@ def test_layers_stand_still_and_go_on() -> None:
 
 
 def test_a_layer_that_stands_still_often_holds_one_result() -> None:
-    """Of a service that is asked for a cut each minute a list of them would grow for weeks."""
+    """A service that makes a cut every minute would otherwise collect results for weeks."""
 
     class Result:
-        """What a layer says of one of its times."""
+        """What a layer returns for one of its runs."""
 
     still, stop, made = standstill.Standstill(), threading.Event(), weakref.WeakSet[Result]()
     begun: list[int] = []
@@ -167,7 +167,7 @@ def test_a_layer_that_stands_still_often_holds_one_result() -> None:
 
 
 def test_a_mistake_in_a_file_ends_no_service_behind_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gold begins anew there, and the mistake came while it ran: its log tells of it, and the capture goes on."""
+    """Gold starts anew after a cut, and the mistake came while it ran: it is logged, and the capture continues."""
     gold = {"models": str(tmp_path), "expectations": str(tmp_path)}
     chosen = settings.parse({**BARE, "gold": gold})
     audits: list[Any] = []

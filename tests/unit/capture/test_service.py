@@ -1,4 +1,4 @@
-"""Runs of the capture that follow each other."""
+"""Successive runs of the capture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = settings.parse(
 
 
 def test_a_table_is_taken_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--take-over` is said of the owner of that moment: who claimed the table while the source was away keeps it."""
+    """`--take-over` refers to the owner at that moment: who claimed the table while the source was away keeps it."""
     taken: list[bool] = []
 
     def run(*, once: bool, take_over: bool) -> CaptureResult:

@@ -1,4 +1,4 @@
-"""Which snapshot a start goes on with."""
+"""Which snapshot a start continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.capture.start import CaptureStart
     [
         (SnapshotMode.ALWAYS, (), True),
         (SnapshotMode.ALWAYS, ("b",), False),  # nobody reads it any more, and each start takes a snapshot
-        (SnapshotMode.INITIAL, ("b",), True),  # it goes on when it is let in again
+        (SnapshotMode.INITIAL, ("b",), True),  # it continues when the collection is let in again
     ],
 )
 def test_what_is_left_out_keeps_no_start_from_a_new_snapshot(
@@ -36,7 +36,7 @@ def test_what_is_left_out_keeps_no_start_from_a_new_snapshot(
 def test_a_collection_that_fails_keeps_no_start_from_a_new_snapshot(
     mode: SnapshotMode, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where each start takes one, it tries the collection again with all the others; else the old one does."""
+    """If each start takes a snapshot, that one reads the collection again; otherwise the old one does."""
     state = snapshot_state.SnapshotState("1", ("shop.a", "shop.b")).advanced(
         "shop.b", snapshot_state.CollectionState(completed=True)
     )

@@ -1,4 +1,4 @@
-"""Where a stream begins, and where it must not."""
+"""Where a stream starts, and where it must not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ NOW = 0x66000000
 def test_another_deployment_whose_clock_is_behind_is_not_captured_into_these_tables(
     monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    """Its snapshot, too, would count as older than the documents that are there. One whose clock is not gets a snapshot behind a gap."""
+    """Its snapshot would also count as older than the existing documents. A deployment whose clock is not behind gets a gap and a
+    snapshot."""
     monkeypatch.setattr(stream_opener.mongodb_server, "operation_time", lambda _: Timestamp(NOW, 1))
     monkeypatch.setattr(stream_opener.catalog, "database_names", lambda _: [])
     accepted: Any = SimpleNamespace(begins="begins")
@@ -40,7 +41,7 @@ def test_another_deployment_whose_clock_is_behind_is_not_captured_into_these_tab
 
 
 def test_the_time_of_another_deployment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock may be a little slow: what its snapshot reads before counts as older than the documents that are there, and they stay."""
+    """A clock may be slightly behind: documents from an earlier snapshot would count as older than the existing ones, and be ignored."""
     times = [NOW - 40, NOW - 2, NOW - 1, NOW]
     monkeypatch.setattr(stream_opener.mongodb_server, "operation_time", lambda _: Timestamp(times.pop(0), 1))
     opened: list[int] = []
