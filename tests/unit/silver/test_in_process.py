@@ -147,7 +147,7 @@ def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
     monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
     documents, truth = Documents(draws), {}
-    with without_spark.running(), contextlib.suppress(NeedsSpark):
+    with without_spark.running():
         hop = Hop(tmp_path, **draws.choice([{}, {"keep.document": True}]))
         for _ in range(draws.choice([3, 6])):
             batch = []
