@@ -33,10 +33,10 @@ def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
     folders = [tables.path_name(name) for name in names]
     assert len(set(folders)) == len(names)
     assert all(len(folder.encode()) <= 255 and "~" in folder for folder in folders)
-    assert folders == [tables.path_name(name) for name in names]
+    assert folders[3] == "x" * 180 + "~85e62acd750c4eb56b7b6a1d66dca5bf", "the same in every version: the table is there"
     catalog = tables.Layout(catalog="main", schema_prefix="shop_")
     found = {str(catalog.silver("d" * 63, name)).rpartition(".")[2] for name in ("c" * 255, "c" * 254 + "d")}
-    assert len(found) == 2
+    assert sorted(name[-33:-1] for name in found) == ["368b438e9a642734738b9e3de35331d0", "b954c5b656ce19b4f7291fd8f9e199f3"]
     assert all(len(name) <= 257 for name in found)
 
 

@@ -39,7 +39,7 @@ def test_tables_that_are_written_together_do_not_write_their_checkpoints_togethe
         return int(found[1])
 
     found = [interval(f"/lake/silver/shop/orders{number}") for number in range(50)]
-    assert found == [interval(f"/lake/silver/shop/orders{number}") for number in range(50)]
+    assert found[0] == 690, "the same in every process"
     assert min(found) >= 500 and max(found) < 1000 and len(set(found)) > 25
     assert [interval(f"{root}/silver/shop/orders0") // 500 for root in ("s3a://lake", "/Volumes/lake", "file:/lake")] == [
         0,
