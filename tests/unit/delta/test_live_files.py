@@ -385,14 +385,13 @@ def test_of_a_large_file_the_row_groups_are_read_that_hold_some_of_the_rows(tabl
     rows = live_files.rows_at(live, places, columns=["n", "__key"], **sizes)
     assert rows.to_pylist() == [{"n": number, "__key": keys[number]} for number in wanted]
     groups = len(local_log.row_groups(pq.ParquetFile(table.folder / file["path"]), wanted))
-    if wanted:
-        path = table.folder / file["path"]
-        few = local_log.columns_bytes(path, {"n", "__key"}, rows=wanted)
-        assert few * pq.ParquetFile(path).num_row_groups == pytest.approx(
-            local_log.columns_bytes(path, {"n", "__key"}) * groups, rel=0.2
-        )
-        with pytest.raises(NotReadable):
-            live_files.rows_at(live, places, columns=["n", "__key"], **sizes | {"read_bytes": few - 1})
+    path = table.folder / file["path"]
+    few = local_log.columns_bytes(path, {"n", "__key"}, rows=wanted)
+    assert few * pq.ParquetFile(path).num_row_groups == pytest.approx(
+        local_log.columns_bytes(path, {"n", "__key"}) * groups, rel=0.2
+    )
+    with pytest.raises(NotReadable):
+        live_files.rows_at(live, places, columns=["n", "__key"], **sizes | {"read_bytes": few - 1})
 
 
 def test_what_a_version_has_beyond_another_is_found_by_its_places(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_what_came_since_a_version_is_read(read: list[int]) -> None:
     assert read == [1, 10]
 
 
-def test_a_history_without_any_of_ours_ends(read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_without_any_of_ours_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         table_history, "commits", lambda *_, limit: [Commit(n, 0, None) for n in range(99, max(-1, 99 - limit), -1)]
     )
