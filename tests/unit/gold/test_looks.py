@@ -86,13 +86,15 @@ def test_gold_finds_what_nobody_names(hop: Hop) -> None:
 def test_tables_that_lie_elsewhere_are_looked_at_side_by_side(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look is a statement or two, which mostly wait."""
     made, meeting = hop.gold_run(), threading.Barrier(2, timeout=5)
+    looked: list[str] = []
     known = registry.KnownCollections(0, tuple(registry.Namespace("cases", name) for name in ("t", "u")))
     monkeypatch.setattr(registry, "read", lambda *_: known)
     monkeypatch.setattr(local_log, "folder", lambda _: None)
 
-    def look(_: registry.Namespace) -> None:
+    def look(namespace: registry.Namespace) -> None:
         meeting.wait()
+        looked.append(namespace.collection)
 
     monkeypatch.setattr(made, "_due_work", look)
     made.published()
-    assert not meeting.broken
+    assert sorted(looked) == ["t", "u"]
