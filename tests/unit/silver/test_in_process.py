@@ -432,11 +432,10 @@ def test_what_a_table_asks_more_than_this_is_for_spark(
 ) -> None:
     """This is known before documents are typed; otherwise they would be typed twice."""
     typed: list[Any] = []
-    monkeypatch.setattr(DocumentTyper, "typed", lambda *given, **named: typed.append(given))
     if layer == "gold":
-        monkeypatch.undo()
         hop.append((1, document(1, n=5)))
         hop.silver()
+    monkeypatch.setattr(DocumentTyper, "typed", lambda *given, **named: typed.append(given))
     alter(hop.silver_table if layer == "silver" else hop.gold_table, **properties)
     hop.append((2, document(2, n=5)))
     with pytest.raises(NeedsSpark):
