@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdc_core.bronze import columns, event_rows
 
 
-def test_what_was_added_in_vain_is_taken_back() -> None:
+def test_rows_and_actions_added_in_vain_are_removed() -> None:
     """Removes rows and actions for their commit; earlier rows stay, and so does their token."""
     rows = event_rows.EventRows("shop")
     done: list[str] = []

@@ -27,7 +27,7 @@ def test_it_holds_no_more_bytes_than_it_may() -> None:
     assert queue.get(timeout=0.01) is None and queue.is_empty()
 
 
-def test_what_is_not_committed_counts() -> None:
+def test_uncommitted_bytes_count() -> None:
     """Batches that left the queue for a commit also count; an empty queue accepts one batch."""
     uncommitted = 90
     queue = byte_queue.ByteQueue(100, lambda: uncommitted)
@@ -44,7 +44,7 @@ def test_what_is_not_committed_counts() -> None:
     assert not putting[1].is_alive() and queue.bytes == 30
 
 
-def test_closing_lets_everybody_go() -> None:
+def test_closing_wakes_blocked_puts() -> None:
     """Closing wakes blocked puts, and nothing is put afterwards."""
     queue = byte_queue.ByteQueue(1)
     queue.put(batch(1))

@@ -96,7 +96,7 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert layers.takes_over == [True, False], "a person knew of the owners of then"
 
 
-def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_ends_at_once_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end again, for example for lack of memory."""
     Layers(monkeypatch, silver=ConnectionRefusedError())
     monkeypatch.setattr(jvm, "is_gone", lambda: True)

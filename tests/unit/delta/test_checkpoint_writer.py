@@ -127,7 +127,7 @@ def test_a_checkpoint_of_a_checkpoint_is_that_of_all_commits(folder: Path, tmp_p
         {"metaData": {**METADATA["metaData"], "configuration": {"delta.checkpointPolicy": "v2"}}},
     ],
 )
-def test_what_is_not_known_is_left_to_delta(folder: Path, action: dict[str, Any]) -> None:
+def test_unknown_actions_and_features_are_left_to_delta(folder: Path, action: dict[str, Any]) -> None:
     commit(folder, 1, action)
     assert not checkpoint_writer.write(folder, 1)
     assert [each.name for each in (folder / "_delta_log").iterdir() if "heckpoint" in each.name] == []
@@ -142,14 +142,14 @@ def test_no_row_group_is_empty(folder: Path) -> None:
     assert all(held.row_group(number).num_rows for number in range(held.num_row_groups))
 
 
-def test_a_table_that_a_feature_was_dropped_of_has_checkpoints(folder: Path) -> None:
+def test_a_table_with_a_dropped_feature_has_checkpoints(folder: Path) -> None:
     """Delta then sets `checkpointProtection`, which only restricts the cleanup of the log."""
     protocol = {**PROTOCOL["protocol"], "readerFeatures": [], "writerFeatures": ["appendOnly", "checkpointProtection"]}
     commit(folder, 1, {"protocol": protocol})
     assert checkpoint_writer.write(folder, 1)
 
 
-def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path) -> None:
+def test_parsed_statistics_without_their_json_are_left_to_delta(folder: Path) -> None:
     """The checkpoint was written while `delta.checkpoint.writeStatsAsJson` was off: it has no statistics as JSON to copy."""
     commit(folder, 1, {"add": {"path": "x", "size": 1, "stats": '{"numRecords":1}'}})
     assert checkpoint_writer.write(folder, 1)
@@ -161,7 +161,7 @@ def test_statistics_that_only_delta_can_put_into_words_are_not_lost(folder: Path
     assert not checkpoint_writer.write(folder, 2)
 
 
-def test_one_of_delta_rs_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_of_delta_rs_is_continued(tmp_path: Path) -> None:
     """delta-rs writes a column for each kind of action, and more fields of each removed file."""
     table = str(tmp_path)
     for number, mode in enumerate(("append", "overwrite", "append")):
@@ -174,7 +174,7 @@ def test_one_of_delta_rs_is_gone_on_from(tmp_path: Path) -> None:
     assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 2]
 
 
-def test_what_later_commits_are_not_about_is_passed_on_as_it_is(folder: Path) -> None:
+def test_unchanged_actions_are_copied_without_being_parsed(folder: Path) -> None:
     """A table with a commit per second has over half a million tombstones after a week: parsing each takes seconds, and a kilobyte of
     memory each."""
     commit(folder, 1, *({"remove": {"path": f"part-{number}.parquet", "size": 1}} for number in range(20_000)))
@@ -192,7 +192,7 @@ def test_what_later_commits_are_not_about_is_passed_on_as_it_is(folder: Path) ->
     assert (rows.num_rows, rows["remove"].null_count) == (20_002, 3)
 
 
-def test_the_one_of_delta_stays(folder: Path) -> None:
+def test_an_existing_checkpoint_and_a_later_note_stay(folder: Path) -> None:
     """An existing checkpoint is kept, and a later one that another writer noted stays noted."""
     for version in (1, 2, 3):
         commit(folder, version, {"txn": {"appId": "a", "version": version}})
@@ -204,7 +204,7 @@ def test_the_one_of_delta_stays(folder: Path) -> None:
     assert checkpoint.noted(folder / "_delta_log") == 3
 
 
-def test_a_checksum_of_what_was_noted_before_does_not_hide_what_is_noted_now(folder: Path) -> None:
+def test_the_checksum_of_an_older_note_is_removed(folder: Path) -> None:
     """Hadoop's local file system refuses a file that does not match its checksum."""
     stale = folder / "_delta_log" / f".{checkpoint.NOTED}.crc"
     stale.write_bytes(b"crc\0")
@@ -230,5 +230,5 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
     assert not (folder / "_delta_log" / name).exists()
 
 
-def test_tables_of_a_short_interval_have_all_of_theirs_from_delta() -> None:
+def test_tables_with_a_short_interval_get_all_checkpoints_from_delta() -> None:
     assert [checkpoint_writer.every(interval) for interval in (10, 99, 500, 730)] == [None, None, 50, 73]

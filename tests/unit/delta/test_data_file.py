@@ -49,7 +49,7 @@ def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
     }
 
 
-def test_of_values_that_hold_others_the_log_says_nothing(tmp_path: Path) -> None:
+def test_nested_columns_have_no_statistics(tmp_path: Path) -> None:
     """Delta expects statistics for each nested field: it cannot parse a number in their place, and then ignores all statistics of the
     file."""
     rows = pa.table({"key": ["a"], "deep": [{"n": 1}], "many": [[1]]})
@@ -78,7 +78,7 @@ def test_large_rows_are_written_one_at_a_time(tmp_path: Path) -> None:
     assert int(ended.stdout) < 8 * 2**22, "eight rows of 2**22 bytes, and four times as much in one page"
 
 
-def test_of_a_small_file_that_finds_no_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_on_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry would leave another partial file on a full disk."""
     write = Path.write_bytes
 
@@ -99,7 +99,7 @@ def test_no_parts_make_a_file_without_rows(tmp_path: Path) -> None:
     assert json.loads(file.stats)["numRecords"] == 0
 
 
-def test_where_a_part_cannot_be_read_no_file_is_left(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
     """No commit names the file, so nothing would remove it."""
 
     def parts() -> Iterator[pa.Table]:

@@ -14,7 +14,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import checkpoint_writer, maintenance, query_execution
 
 
-def test_drafts_that_never_got_their_name_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drafts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts of checkpoints may have tens of megabytes. Recent drafts and files with final names stay."""
     log = tmp_path / "_delta_log"
     log.mkdir()

@@ -64,7 +64,7 @@ def committed_after(refusals: int, error: Callable[[], Exception], log: list[Com
     return commit
 
 
-def test_an_errand_is_its_own_writers_alone() -> None:
+def test_an_errand_is_not_carried_to_the_next_writer() -> None:
     """Another writer's claim after `medallion maintain` must not have its errand: it would tell others that this writer ends within a
     minute."""
     passing = claims.parsed(claims.WriterIdentity("w", "host", 1, "", "medallion maintain").metadata(now_ms=0, to=7))

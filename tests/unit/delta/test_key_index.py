@@ -31,7 +31,7 @@ def _write(path: Path, keys: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_finds_what_a_search_finds(seed: int) -> None:
+def test_an_index_finds_what_a_search_finds(seed: int) -> None:
     """With keys of any length, repeated keys, and any chunks."""
     rng = random.Random(seed)
     known = [
@@ -70,7 +70,7 @@ def test_files_are_read_three_times_and_then_no_more(tmp_path: Path, monkeypatch
     assert read == [*["a", "b"] * 3, *["a"] * 5]
 
 
-def test_another_file_of_the_name_is_read(tmp_path: Path) -> None:
+def test_a_replaced_file_of_the_same_name_is_read_again(tmp_path: Path) -> None:
     """A table may be removed and brought back by other means than Delta's."""
     for keys in (["a", "b"], ["b", "a", "a"]):
         file = _write(tmp_path / "x.parquet", keys)

@@ -69,7 +69,7 @@ class Statements(list[str]):
         self.append(statement)
 
 
-def test_of_a_catalog_a_shadows_own_schemas_go_and_nothing_else() -> None:
+def test_removing_a_shadow_drops_only_its_schemas_of_a_catalog() -> None:
     """A schema that has the catalog's name stays, too."""
     statements: Any = Statements()
     layout = tables.Layout(catalog="main", schema_prefix="shop_")
@@ -80,7 +80,7 @@ def test_of_a_catalog_a_shadows_own_schemas_go_and_nothing_else() -> None:
     ]
 
 
-def test_what_mongodb_makes_for_a_moment_is_no_collection() -> None:
+def test_temporary_collections_of_mongodb_are_recognized() -> None:
     """`$out`, map-reduce and renames between databases use collections with reserved names."""
     temporary = ["tmp.agg_out.3f0c", "tmp.mr.a_1", "tmpQx3_1.renameCollection"]
     lasting = ["tmp", "tmp.orders", "my.tmp.agg_out.1", "tmpfiles"]

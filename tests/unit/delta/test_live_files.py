@@ -201,7 +201,7 @@ def test_places_are_found_and_files_without_them_not_opened(table: Table) -> Non
     ],
     ids=["partitions", "column mapping", "type", "feature", "sidecar"],
 )
-def test_what_is_not_understood_is_refused(table: Table, action: dict[str, Any]) -> None:
+def test_unsupported_layouts_types_and_features_are_refused(table: Table, action: dict[str, Any]) -> None:
     """The table can be read again after a return to the version before."""
     live = LiveFiles(table.folder)
     assert live.at(0)

@@ -97,7 +97,7 @@ def test_a_restore_to_a_version_says_it(table: Path) -> None:
         ("OPTIMIZE", {"predicate": "[]"}, False),
     ],
 )
-def test_no_position_counts_whose_rows_somebody_put_others_in_the_place_of(
+def test_a_position_is_void_after_an_overwrite_of_its_rows(
     table: Path, operation: str, parameters: dict[str, str], is_replaced: bool
 ) -> None:
     """A backup that is copied over the table lacks newer changes, so the old position is void. A later commit of ours states its own."""
@@ -131,7 +131,7 @@ def test_what_columns_take_counts_those_with_dots_in_their_names(tmp_path: Path)
     assert [size // 500 for size in sizes] == [2, 1, 10]
 
 
-def test_a_commit_that_is_cut_off_is_for_a_person(tmp_path: Path) -> None:
+def test_a_truncated_commit_needs_a_decision(tmp_path: Path) -> None:
     """A commit that a power failure left empty counts as one without metadata, and the position is that of the commit before. A truncated
     one needs a decision."""
     log = tmp_path / "_delta_log"

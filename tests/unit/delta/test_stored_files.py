@@ -268,7 +268,7 @@ def test_an_outage_between_two_requests_leaves_the_copy_what_it_was(table: Table
     assert table.newest() is None and draft.exists()
 
 
-def test_what_an_earlier_attempt_left_is_no_table(table: Table) -> None:
+def test_copies_of_an_earlier_process_are_no_table(table: Table) -> None:
     for version in range(3):
         table.commit(version, METADATA)
     shutil.copytree(table.folder, table.copies)  # as an earlier process with this process' number leaves it

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pipelines.delta import table_comparison
 
 
-def test_of_documents_that_differ_their_number_and_a_few_keys_are_held() -> None:
+def test_differences_are_counted_with_a_few_example_keys() -> None:
     """After a change of a type all documents may differ."""
     batches = [
         pa.record_batch({"key": [f"{number}-{at}" for number in range(1000)], "column": ["a", "b"] * 500}) for at in range(3)

@@ -44,7 +44,7 @@ def test_tables_are_found_where_a_layer_is_a_link_to_another_disk(tmp_path: Path
     assert delta.tables_below(root) == [root / layer / "shop" / "orders" for layer in ("gold", "silver")]
 
 
-def test_of_a_table_whose_log_says_it_no_statement_asks(tmp_path: Path) -> None:
+def test_a_size_in_the_logs_checksum_needs_no_statement(tmp_path: Path) -> None:
     """The page shows thousands of tables."""
     (tmp_path / "_delta_log").mkdir()
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text("{}")

@@ -78,7 +78,7 @@ def test_the_query_over_a_cut_names_each_table_once() -> None:
     assert dataclasses.replace(shown, tables=()).sql == ""
 
 
-def test_a_time_is_asked_in_three_ways() -> None:
+def test_times_are_accepted_in_three_forms() -> None:
     """A time without an increment includes its whole second; `verify` accepts the same times as gold."""
     assert cut.parsed("10") == cut.parsed("1970-01-01T00:00:10Z") == cut.parsed("1970-01-01 00:00:10") == at(10, 0xFFFFFFFF)
     assert cut.parsed("10:2") == at(10, 2)
@@ -92,7 +92,7 @@ OUT_OF_RANGE = ("9999999999", "10:4294967296", "1969-12-31T23:59:59Z", "2200-01-
 
 
 @pytest.mark.parametrize("text", [*NO_TIMES, *OUT_OF_RANGE])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     """Refuses words, negative numbers, and times that no cluster time can represent."""
     with pytest.raises(errors.SettingsError, match="--as-of: "):
         verify.as_of(text)

@@ -210,7 +210,7 @@ def test_what_is_for_queries_leaves_the_table_as_it_is(tmp_path: Path, events: S
         (live_files, "MANY_ROWS", 1),
     ],
 )
-def test_what_is_much_is_for_queries(
+def test_large_inputs_are_for_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, value: int
 ) -> None:
     kept = Kept(tmp_path, limit=100_000)

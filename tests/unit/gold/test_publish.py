@@ -106,7 +106,7 @@ def test_models_that_follow_outlive_whatever_fails(
     assert [each.getMessage() for each in caplog.records].count(str(wrong)) == 2
 
 
-def test_a_spark_that_models_alone_miss_ends_the_documents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_that_is_lost_to_models_ends_the_documents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its temporary folder was removed, or an answer was truncated. Documents are published without queries, and would continue for weeks
     without models."""
     lost, stop = errors.SparkLost("the temporary folder of this Spark was emptied"), threading.Event()
@@ -118,7 +118,7 @@ def test_a_spark_that_models_alone_miss_ends_the_documents_too(tmp_path: Path, m
     assert raised.value is lost and not stop.is_set()
 
 
-def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_error_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that retries forever would never show it: the exit code is that of the error that needs a decision."""
     monkeypatch.setattr(publish.gold, "run", raising(errors.StoreUnreachable("shop.a: the store does not answer")))
     monkeypatch.setattr(publish.models, "run", raising(errors.GateFailed("totals: the new version is not published")))

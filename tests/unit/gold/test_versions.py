@@ -162,7 +162,7 @@ def test_any_order_gives_the_same(drawn: list[tuple[str, Any]], random: Any, run
 
 
 @pytest.mark.parametrize("op", [bronze.Op.CREATE, bronze.Op.READ])
-def test_what_is_there_already_changes_nothing(op: bronze.Op) -> None:
+def test_known_events_change_nothing(op: bronze.Op) -> None:
     kept = Kept()
     kept.add(whole(1, "a", op), delete(2))
     held = list(kept.versions.values())

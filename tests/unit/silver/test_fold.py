@@ -102,7 +102,7 @@ def test_cases_in_arrow(case: dict[str, Any]) -> None:
     assert (text(document), incomplete) == (text(case["document"]), case.get("incomplete", False))
 
 
-def test_what_could_not_be_decided_is_left_out() -> None:
+def test_ambiguous_paths_change_nothing() -> None:
     """A path may name a field with a dot, or a field in a document: the document keeps its value, and is incomplete."""
     update = fold.PartialUpdate("1", {"a.b": 1, "c": 2, "d.e": 3}, ["a.b"])
     assert fold.fold({"a.b": 0}, [update]) == ({"a.b": 0, "c": 2}, True)
@@ -410,7 +410,7 @@ def test_deep_documents() -> None:
     assert (document, incomplete) == (deep | {"b": "\u20ac"}, False)
 
 
-def test_twice_is_once() -> None:
+def test_folding_does_not_change_its_arguments() -> None:
     """The result only depends on the arguments: the first fold does not change them."""
     of = [fold.PartialUpdate("1", {"a": {"b": [1]}}), fold.PartialUpdate("2", {"a.b.1": 2})]
     assert fold.fold({}, of) == fold.fold({}, of) == ({"a": {"b": [1, 2]}}, False)

@@ -427,7 +427,7 @@ def alter(table: Any, **properties: str) -> None:
     ids=lambda properties: next(iter(properties)),
 )
 @pytest.mark.parametrize("layer", ["silver", "gold"])
-def test_what_a_table_asks_more_than_this_is_for_spark(
+def test_tables_with_unsupported_properties_are_for_spark(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str, properties: dict[str, str]
 ) -> None:
     """This is known before documents are typed; otherwise they would be typed twice."""

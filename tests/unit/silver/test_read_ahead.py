@@ -74,7 +74,7 @@ def test_an_error_is_that_of_the_range() -> None:
         batches(ahead, bronze, unlucky)
 
 
-def test_nothing_is_held_where_nothing_comes() -> None:
+def test_forgotten_ranges_are_read_again() -> None:
     ahead, bronze = ReadAhead(), Bronze()
     ahead.expect(SECOND)
     batches(ahead, bronze, FIRST)

@@ -354,7 +354,7 @@ def test_a_turn_is_long_beside_the_survey_that_it_begins_with(tmp_path: Path, mo
     assert turns == [400, 400]
 
 
-def test_a_take_over_is_of_those_who_were_there(tmp_path: Path) -> None:
+def test_a_take_over_applies_to_owners_at_the_start(tmp_path: Path) -> None:
     """A service may first need a table weeks after its start: a rebuild that claimed it meanwhile keeps it."""
     with without_spark.running():
         hop = Hop(tmp_path)
@@ -402,7 +402,7 @@ def test_a_claim_without_an_answer_holds_no_table(tmp_path: Path, monkeypatch: p
         Writer.claim(SPARK, table).release()
 
 
-def test_who_was_taken_over_notes_no_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_taken_over_records_no_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may stall for longer than its lease while it types documents. The other process then has a larger schema with the same
     version, which must be the one that the next start reads."""
     with without_spark.running():
