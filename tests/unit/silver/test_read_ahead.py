@@ -60,6 +60,7 @@ def test_a_range_that_is_too_large_to_be_held_beside_another_is_read_when_it_is_
     for range_, then, batch in ((FIRST, large, 1), (large, too_large, 60), (too_large, THIRD, None)):
         ahead.expect(then)
         assert batches(ahead, bronze, range_) == [batch]
+    assert (large, "MainThread") in bronze.read, "of 60 bytes, and 50 may be held beside another"
     assert (THIRD, "medallion-ahead") not in bronze.read, (
         "what this process cannot apply is not followed by a range that it can"
     )
