@@ -19,9 +19,10 @@ def at(seconds: int, increment: int = 1) -> str:
 
 
 def test_a_cut_never_splits_a_cluster_time() -> None:
-    """No cut at a batch that ends inside a transaction. The newest batch is a boundary only if a heartbeat says that its time is
-    complete."""
+    """No cut before the first event, or at a batch that ends inside a transaction. The newest batch is a boundary only if a heartbeat says
+    that its time is complete."""
     batches = [
+        cut.BatchTimes(0),
         cut.BatchTimes(1, at(10), at(12)),
         cut.BatchTimes(2, at(13), at(15)),
         cut.BatchTimes(3, at(15), at(15)),
@@ -81,9 +82,10 @@ def test_the_query_over_a_cut_names_each_table_once() -> None:
 def test_times_are_accepted_in_three_forms() -> None:
     """A time without an increment includes its whole second; `verify` accepts the same times as gold."""
     assert cut.parsed("10") == cut.parsed("1970-01-01T00:00:10Z") == cut.parsed("1970-01-01 00:00:10") == at(10, 0xFFFFFFFF)
+    assert cut.parsed("1970-01-01T02:00:10+02:00") == at(10, 0xFFFFFFFF)
     assert cut.parsed("10:2") == at(10, 2)
     assert cut.parsed(" Now ") is None
-    assert cut.shown(at(10, 2)) == "10:2 (1970-01-01 00:00:10 UTC)"
+    assert (cut.shown(at(10, 2)), cut.shown("")) == ("10:2 (1970-01-01 00:00:10 UTC)", "the beginning")
     assert (verify.as_of("10:2"), verify.as_of("10.2"), verify.as_of("now")) == ((10, 2), (10, 2), None)
 
 
