@@ -36,9 +36,16 @@ def test_what_is_due_behind_a_newer_sweep(cause: str, is_due: bool) -> None:
     """The end of a snapshot is repeated by heartbeats, and is done. A drop that the stream reaches late is due until its batch is
     applied."""
     sweep = Sweep("a", 7, "0a", SweepCause(cause))
-    assert sweep.is_due(after=6, swept="0f") is is_due
+    assert sweep.is_due(after=6, swept="0f") is sweep.is_due(after=6, swept="0a") is is_due
     assert not sweep.is_due(after=7, swept="")
     assert sweep.is_due(after=6, swept="")
+
+
+def test_nothing_from_before_a_drop_may_come_late() -> None:
+    """A late event from before a snapshot is compared with its row, and so is every late event if deletes keep their row."""
+    drop, snapshot = (Sweep("a", 7, "0c", cause) for cause in (SweepCause.DROP, SweepCause.SNAPSHOT))
+    assert [drop.floor(before, keeps_row=False) for before in ("", "0a", "0f")] == ["0c", "0c", "0f"]
+    assert (drop.floor("0a", keeps_row=True), snapshot.floor("0a", keeps_row=False)) == ("0a", "0a")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"snapshot": 5}', '{"snapshot": {"collections": [1]}}'])
