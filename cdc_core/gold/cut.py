@@ -48,12 +48,12 @@ def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[Cu
 
     `reached` is a cluster time before which the log is complete although no later change proves it.
     """
-    ordered = sorted(batches, key=lambda each: each.number)
-    following = [""] * len(ordered)
-    later: str | None = None
-    for place in range(len(ordered) - 1, -1, -1):
-        following[place] = later if later is not None else (reached or "")
-        first = ordered[place].first
+    sorted_batches = sorted(batches, key=lambda each: each.number)
+    next_times = [""] * len(sorted_batches)
+    next_time: str | None = None
+    for index in range(len(sorted_batches) - 1, -1, -1):
+        next_times[index] = next_time if next_time is not None else (reached or "")
+        first = sorted_batches[index].first
         if first is not None:
             next_time = first if next_time is None else min(next_time, first)
     cuts: list[CutBoundary] = []
