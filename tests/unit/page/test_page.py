@@ -1,4 +1,4 @@
-"""The page: everything that status knows in one text that asks no network, and the dashboard beside it."""
+"""The status page: one self-contained HTML text. Also the Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_expectations_are_reported_by_table() -> None:
-    """What was refused comes first, and in it what was not met, each with its verdicts in the runs before."""
+    """Refused tables come first, and in a table its unmet expectations; each has its verdicts in the runs before."""
     refused, other = audits.audited(judged())
     assert (refused.table, refused.is_published, other.table, other.is_published) == ("shop.orders", False, "totals", True)
     assert [(each.arguments, each.is_met, each.past) for each in refused.verdicts] == [
@@ -35,7 +35,7 @@ def test_expectations_are_reported_by_table() -> None:
 
 
 def test_the_page_says_everything_and_asks_no_network() -> None:
-    """Numbers, plots and tables are in it, names are escaped, and nothing in it is fetched from anywhere."""
+    """It contains all numbers, plots and tables, names are escaped, and nothing is loaded from the network."""
     text = page.rendered(seen())
     assert "<orders>" not in text and "shop.&lt;orders&gt;" in text
     for said in (
@@ -55,7 +55,7 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
 
 
 def test_a_history_has_its_place_where_one_is_kept() -> None:
-    """What waits for it is told as of silver and gold."""
+    """Its backlog is shown like that of silver and gold."""
     content = seen()
     orders = replace(content.status.collections[0], history=layer("history", 9, lag_events=23, lag_seconds=90))
     kept = replace(content, status=replace(content.status, collections=(orders,)))
@@ -64,7 +64,7 @@ def test_a_history_has_its_place_where_one_is_kept() -> None:
 
 
 def test_a_snapshot_that_reads_no_more_says_so() -> None:
-    """As `medallion status` does: one that has failed, with the reason, and one that is paused."""
+    """As in `medallion status`: a failed snapshot with the reason, and a paused one."""
     content = seen()
     said = {
         "failed: the filter &lt;x&gt; is refused</span>": status.SnapshotStatus(9, False, "the filter <x> is refused"),
@@ -78,7 +78,7 @@ def test_a_snapshot_that_reads_no_more_says_so() -> None:
 
 
 def test_names_that_nobody_chose_for_a_page() -> None:
-    """Tags, quotes, control signs and two hundred letters: all of it is text, and a bar keeps room beside its name."""
+    """Names with tags, quotes, control characters or two hundred letters are shown as text, and shortened beside a bar."""
     content = seen()
     hostile = ("</title><script>x</script>", "shop.\x01\x0b]]>&\"'", f"shop.{'long' * 50}")
     collections = tuple(replace(content.status.collections[0], collection=name) for name in hostile)
@@ -91,7 +91,7 @@ def test_names_that_nobody_chose_for_a_page() -> None:
 
 
 def test_what_could_not_be_judged_is_not_equal() -> None:
-    """Rows whose last change is not in gold yet are a state of their own; the older run of another layer counts, too."""
+    """Rows whose last change is not yet in gold are a separate state; an older verification of another layer counts too."""
     content = seen()
     equal = {**content.verifications[0], "is_equal": True, "missing": 0}
     waiting = {**equal, "waiting": 7, "layer": "silver"}
@@ -101,14 +101,14 @@ def test_what_could_not_be_judged_is_not_equal() -> None:
 
 
 def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
-    """Without bronze it says what begins it."""
+    """Without bronze it says how to start."""
     source = status.ServerStatus(problem="no server answered in time")
     text = page.rendered(page.PageContent(status.PipelineStatus("shop", 0, source, None, ())))
     assert "nothing yet" in text and "start with medallion run" in text and "no server answered in time" in text
 
 
 def test_the_page_cannot_be_written() -> None:
-    """A folder that is not there is told in one line."""
+    """A missing folder is one line of error."""
     with pytest.raises(errors.SettingsError, match=r"--html: cannot write .*page.html"):
         page.write(Path("/nowhere/at/all/page.html"), "")
 
@@ -119,21 +119,21 @@ def test_a_page_without_room_is_temporary() -> None:
 
 
 def test_the_page_of_before_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    """Whoever looks meanwhile sees one of the two, and a disk that is full, or a kill, takes none away."""
+    """A reader always sees a complete page, and a full disk or a kill keeps the old one."""
     path, link = tmp_path / "page.html", tmp_path / "link"
     link.symlink_to(path)
     page.write(link, "old")
     with pytest.raises(UnicodeEncodeError):
         page.write(path, 100_000 * "new" + "\ud800")
     assert path.read_text() == "old" and sorted(tmp_path.iterdir()) == [link, path]
-    path.chmod(0o600)  # it shows keys of documents: who may read it is for its owner to say
+    path.chmod(0o600)  # the page shows keys of documents: its owner decides who may read it
     page.write(link, "new")
     assert path.read_text() == "new" and link.is_symlink() and sorted(tmp_path.iterdir()) == [link, path]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_page_goes_where_no_file_can_be_put_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into a pipe, or a file that alone may be written, as one that is mounted into a container."""
+    """Into a pipe, or into a file that can only be written in place, as one that is mounted into a container."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EBUSY, "mounted")
@@ -146,7 +146,7 @@ def test_a_page_goes_where_no_file_can_be_put_beside_it(tmp_path: Path, monkeypa
 
 
 def test_the_port_shows_metrics_and_the_page() -> None:
-    """`/metrics` and `/` answer side by side; what the page meets is told without its message, and kept for a while."""
+    """`/metrics` and `/` are served together. The page is cached for a while, and an error is reported without its message."""
     made: list[str] = []
 
     def whole() -> str:
@@ -182,7 +182,7 @@ def _free_port() -> int:
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    """Every metric that a panel of resources/grafana.json names is told by a capture, and documented."""
+    """Every metric in resources/grafana.json is exported by the capture and documented."""
     dashboard = json.loads((ROOT / "resources" / "grafana.json").read_text(encoding="utf-8"))
     found = metrics.Metrics("shop", headroom_hours=1.0)
     found.streaming.committed({}, position=(5, 6), at=7)
@@ -200,5 +200,5 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
 
 
 def test_drawing_plots_leaves_no_finder_behind() -> None:
-    """One without find_spec lets every later import warn, in whatever process drew a page."""
+    """Matplotlib may leave one without `find_spec`, and then every later import in the process warns."""
     assert all(hasattr(each, "find_spec") for each in sys.meta_path)
