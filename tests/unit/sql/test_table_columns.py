@@ -47,12 +47,12 @@ def test_alterations(
     widened: tuple[str, ...],
     impossible: tuple[str, ...],
 ) -> None:
-    """What a table lacks is added in its place or widened, at any depth; what is wider or beside stays."""
+    """What a table lacks is added in its place or widened, at any depth; wider and additional columns stay."""
     assert table_columns.alterations(current, wanted) == table_columns.Alteration(added, widened, impossible)
 
 
 def test_rows_may_stand_beside_others_of_the_same_names_and_types() -> None:
-    """In any order of names, at any depth; a name more, a name less or another type cannot."""
+    """In any order of names, at any depth. An additional name, a missing name or another type makes a difference."""
     bigint, inner = T.MapType(T.StringType(), T.LongType()), T.StructField
     x, y = inner("x", T.IntegerType()), inner("y", bigint)
     a, b = inner("a", T.IntegerType()), inner("b", T.ArrayType(T.StructType([x, y])))
@@ -84,7 +84,7 @@ def test_an_added_column_does_not_say_how_another_tables_was_widened() -> None:
 
 
 def test_columns_are_looked_for_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's struct looks through all of its fields for each: of ten thousand columns a small batch took ten seconds."""
+    """Spark's struct searches all of its fields for each name: with ten thousand columns a small batch took ten seconds."""
     inner = T.StructType([T.StructField("x", T.IntegerType())])
     current = T.StructType([T.StructField("a", T.IntegerType()), T.StructField("s", inner)])
     wanted = T.StructType([T.StructField("a", T.LongType()), T.StructField("s", T.StructType([*inner, *current[:1]]))])
@@ -96,7 +96,7 @@ def test_columns_are_looked_for_by_their_names(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_table_that_is_written_anew_keeps_what_is_wider() -> None:
-    """A type that is pinned to something narrower asks nothing of a column: its values of before would not fit."""
+    """A type that is pinned to something narrower does not change a column, because its old values would not fit."""
     held = struct(b=LONG, a=INT, n=struct(y=LONG, x=INT), l=T.ArrayType(INT), old=TEXT)
     wanted = struct(a=LONG, b=INT, n=struct(x=DOUBLE, y=INT, new=TEXT), l=T.ArrayType(DOUBLE))
     grown = struct(b=LONG, a=LONG, n=struct(y=LONG, x=DOUBLE), l=T.ArrayType(DOUBLE), old=TEXT)
@@ -104,7 +104,7 @@ def test_a_table_that_is_written_anew_keeps_what_is_wider() -> None:
 
 
 def test_very_many_new_columns_are_placed_at_once() -> None:
-    """Each behind its neighbour in the wanted columns, and not by a search among all of them."""
+    """Each is placed after its neighbour in the wanted columns, without a search among all of them."""
     held, wanted = (T.StructType([T.StructField(f"c{n}", T.StringType()) for n in range(count)]) for count in (8000, 16000))
     began = time.process_time()
     assert table_columns.with_added(held, wanted) == wanted
