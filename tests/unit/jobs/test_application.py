@@ -1,4 +1,4 @@
-"""How a command starts Spark: what its JVM is made for."""
+"""How a command starts Spark: the profile of its JVM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEGABYTE = 1 << 20
 def _profile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str, *, bronze_bytes: int | None, is_service: bool
 ) -> Mapping[str, str] | None:
-    """The profile that a command asks for, over a bronze of so many bytes; None for one that is not there yet."""
+    """The profile that a command asks for, with a bronze of that size; None is a bronze that does not exist yet."""
     path = folder / "shop.yml"
     path.write_text(
         f"name: shop\nlakehouse: {{root: {folder}/lakehouse}}\nsource: {{mongodb.connection.string: mongodb://127.0.0.1}}\n"
@@ -52,7 +52,7 @@ def _profile(
 def test_a_run_over_little_does_not_wait_for_the_optimizing_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bronze_bytes: int | None, is_service: bool, expected: Mapping[str, str]
 ) -> None:
-    """What it compiles would pay for itself after two million documents; a service, and a run over more, get it."""
+    """It pays off after about two million documents: services and larger runs use it."""
     assert _profile(tmp_path, monkeypatch, "silver", bronze_bytes=bronze_bytes, is_service=is_service) == expected
 
 
@@ -63,13 +63,13 @@ def test_a_run_over_what_cannot_be_measured_is_short(tmp_path: Path, monkeypatch
 
 
 def test_a_capture_has_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs little memory, whatever bronze holds."""
+    """It needs little memory, whatever the size of bronze."""
     assert _profile(tmp_path, monkeypatch, "capture", bronze_bytes=None, is_service=False) == spark_conf.CAPTURE
 
 
 @pytest.mark.parametrize("given", [(None, ""), ("", None)])
 def test_an_option_of_an_empty_variable_is_no_place(tmp_path: Path, given: tuple[str | None, str | None]) -> None:
-    """The command would go to the tables that the file names, which are others than those that were meant."""
+    """Otherwise the command would use the tables that the settings file names."""
     catalog, root = given
     with pytest.raises(click.UsageError, match="must not be empty"):
         SettingsFile(tmp_path / "shop.yml", catalog, None, root, {}).load()
@@ -77,6 +77,6 @@ def test_an_option_of_an_empty_variable_is_no_place(tmp_path: Path, given: tuple
 
 @pytest.mark.parametrize("root", ["~/lake", "a:b/c"])
 def test_an_option_that_is_no_folder_or_url_is_no_place(tmp_path: Path, root: str) -> None:
-    """`--root=~/lake` comes as it is written: a folder called `~` would be made in the working directory."""
+    """`--root=~/lake` is not expanded by the shell, and would create a folder named `~` in the working directory."""
     with pytest.raises(click.UsageError, match="--root "):
         SettingsFile(tmp_path / "shop.yml", None, None, root, {}).load()

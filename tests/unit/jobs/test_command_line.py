@@ -1,4 +1,4 @@
-"""The command line: what a person reads, and what a scheduler learns from the exit code."""
+"""The command line: output for users, exit codes for schedulers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def settings_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch, settings_file: Path):
-    """Runs `medallion check` with a pipeline that raises; the exit code."""
+    """Runs `medallion check` with a pipeline that raises; returns the exit code."""
 
     def run(error: BaseException, *arguments: str) -> int:
         def raiser(**given: object) -> None:
@@ -72,7 +72,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, settings_file: Path):
 
 
 def test_help_lists_every_command_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` names each command once, whole, and shows examples and exit codes."""
+    """`--help` names each command once, with its whole first sentence, and shows examples and exit codes."""
     assert command_line.main(["--help"]) == 0
     text = capsys.readouterr().out
     listed = re.search(r"Commands:\n(.*?)\n\n", text, re.S)
@@ -84,7 +84,7 @@ def test_help_lists_every_command_with_one_sentence(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_is_explained(verb: str) -> None:
-    """No option of any command comes without a sentence of help."""
+    """Every option of every command has a help text."""
     options = [p for p in command_line.medallion.commands[verb].params if isinstance(p, click.Option)]
     assert options and all(option.help for option in options)
     assert command_line.medallion.commands[verb].help
@@ -101,7 +101,7 @@ def test_every_writer_can_take_over(verb: str) -> None:
 def test_help_cuts_no_option_in_two(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
 ) -> None:
-    """A line that ends within `--as-of` tells of an option that there is not."""
+    """A line that ends within `--as-of` looks like another option."""
     monkeypatch.setenv("COLUMNS", columns)
     for verb in VERBS:
         assert command_line.main([verb, "--help"]) == 0
@@ -109,7 +109,7 @@ def test_help_cuts_no_option_in_two(
 
 
 def test_help_answers_at_once() -> None:
-    """`--help` imports neither Spark nor the driver nor Arrow."""
+    """`--help` does not import Spark, the driver or Arrow."""
     shown = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "jobs", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -122,7 +122,7 @@ def test_help_answers_at_once() -> None:
     "arguments", (["captur"], ["capture"], ["capture", "--config", "missing.yml"], ["status", "--jsn"], [])
 )
 def test_wrong_arguments_end_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt command or option, or a missing file, is told on stderr and ends with 2."""
+    """A misspelt command or option, or a missing file, is reported on stderr with exit code 2."""
     assert command_line.main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.err and not shown.out
@@ -140,7 +140,7 @@ def test_wrong_arguments_end_with_two(arguments: list[str], capsys: pytest.Captu
     ),
 )
 def test_each_error_ends_with_its_code(raising, error, code, capsys: pytest.CaptureFixture[str]) -> None:
-    """One clear message on stderr, no traceback, and the exit code of the error's class."""
+    """There is one clear message on stderr, no traceback, and the exit code of the error's class."""
     assert raising(error) == code
     shown = capsys.readouterr()
     assert shown.err == f"medallion: {error}\n"
@@ -148,7 +148,7 @@ def test_each_error_ends_with_its_code(raising, error, code, capsys: pytest.Capt
 
 
 def test_an_unexpected_exception_is_a_bug(raising, capsys: pytest.CaptureFixture[str]) -> None:
-    """What nobody foresaw is one line that says so, without the exception's text, which may hold a document."""
+    """One line says so, without the exception's text, which may contain a document."""
     assert raising(KeyError("card 4111")) == 1
     line = capsys.readouterr().err
     assert line.startswith("medallion: this is a bug: KeyError at ")
@@ -163,7 +163,7 @@ def test_a_source_that_nobody_serves_is_told_before_spark_starts(
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr(sparks, "session", never)
-    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=500"  # long enough for the driver to have been refused there
+    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=500"  # long enough for the connection to be refused
     file = tmp_path / "shop.yml"
     file.write_text(
         f"name: shop\nlakehouse: {{root: {tmp_path}}}\n"
@@ -174,7 +174,7 @@ def test_a_source_that_nobody_serves_is_told_before_spark_starts(
 
 
 def test_debug_shows_the_traceback(raising, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--debug` adds the traceback, and changes no exit code."""
+    """`--debug` adds the traceback and does not change the exit code."""
     assert raising(KeyError("x"), "--debug") == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -186,7 +186,7 @@ def test_ctrl_c_before_the_start_is_told_in_one_line(raising, capsys: pytest.Cap
 
 
 def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.CaptureFixture[str]) -> None:
-    """Spark is let go of by then: that it does not answer any more is no news."""
+    """An interrupt ends Spark, so errors of its later calls are expected."""
     error = ConnectionRefusedError()
     error.__context__ = KeyboardInterrupt()
     assert raising(error) == 130
@@ -210,7 +210,7 @@ def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.Capt
 def test_what_cannot_be_asked_is_refused_before_spark_starts(
     arguments: list[str], settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times, numbers and choices that are none, and options that exclude each other: exit code 2, and what to do."""
+    """Invalid times, numbers and choices, and options that exclude each other: exit code 2 and a message."""
     monkeypatch.setattr(application, "opened", lambda *_, **__: pytest.fail("Spark was started"))
     assert command_line.main([*arguments, "--config", str(settings_file)]) == 2
     assert capsys.readouterr().err
@@ -219,7 +219,7 @@ def test_what_cannot_be_asked_is_refused_before_spark_starts(
 def test_corrections_that_are_no_text_are_refused_before_spark_starts(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of another kind is named, and no bug."""
+    """A file that is not text is a mistake, which the message names, and not a bug."""
     monkeypatch.setattr(application, "opened", lambda *_, **__: pytest.fail("Spark was started"))
     file = settings_file.with_name("corrections.json")
     file.write_bytes(b"\xff\xfe{")
@@ -243,7 +243,7 @@ def test_corrections_that_are_no_text_are_refused_before_spark_starts(
 def test_a_signal_is_refused_that_would_ask_for_more_than_was_written(
     arguments: list[str], says: str, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty variable of a shell names no collection, which would be all of them; an option that does nothing there is none."""
+    """A shell's empty variable names no collection, which would mean all of them. An option without effect is refused."""
     settings_file.write_text(
         f"name: shop\nlakehouse: {{root: {settings_file.parent}/lake}}\nsource: {{mongodb.connection.string: mongodb://localhost}}\n"
     )
@@ -273,7 +273,7 @@ def test_what_needs_no_spark_is_answered_without_its_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A mistake, and a lakehouse without a table, are told at once and not after seconds."""
+    """Mistakes, and a lakehouse without tables, are reported at once and not after seconds."""
     settings_file.write_text(
         f"name: shop\nlakehouse: {{root: {settings_file.parent}/lake}}\nsource:\n"
         "  mongodb.connection.string: mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=10\n"
@@ -285,8 +285,10 @@ def test_what_needs_no_spark_is_answered_without_its_start(
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once; the two that
-    `timeout` sends are one."""
+    """The first signal sets the event that a pipeline watches.
+
+    A second one abandons Spark and interrupts at once. The two signals that `timeout` sends count as one.
+    """
     abandoned: list[int] = []
     now = 100.0
     monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
@@ -307,7 +309,7 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
 
 
 def test_a_signal_stops_whatever_the_main_thread_is_at() -> None:
-    """It holds the event's lock for a moment each time that it waits for the event, and then the signal's handler waited for itself."""
+    """The thread holds the event's lock for a moment whenever it waits for the event; the signal's handler must not wait for that lock."""
 
     def stands_still(*_: object) -> NoReturn:
         raise TimeoutError
@@ -327,7 +329,7 @@ def test_a_signal_stops_whatever_the_main_thread_is_at() -> None:
 
 
 def test_a_stop_waits_for_no_commit_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that does not answer kept the process until somebody sent a second signal."""
+    """If a store does not answer, the process ends without a second signal."""
     abandoned: list[int] = []
     monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
     monkeypatch.setattr(interrupts, "STOP_SECONDS", interrupts.AGAIN_SECONDS + 0.1)
@@ -342,7 +344,7 @@ def test_a_stop_waits_for_no_commit_that_hangs(monkeypatch: pytest.MonkeyPatch) 
 def test_a_capture_that_was_stopped_waits_for_no_read(
     is_stopped: bool, settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a server that is silent, in a snapshot: Python ends with the threads that read it, which took 19 seconds and may take 60."""
+    """Of a silent server, in a snapshot: Python waits for the threads that read it, which can take 60 seconds."""
     abandoned: list[int] = []
 
     def run(*_: object, stop: threading.Event, **__: object) -> CaptureResult:
@@ -365,7 +367,7 @@ def test_a_capture_that_was_stopped_waits_for_no_read(
 def test_what_was_stopped_half_way_is_not_done(
     module: ModuleType, arguments: list[str], settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler starts it again: exit code 75, also where its jobs were cancelled."""
+    """Exit code 75, so that a scheduler starts it again, even if its Spark jobs were cancelled."""
 
     def cancelled(spark: object, *given: object, stop: threading.Event, **named: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -384,7 +386,7 @@ def test_what_was_stopped_half_way_is_not_done(
 def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was done is shown, and the exit code says that there is more to do."""
+    """The result is shown, and the exit code says that work is left."""
     left = maintain.MaintenanceResult("shop", (), 0.0, ("silver/a/b",))
     monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
     monkeypatch.setattr(maintain, "run", lambda *_, **__: left)
@@ -393,7 +395,7 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
 
 
 def test_an_output_without_room_is_no_bug() -> None:
-    """A full disk, as of `medallion import-debezium connector.json > conf/shop.yml`."""
+    """The disk is full, for example with `medallion import-debezium connector.json > conf/shop.yml`."""
     with open("/dev/full", "w") as full:
         run = subprocess.run(
             [sys.executable, "-m", "jobs", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
@@ -402,7 +404,7 @@ def test_an_output_without_room_is_no_bug() -> None:
 
 
 def test_an_error_that_nobody_hears_keeps_its_code() -> None:
-    """The log is on the full disk, too, or the terminal is gone: a supervisor goes by the code."""
+    """Supervisors use the exit code, even if the log's disk is full or the terminal is closed."""
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "jobs", "status", "--config", "/nowhere.yml"]
         assert subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full).returncode == 2
@@ -411,7 +413,7 @@ def test_an_error_that_nobody_hears_keeps_its_code() -> None:
 def test_a_table_that_fails_hides_no_maintenance_of_another(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was done is shown before the error."""
+    """The completed work is shown before the error."""
     size = delta.TableSize(1, 10)
     done = maintain.TableResult("silver/a/b", maintain.TableKind.SILVER, size, size, ("checkpoint written",))
 
@@ -427,7 +429,7 @@ def test_a_table_that_fails_hides_no_maintenance_of_another(
 
 
 def test_a_terminal_of_few_signs_ends_no_command(settings_file: Path) -> None:
-    """What its encoding lacks is written as an escape, in names of collections, too."""
+    """Characters that its encoding lacks are escaped, in names of collections too."""
     settings_file.write_text(
         f"name: shop\nlakehouse: {{root: {settings_file}}}\nsource:\n"
         "  mongodb.connection.string: mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=10\n"
@@ -444,7 +446,7 @@ def test_a_terminal_of_few_signs_ends_no_command(settings_file: Path) -> None:
 
 @pytest.mark.parametrize("file", ("bronze_capture.py", "silver_merge.py", "gold_current.py"))
 def test_a_job_runs_from_a_plain_checkout(file: str, tmp_path: Path) -> None:
-    """Each job finds its packages by its own place, and takes the arguments of its command."""
+    """Each job finds its packages by its own location, and accepts the arguments of its command."""
     shown = subprocess.run(
         [sys.executable, str(ROOT / "jobs" / file), "--help"],
         cwd=tmp_path,
@@ -457,7 +459,7 @@ def test_a_job_runs_from_a_plain_checkout(file: str, tmp_path: Path) -> None:
 
 
 def test_a_log_event_is_one_line_with_its_values() -> None:
-    """A log line holds time, level, module, event and pairs, and never a line break, or what a terminal obeys: names may."""
+    """A log line has time, level, module, event and pairs. Names may contain line breaks and control characters, which are escaped."""
     record = logging.makeLogRecord(
         {
             "name": "pipelines.capture.service",
@@ -484,7 +486,7 @@ def test_a_terminal_obeys_no_name_in_an_error(monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_a_library_that_raises_its_own_level_is_not_heard() -> None:
-    """Great Expectations gives a logger of its own a level when it is imported."""
+    """Great Expectations sets the level of one of its loggers when it is imported."""
     said = (
         "import logging; from jobs import log_lines; log_lines.configure();"
         "talker = logging.getLogger('great_expectations.data_context.types.base'); talker.setLevel(logging.INFO);"
@@ -496,7 +498,7 @@ def test_a_library_that_raises_its_own_level_is_not_heard() -> None:
 
 @pytest.mark.parametrize("name", ["SQLQueryContextLogger", "DataFrameQueryContextLogger"])
 def test_pyspark_says_nothing_of_what_it_raises(name: str) -> None:
-    """A look at a table that is not there would be an error with a traceback, and a value that cannot be cast would be shown."""
+    """Otherwise a missing table would be logged as an error with a traceback, and a value that cannot be cast would be shown."""
     said = (
         "from jobs import log_lines; log_lines.configure(); from pyspark.logger import PySparkLogger;"
         f"logger = PySparkLogger.getLogger('{name}'); logger.propagate = False; logger.exception('CAST_INVALID_INPUT', errorClass='x')"
@@ -506,7 +508,7 @@ def test_pyspark_says_nothing_of_what_it_raises(name: str) -> None:
 
 
 def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
-    """Ctrl-C and SIGTERM wait for the end of such a block; the third one interrupts, and the handlers of before come back."""
+    """Ctrl-C and SIGTERM wait for the end of such a block; a third signal interrupts. The earlier handlers are restored."""
     before = signal.getsignal(signal.SIGTERM)
     with interrupts.undisturbed():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -519,7 +521,7 @@ def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
 
 
 def test_a_reader_that_ends_first_changes_nothing() -> None:
-    """As `head` does: what the command has still to do is done, and its exit code is its own."""
+    """With a reader like `head`, the command completes its work and keeps its exit code."""
     program = (
         "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import tables\n"
         "code = command_line.main(['--help'])\ntables.console().print('x' * 100_000)\nprint('y', file=sys.stderr)\n"
@@ -534,7 +536,7 @@ def test_a_reader_that_ends_first_changes_nothing() -> None:
 
 
 def test_a_command_whose_output_is_closed_does_its_work(tmp_path: Path) -> None:
-    """As a scheduler may start it, without stdin, stdout and stderr."""
+    """A scheduler may start it without stdin, stdout and stderr."""
     made = tmp_path / "made"
     program = (
         "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import tables\n"

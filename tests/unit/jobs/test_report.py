@@ -1,4 +1,4 @@
-"""What the commands show of progress and status."""
+"""How the commands show progress and status."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ ROOT = Path(__file__).resolve().parents[3]
     ((0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3600, "1 h"), (90061, "1 d 1 h"), (86400 * 400 + 60, "400 d 1 min")),
 )
 def test_a_length_of_time_is_told_in_two_units(seconds: float, told: str) -> None:
-    """The two largest units that are not zero."""
     assert units.duration(seconds) == told
 
 
 def test_a_rate_is_that_of_the_last_ten_seconds() -> None:
-    """A count that grew and then stood still has a rate that falls to zero."""
+    """The rate of a count that stops growing falls to zero."""
     now = iter((0.0, 5.0, 9.0, 30.0, 35.0))
     rate = report.Rate(clock=lambda: next(now))
     assert [rate.of(count) for count in (0, 500, 900, 900, 900)] == [0, 100, 100, 0, 0]
 
 
 def test_a_rate_is_of_a_hundred_counts_however_often_it_is_told() -> None:
-    """A stream that gives its events one by one tells a thousand counts a second: to go through all of them took a core."""
+    """A stream that returns its events one by one reports a thousand counts per second: keeping all of them used a whole core."""
     now = iter(number / 1000 for number in range(30_000))
     rate = report.Rate(clock=lambda: next(now))
     rates = [rate.of(count) for count in range(30_000)]
@@ -46,7 +45,7 @@ def test_a_rate_is_of_a_hundred_counts_however_often_it_is_told() -> None:
 
 
 def test_progress_tells_the_snapshot_and_the_stream() -> None:
-    """Documents done of about how many, rate and time left; then events, rate and lag."""
+    """Documents read, estimated total, rate and time left; then events, rate and lag."""
     snapshot = SnapshotProgress("shop.orders", 500, 1000, 2500, 10_000, 1250.0, 6.0)
     line = report.described(CaptureProgress(events=1234, lag_seconds=1.6, snapshot=snapshot), rate=99.5)
     assert line == (
@@ -56,7 +55,7 @@ def test_progress_tells_the_snapshot_and_the_stream() -> None:
 
 
 NAME = "shop.a[/b] [red] :apple:"
-"""A collection's name that a terminal's markup would be read from."""
+"""A collection's name that looks like Rich markup."""
 
 
 def _cut_of(name: str) -> None:
@@ -74,7 +73,7 @@ def _cut_of(name: str) -> None:
     ],
 )
 def test_a_name_is_shown_as_it_is(show: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
-    """No command ends with an error over a bracket in a collection's name, none swallows a part of it, and no terminal obeys one."""
+    """A bracket in a collection's name causes no error and is not lost, and control characters are escaped."""
     show(NAME)
     assert NAME in capsys.readouterr().out
     show("shop.\x1b[2J\x9b")
@@ -83,7 +82,7 @@ def test_a_name_is_shown_as_it_is(show: Callable[[str], None], capsys: pytest.Ca
 
 
 def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of fields and keys are whatever a writer of the source makes them: what would clear the screen, or begin a line, is shown."""
+    """Names of fields and keys may contain control characters and line breaks, which are escaped."""
     name = "a\x1b[2J\nb\u202ec\x9b"
     change = schema.SchemaLogEntry(1, name, "added", None, "INT", 1, None, None)
     report.schemas([schema.SchemaHistory("shop.orders", 1, (schema.SilverColumn(name, "INT"),), (change,))])
@@ -96,7 +95,7 @@ def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
 def test_of_many_events_in_quarantine_the_first_are_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million lines take a terminal an hour, and more memory than there is."""
+    """A million lines would take an hour on a terminal, and too much memory."""
     monkeypatch.setattr(report, "SHOWN_EVENTS", 3)
     held = quarantine.QuarantinedEvent("shop.orders", "t", "change", "c", "1", "s", 1, "r", quarantine.EventState.HELD)
     report.quarantined([held] * 3)
@@ -107,7 +106,7 @@ def test_of_many_events_in_quarantine_the_first_are_shown(
 
 
 def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its progress is a live line on a terminal."""
+    """Progress is a live line on a terminal."""
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -121,12 +120,12 @@ def _collection(name: str) -> status.CollectionStatus:
 
 
 def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pytest.LogCaptureFixture) -> None:
-    """To the millisecond, whatever the clock had."""
+    """Seconds are rounded to milliseconds."""
     with caplog.at_level(logging.INFO):
         report.result("silver", silver.SilverResult(batch=3, events=250, seconds=1.6047282039999118))
     (line,) = caplog.records
     assert line.getMessage() == "silver done" and vars(line)["seconds"] == 1.605
-    assert line.name == "pipelines.silver.run"  # as its other lines
+    assert line.name == "pipelines.silver.run"  # the same logger as its other lines
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pyte
     ),
 )
 def test_a_run_before_the_layer_below_it_says_what_comes_first(tmp_path: Path, verb: str, says: str) -> None:
-    """Nothing is there to do, and Spark is not started for it; exit code 0, for a scheduler that is first by a minute."""
+    """There is nothing to do, and Spark is not started. The exit code is 0, for a scheduler that is a minute early."""
     (tmp_path / "shop.yml").write_text(
         f"name: shop\nlakehouse: {{root: '{tmp_path}/lakehouse'}}\nsource: {{mongodb.connection.string: mongodb://nowhere.invalid}}\n"
     )
@@ -153,7 +152,7 @@ def test_maintenance_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_newest_of_no_cuts_is_none_yet() -> None:
-    """And what makes one."""
+    """The error says how to make one."""
     with pytest.raises(errors.SettingsError, match="there is no cut yet .*make one with medallion gold --as-of now"):
         cut.named((), None)
 
@@ -174,7 +173,7 @@ def _shown(found: status.PipelineStatus, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]) -> None:
-    """The source's line, the log's line, and a line a collection with what waits for each layer."""
+    """A line for the source, one for bronze, and one per collection with the backlog of each layer."""
     log = status.BronzeStatus("bronze", 12, 3456, 1_700_000_000, 5, 7200, 250.0, WRITER)
     orders = status.CollectionStatus(
         "shop.orders",
@@ -210,13 +209,12 @@ def test_status_shows_what_does_not_begin(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_status_before_anything_ran_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither a source that answers nor a table: still a status."""
+    """Without an answer from the source and without tables there is still a status."""
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(problem="no server answered"), None, ()), capsys)
     assert "no server answered" in text and "run medallion capture first" in text
 
 
 def test_a_position_behind_the_oplog_is_called_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """Negative headroom is said in words."""
     log = status.BronzeStatus("bronze", 1, 1, 100, 0, -5, None, None)
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus("MongoDB 6.0.5", 100, 105), log, ()), capsys)
     assert "headroom 0 s (the position is lost)" in text and "no writer" in text
@@ -225,7 +223,7 @@ def test_a_position_behind_the_oplog_is_called_lost(capsys: pytest.CaptureFixtur
 def test_a_service_without_a_terminal_says_that_it_is_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, and then every so often: who looks into its log need not wait to know that the source is followed."""
+    """At once, and then regularly: the log shows early that the source is followed."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with caplog.at_level(logging.INFO), report.progress() as hear:
         hear(CaptureProgress())
