@@ -1,4 +1,4 @@
-"""Documents that are written many at once have the texts that they have when each is written alone."""
+"""Documents that are encoded in a batch have the same texts as when encoded one by one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ DECIMALS = (
 
 
 def drawn(draw: random.Random, kind: str) -> Any:
-    """A value of a kind, at its limits or in between."""
+    """A random value of a kind, often a limit."""
     whole = draw.choice([0, -1, 2**31, 2**63 - 1, -(2**63), draw.getrandbits(63), draw.randrange(1000)])
     made: Mapping[str, Callable[[], Any]] = {
         "string": lambda: (
@@ -94,7 +94,7 @@ Shape = list[tuple[str, str, Any]]
 
 
 def shape(draw: random.Random, depth: int) -> Shape:
-    """Names, each with the kind of its values: documents of a collection look alike."""
+    """Names, each with the kind of its values: documents of a collection are alike."""
     kinds = [*KINDS, "document", "array"] if depth else KINDS
     names = draw.sample(NAMES, draw.randrange(8))
     return [(name, draw.choice(kinds), shape(draw, depth - 1) if depth else draw.choice(KINDS)) for name in names]
@@ -113,7 +113,7 @@ def value_of(draw: random.Random, kind: str, inner: Any, odd: float) -> Any:
 
 
 def document_of(draw: random.Random, fields: Shape, odd: float) -> dict[str, Any]:
-    """A document of a shape, and at times one that is not quite so."""
+    """A document of a shape, sometimes with deviations."""
     kept = [each for each in fields if each[0] == "_id" or draw.random() > 0.2]
     if draw.random() < odd:
         draw.shuffle(kept)
@@ -121,7 +121,7 @@ def document_of(draw: random.Random, fields: Shape, odd: float) -> dict[str, Any
 
 
 def torn(draw: random.Random, raw: bytes) -> bytes:
-    """A document some of whose bytes are others."""
+    """The document with a few bytes changed."""
     bytes_ = bytearray(raw)
     for _ in range(draw.randrange(1, 3)):
         place = draw.randrange(len(bytes_))
@@ -153,7 +153,7 @@ def assert_as_alone(encoder: batch_encoder.BatchEncoder, documents: list[bytes])
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few documents there are, and however unlike, they are tried."""
+    """Batches are tried regardless of how many documents there are, and how different."""
     monkeypatch.setattr(batch_encoder, "MIN_DOCUMENTS", 1)
     monkeypatch.setattr(batch_walk, "VALUES_PER_STEP", 0.1)
 
@@ -161,7 +161,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.usefixtures("always")
 def test_any_documents_have_the_texts_that_each_has_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever their fields and values; what is learned of some of them serves for others, and torn bytes are seen as such."""
+    """What is learned from some documents applies to others, and corrupt bytes are recognized."""
     draw = random.Random(seed)
     monkeypatch.setattr(batch_encoder, "GROUP_BYTES", draw.choice([2000, 20_000]))
     encoder, fields = batch_encoder.BatchEncoder(), shape(draw, 2)
@@ -178,7 +178,7 @@ def test_any_documents_have_the_texts_that_each_has_alone(seed: int, monkeypatch
 
 @pytest.mark.usefixtures("always")
 def test_any_byte_may_be_another_one() -> None:
-    """What is still a document has the text that it has alone, and what is none is odd, whichever byte of it was changed to what."""
+    """Changed bytes that are still a document have the same text as when encoded alone; those that are not a document are odd."""
     draw = random.Random(1)
     array = [{"s": "é", "n": Int64(5)}, {"s": "x", "n": Int64(6)}]
     document = {kind[:2]: drawn(draw, kind) for kind in KINDS if kind != "string"}
@@ -224,7 +224,7 @@ def test_any_byte_may_be_another_one() -> None:
 
 @pytest.mark.usefixtures("always")
 def test_most_documents_are_not_written_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields that only some have, values of other kinds, arrays of any length, and names that come later are known here."""
+    """Optional fields, values of other types, arrays of any length, and new names are all encoded in batches."""
     draw = random.Random(1)
 
     def document(number: int) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def test_most_documents_are_not_written_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_documents_that_do_not_look_alike_are_written_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are data, as the keys of a map: it is tried now and then only, for to try takes as long as to write."""
+    """If names are data, like the keys of a map, batches are only tried now and then, because each attempt takes as long as encoding."""
     documents = [bson.encode({"_id": number, f"key {number}": 1, "text": "x" * 50}) for number in range(200)]
     tried: list[int] = []
     walk = batch_encoder.BatchWalk
@@ -263,7 +263,7 @@ def test_documents_that_do_not_look_alike_are_written_one_by_one(monkeypatch: py
 
 
 def test_an_order_is_learned_from_documents_that_lack_fields() -> None:
-    """Also where no document has all of them; one that has them in another order, or one of them twice, teaches nothing."""
+    """Even if no document has all of them. A document with another order, or with a repeated field, teaches nothing."""
     order = field_order.FieldOrder()
     assert order.learn([(b"a", b"c"), (b"b", b"d"), (b"a", b"b"), (b"c", b"d"), (b"b", b"c")])
     assert order.names == (b"a", b"b", b"c", b"d")

@@ -1,4 +1,4 @@
-"""Extended JSON that holds a document exactly: BSON to text and back, whatever the document."""
+"""Extended JSON that is exact: any document survives BSON to text and back."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ _documents = _documents_of(_values)
 @settings(max_examples=600)
 @given(_documents)
 def test_any_document_comes_back_byte_for_byte(raw: bytes) -> None:
-    """BSON to text to BSON gives the same bytes for everything that JSON can say, and nothing is flagged."""
+    """BSON to text and back gives the same bytes for everything that JSON can express, and nothing is flagged."""
     encoded = bson_to_json.encode(raw)
     assert not encoded.lossy
     assert json_to_bson.loads(encoded.text) == raw
@@ -149,7 +149,7 @@ def test_any_document_comes_back_byte_for_byte(raw: bytes) -> None:
 @settings(max_examples=300)
 @given(_documents)
 def test_any_reader_of_extended_json_takes_the_text(raw: bytes) -> None:
-    """The driver's own reader, and a plain JSON parser, read every text that is written."""
+    """The driver's reader and a plain JSON parser accept every text."""
     text = bson_to_json.dumps(raw)
     json_util.loads(text.decode(), json_options=READER)
     orjson.loads(text)
@@ -158,7 +158,7 @@ def test_any_reader_of_extended_json_takes_the_text(raw: bytes) -> None:
 @settings(max_examples=300)
 @given(_documents)
 def test_both_ways_of_writing_agree(raw: bytes) -> None:
-    """A document that takes the fast way has the text that the element by element reading gives it."""
+    """A document that takes the fast path has the same text as when encoded by elements."""
     by_elements = bson_to_json.dumps_value(raw_bson.decoded(0x03, raw))
     assert bson_to_json.dumps(raw) == by_elements
     value = json_to_bson.loads_value(by_elements)
@@ -168,7 +168,7 @@ def test_both_ways_of_writing_agree(raw: bytes) -> None:
 @settings(max_examples=300)
 @given(_documents, st.data())
 def test_bytes_that_are_no_document_raise_one_error(raw: bytes, data: st.DataObject) -> None:
-    """Cut or altered bytes either are another document or raise ValueError; nothing else ever comes out."""
+    """Truncated or changed bytes are either another document or raise ValueError, and no other error."""
     at = data.draw(st.integers(0, len(raw) - 1))
     altered = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
     for broken in (raw[:at], altered):
@@ -180,7 +180,7 @@ def test_bytes_that_are_no_document_raise_one_error(raw: bytes, data: st.DataObj
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_values(case: dict[str, str]) -> None:
-    """Each kind of value has one text, and it is the wrapper that the specification names."""
+    """Each kind of value has one text: the wrapper that the specification defines."""
     raw = bytes.fromhex(case["bson"])
     text = case["text"].encode()
     assert bson_to_json.dumps(raw) == text
@@ -188,7 +188,7 @@ def test_values(case: dict[str, str]) -> None:
 
 
 def test_text_that_is_not_utf8_is_replaced_and_flagged() -> None:
-    """A string or a name that is not UTF-8 never stops a stream: it is repaired, and the document says so."""
+    """A string or a name that is not UTF-8 never stops a stream: it is repaired, and the document is flagged."""
     in_value = bson_to_json.encode(document(element(0x02, counted(b"x\xff"))))
     in_name = bson_to_json.encode(document(element(0x10, b"\1\0\0\0", name=b"\xed\xa0\x80")))
     assert in_value == ('{"a":"x\ufffd"}'.encode(), True)
@@ -196,14 +196,14 @@ def test_text_that_is_not_utf8_is_replaced_and_flagged() -> None:
 
 
 def test_the_payload_of_a_nan_does_not_survive() -> None:
-    """Every NaN, whatever its sign and payload, is the one that JSON can say."""
+    """Every NaN, whatever its sign and payload, becomes the one that JSON can express."""
     for payload in (b"\1\0\0\0\0\0\xf8\x7f", b"\0\0\0\0\0\0\xf8\xff", b"\xff" * 8):
         raw = document(element(0x01, payload))
         assert bson_to_json.dumps(raw) == b'{"a":{"$numberDouble":"NaN"}}'
 
 
 def test_decimals_that_are_not_canonical_are_their_value() -> None:
-    """A coefficient of more than 34 digits is zero to IEEE 754, and is written so."""
+    """A coefficient of more than 34 digits is zero in IEEE 754."""
     too_large = ((1 << 113) - 1 | 6176 << 113).to_bytes(16, "little")
     large_form = (3 << 125 | 6176 << 111 | 1).to_bytes(16, "little")
     for bid in (too_large, large_form):
@@ -213,20 +213,20 @@ def test_decimals_that_are_not_canonical_are_their_value() -> None:
 @settings(max_examples=500)
 @given(st.binary(min_size=16, max_size=16))
 def test_decimals_are_spelled_as_the_driver_spells_them(bid: bytes) -> None:
-    """Any sixteen bytes have the text that the driver gives them."""
+    """Any sixteen bytes have the same text as in the driver."""
     value = bson.Decimal128.from_bid(bid)
     assert bson_to_json.decimal_text(value) == str(value)
 
 
 def test_names_of_array_elements_do_not_count() -> None:
-    """An array whose elements are misnamed is written in its order."""
+    """An array with wrong element names is written in its order."""
     misnamed = document(element(0x10, b"\7\0\0\0", b"9"), element(0x10, b"\5\0\0\0", b"9"))
     raw = document(element(0x04, misnamed))
     assert bson_to_json.encode(raw) == (b'{"a":[7,5]}', False)
 
 
 def test_special_doubles_are_never_missed() -> None:
-    """No NaN or infinity passes for null, whatever stands around it."""
+    """NaN and infinity never become null, whatever the bytes around them."""
     chance = random.Random(7)
     noise = [None, -1, bson.Int64(-1), 1.5, b"\x01\x7f\xff\xff\0", "\x01\x7f", [], {}, bson.MinKey()]
     for _ in range(3_000):
@@ -240,7 +240,7 @@ def test_special_doubles_are_never_missed() -> None:
 
 
 def test_nesting_as_deep_as_a_server_allows() -> None:
-    """A document of 250 levels comes back; one far deeper raises ValueError."""
+    """A document of 250 levels survives; a far deeper one raises ValueError."""
     nested: dict[str, object] = {"a": bson.Int64(1)}
     for level in range(248):
         nested = {"$oid" if level == 100 else "a": nested}
@@ -254,7 +254,7 @@ def test_nesting_as_deep_as_a_server_allows() -> None:
 
 
 def test_repeated_fields_may_be_at_every_level() -> None:
-    """A server takes documents of 200 levels from any client, and each of them has to come back."""
+    """A server accepts documents of 200 levels from any client, and each of them must survive."""
     nested = document(element(0x10, b"\1\0\0\0"), element(0x10, b"\2\0\0\0"))
     for _ in range(199):
         nested = document(element(0x03, nested), element(0x10, b"\3\0\0\0"))
@@ -262,7 +262,7 @@ def test_repeated_fields_may_be_at_every_level() -> None:
 
 
 def test_fields_split_a_document_without_decoding_it() -> None:
-    """Each top-level element comes with type byte and raw value; an embedded document is one itself."""
+    """Each top-level element has a type byte and a raw value; an embedded document is a document itself."""
     inner = bson.encode({"x": 1})
     parts = raw_bson.fields(bson.encode({"_id": 1, "a": {"x": 1}, "s": "é", "n": None}))
     assert parts == {
@@ -274,7 +274,7 @@ def test_fields_split_a_document_without_decoding_it() -> None:
 
 
 def test_a_part_of_a_proven_document_takes_the_fast_way() -> None:
-    """What was decoded from proven bytes has the same text with and without them, hazards included."""
+    """What was decoded from proven bytes has the same text with and without them, including values that need care."""
     event = {"_id": {"_data": "82"}, "fullDocument": {"_id": bson.Int64(1), "$oid": math.nan, "n": None}}
     for raw in (bson.encode(event), bson.encode({"a": 1, **event})):
         decoded = bson.decode(raw, raw_bson.CODEC_OPTIONS)
@@ -284,21 +284,21 @@ def test_a_part_of_a_proven_document_takes_the_fast_way() -> None:
 
 
 def test_a_large_document_that_the_driver_left_raw_is_written_too() -> None:
-    """From 4 KB on the driver gives a view of the bytes around it; here one whose field stands twice."""
+    """From 4 KB on the driver gives a view of the surrounding bytes; in this document a field is repeated."""
     twice = bson.encode({"text": "x" * 5000, "b": 1, "c": 2}).replace(b"\x10c\0", b"\x10b\0")
     found = bson.decode(bson.encode({"v": RawBSONDocument(twice)}), DEFAULT_RAW_BSON_OPTIONS)
     assert bson_to_json.dumps_value(found["v"]).endswith(b'x","b":1,"b":2}')
 
 
 def test_a_field_order_with_the_id_inside_is_exact() -> None:
-    """`_id` may stand anywhere, as it does in the events of a transaction."""
+    """`_id` may be anywhere, as in the events of a transaction."""
     raw = document(element(0x10, b"\1\0\0\0"), element(0x10, b"\2\0\0\0", b"_id"))
     assert bson_to_json.is_exact(bson.decode(raw, raw_bson.CODEC_OPTIONS), raw)
     assert json_to_bson.loads(bson_to_json.dumps(raw)) == raw
 
 
 def test_keys_that_look_like_wrappers_are_escaped_and_come_back() -> None:
-    """One more `$` for a reserved name, however many it has; other names stay."""
+    """A reserved name gets one more `$`, however many it has; other names are unchanged."""
     for name in wrappers.RESERVED:
         assert wrappers.escape_key(name) == "$" + name
         assert wrappers.escape_key("$$" + name) == "$$$" + name
@@ -310,7 +310,7 @@ def test_keys_that_look_like_wrappers_are_escaped_and_come_back() -> None:
 
 
 def test_wrappers_are_told_from_documents() -> None:
-    """A typed value is a wrapper; a user's document is none, whatever it looks like."""
+    """A typed value is a wrapper; a user's document is not, whatever it looks like."""
     values = {"a": bson.Int64(1), "b": {"$oid": 1}, "c": {}, "d": {"$ref": 1, "$id": 2}, "e": {"x": 1}}
     parsed = orjson.loads(bson_to_json.dumps(bson.encode(values)))
     assert {name: wrappers.is_wrapper(value) for name, value in parsed.items()} == {
@@ -341,13 +341,13 @@ def test_wrappers_are_told_from_documents() -> None:
     ],
 )
 def test_text_that_is_no_document_is_refused(text: str) -> None:
-    """What no writer of Extended JSON gives raises ValueError and no other error."""
+    """Text that is not valid Extended JSON raises ValueError, and no other error."""
     with pytest.raises(ValueError):
         json_to_bson.loads(text)
 
 
 def test_text_of_others_is_read() -> None:
-    """Canonical and relaxed Extended JSON of other writers is understood."""
+    """Canonical and relaxed Extended JSON of other writers is read."""
     text = (
         '{"i":{"$numberInt":"5"},"d":{"$numberDouble":"1.5"},'
         '"u":{"$uuid":"73ffd264-44b3-4c69-90e8-e7d1dfc035d4"},'

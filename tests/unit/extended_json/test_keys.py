@@ -1,4 +1,4 @@
-"""Keys: one text for all the values that MongoDB's unique index holds equal, two texts for any others."""
+"""Keys: values that are equal in MongoDB's unique index have the same text, and any others have different ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = json.loads((Path(__file__).parents[2] / "cases" / "keys" / "keys.json").
 
 @pytest.mark.parametrize(("key", "documents"), CASES, ids=[case[0] for case in CASES])
 def test_values_that_the_index_holds_equal_have_one_key(key: str, documents: list[str]) -> None:
-    """All the documents of a case have its key, from their bytes and from their value."""
+    """All documents of a case have its key, from their bytes and from their value."""
     for document in documents:
         assert keys.canonical_raw(json_to_bson.loads(document.replace('"a"', '"_id"', 1))) == key
         value = json_to_bson.loads_value(document)
@@ -28,7 +28,6 @@ def test_values_that_the_index_holds_equal_have_one_key(key: str, documents: lis
 
 
 def test_cases_are_all_different() -> None:
-    """No key stands for two cases."""
     assert len({case[0] for case in CASES}) == len(CASES)
 
 
@@ -51,13 +50,13 @@ def _exact(number: object) -> Decimal:
 
 @given(_numbers, _numbers)
 def test_numbers_share_a_key_when_their_exact_values_are_equal(left: object, right: object) -> None:
-    """Numbers of any types have one key exactly when they are one number."""
+    """Numbers of any types have the same key if and only if they are equal."""
     assert (keys.canonical(left) == keys.canonical(right)) == (_exact(left) == _exact(right))
 
 
 @given(_numbers)
 def test_a_number_has_the_key_of_its_exact_value_in_other_types(number: object) -> None:
-    """What a number becomes in another type without loss has its key."""
+    """A number that is converted to another type without loss keeps its key."""
     exact = _exact(number)
     as_double = float(exact)
     if Decimal(as_double) == exact:
@@ -70,14 +69,14 @@ def test_a_number_has_the_key_of_its_exact_value_in_other_types(number: object) 
 
 
 def test_a_key_is_json() -> None:
-    """Every key is JSON text that a reader of Extended JSON takes."""
+    """Every key is JSON, and valid Extended JSON."""
     for key, _documents in CASES:
         json.loads(key)
         json_to_bson.loads_value(key)
 
 
 def test_quick_types_have_the_key_of_their_value() -> None:
-    """From raw bytes or from a value the key is the same, for types with a short cut and for the others."""
+    """Raw bytes and values give the same key, for types with a fast path and for the others."""
     quick = (bson.ObjectId(), 5, bson.Int64(-5), "é\0")
     for value in (*quick, 2.5, math.nan, True, None, {"a": [1.0]}, bson.Code("x", {})):
         raw = bson.encode({"other": {"_id": 7}, "_id": value})
@@ -85,7 +84,7 @@ def test_quick_types_have_the_key_of_their_value() -> None:
 
 
 def test_a_document_without_the_field_raises() -> None:
-    """A missing field is a KeyError; bytes that are no document are a ValueError."""
+    """A missing field is a KeyError; invalid bytes and values without a BSON type are a ValueError."""
     with pytest.raises(KeyError):
         keys.canonical_raw(bson.encode({"a": 1}))
     with pytest.raises(ValueError):

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize(("text", "meant"), CASES.values(), ids=CASES)
 def test_a_filter_says_all_that_was_written(text: str, meant: Any) -> None:
-    """A `$regex` takes no operator away that stands beside it: what a snapshot, or the stream, is not to read stays out."""
+    """A `$regex` keeps the operators beside it: documents that the filter excludes are not read by snapshot or stream."""
     spec: Any = SimpleNamespace(condition=text)
     assert chunks._condition(spec) == meant
     assert filters.user_stages(source({"cursor.pipeline": f'[{{"$match": {text}}}]'})) == [{"$match": meant}]
