@@ -1,4 +1,4 @@
-"""Column names: adjusted, fit for Delta, unique."""
+"""Column names: adjusted, valid in Delta, unique."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAMING = column_names.ColumnNaming()
 
 @hypothesis.given(st.text(max_size=300))
 def test_every_name_is_fit(name: str) -> None:
-    """No name is empty, too long, or holds what Delta refuses."""
+    """No name is empty, too long, or contains characters that Delta refuses."""
     fit = column_names.fit(name)
     assert 0 < len(fit) <= column_names.MAX_LENGTH
     assert not set(fit) & set(" ,;{}()\n\t=")
 
 
 def test_names_that_meet_get_numbers() -> None:
-    """The later of two names that differ only in case gets a suffix, and so does an engine's."""
+    """If two names differ only in case, the later one gets a suffix; so does a reserved name at the top level."""
     taken = column_names.UsedNames(["name", "NAME_2", *NAMING.reserved])
     assert column_names.top_level(("Name",), taken=taken, naming=NAMING) == "Name_3"
     assert column_names.top_level(("__Key",), taken=taken, naming=NAMING) == "__Key_2"
@@ -31,7 +31,6 @@ def test_names_that_meet_get_numbers() -> None:
 
 
 def test_flattened_names_are_adjusted_part_by_part() -> None:
-    """Parts are adjusted, then joined by the delimiter."""
     naming = column_names.ColumnNaming(
         flatten=True, delimiter="-", fields=unwrap_options.FieldNames(unwrap_options.FieldNameAdjustment.AVRO)
     )
@@ -39,7 +38,7 @@ def test_flattened_names_are_adjusted_part_by_part() -> None:
 
 
 def test_options_decide_the_naming() -> None:
-    """The SMT's options say how columns are laid out, and which names are taken."""
+    """The SMT's options decide how columns are laid out, and which names are reserved."""
     given = {"flatten.struct": "true", "add.fields": "op", "array.encoding": "document"}
     options = unwrap_options.parse(given)
     naming = column_names.ColumnNaming.of(options)
@@ -66,7 +65,7 @@ def test_options_decide_the_naming() -> None:
     ],
 )
 def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -> None:
-    """Spark compares capitals, then small letters: more names meet than have the same small letters."""
+    """Spark compares names by upper case, then lower case: more names are equal to it than those with the same lower case."""
     taken = column_names.UsedNames()
     first, second = (column_names.top_level((name,), taken=taken, naming=NAMING) for name in names)
     assert second == (f"{names[1]}_2" if first == names[0] else f"{names[1]}_3")
@@ -74,14 +73,14 @@ def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -
 
 
 def test_names_of_statements_are_not_given_to_documents() -> None:
-    """What a statement over the table, Spark or Delta calls its own."""
+    """Names that statements over the table, Spark or Delta use."""
     for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE", "__held", "__is_new"):
         given = column_names.top_level((name,), taken=column_names.UsedNames(NAMING.reserved), naming=NAMING)
         assert given == f"{name}_2"
 
 
 def test_thousands_of_names_that_meet_in_one_are_numbered_at_once() -> None:
-    """The search for a free number begins behind the last one: names of nothing but blanks and braces would take minutes."""
+    """The search for a free number begins after the last one: otherwise names that consist of blanks and braces only would take minutes."""
     taken, began = column_names.UsedNames(["_", "__3"]), time.process_time()
     assert [taken.unique("_") for _ in range(4000)] == [f"__{number}" for number in (2, *range(4, 4003))]
     assert [taken.unique(name) for name in ("a", "A", "a_2", "A", "a_2")] == ["a", "A_2", "a_2_2", "A_3", "a_2_3"]
@@ -89,6 +88,6 @@ def test_thousands_of_names_that_meet_in_one_are_numbered_at_once() -> None:
 
 
 def test_names_of_ascii_are_compared_like_others() -> None:
-    """Most names take a shorter way to the same key."""
+    """Names in ASCII, which are most, take a shorter way to the same key."""
     text = "".join(map(chr, range(128)))
     assert column_names.without_case(text) + "ß" == column_names.without_case(text + "ß")

@@ -1,4 +1,4 @@
-"""Documents typed with helpers: as this process types them alone, whatever becomes of those."""
+"""Typing documents with helper processes gives the same rows as without them, even if helpers die."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipelines.schema import log as schemas
 
 @pytest.fixture(autouse=True)
 def two_helpers(monkeypatch: pytest.MonkeyPatch) -> Iterator[helper_processes.HelperProcesses]:
-    """Two helpers on any machine, which are sent a few documents at a time."""
+    """Two helpers on any machine, which get a few documents at a time."""
     helpers = helper_processes.HelperProcesses(2)
     monkeypatch.setattr(helper_processes, "cores", lambda: 2)
     monkeypatch.setattr(helper_processes, "DOCUMENTS", helpers)
@@ -64,7 +64,7 @@ def decoder() -> Decoder:
 
 
 def is_same(one: TypedTexts, other: TypedTexts) -> bool:
-    """Which documents are new may be said of one too many: of those beside one that is."""
+    """`new` may mark documents beside a new one too, so only its presence is compared."""
     is_new = (one.new.true_count > 0) == (other.new.true_count > 0)
     return one.rows.equals(other.rows) and is_new and one.refused.equals(other.refused)
 
@@ -90,7 +90,7 @@ def test_each_schema_has_its_decoder() -> None:
 
 
 def test_threads_take_turns() -> None:
-    """Collections are applied side by side: who finds no helper free types alone."""
+    """Collections run concurrently: a thread that finds no free helper types its documents alone."""
     texts = [drawn(5000, seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda each: decoder_processes.typed(decoder(), each), texts)]

@@ -1,4 +1,4 @@
-"""Document schemas: what is seen, which type holds it, and what does not fit."""
+"""Document schemas: what is observed, which type holds it, and what does not fit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text(
 
 
 def table_ddl(schema: document_schema.DocumentSchema) -> str:
-    """The table's columns as Spark SQL writes them in CREATE TABLE."""
+    """The table's columns as in Spark's CREATE TABLE."""
     return ", ".join(f"{identifier(name)} {column_types.ddl(type_)}" for name, type_ in schema.table())
 
 
 def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
-    """The schema after the documents, one after the other."""
+    """The schema after joining the documents one by one."""
     schema = document_schema.EMPTY
     for document in documents:
         if named.get("naming"):
@@ -42,7 +42,7 @@ def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema
 
 
 def together(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
-    """The schema after all documents at once."""
+    """The schema after joining all documents at once."""
     shape = Shape()
     for number, document in enumerate(documents):
         shape.see(document, f"{number:06}")
@@ -51,7 +51,7 @@ def together(documents: list[Any], **named: Any) -> document_schema.DocumentSche
 
 @pytest.mark.parametrize("case", DOCUMENTS, ids=[case["case"] for case in DOCUMENTS])
 def test_documents_become_rows(case: dict[str, Any]) -> None:
-    """Each case's documents, one after the other, give its columns and its rows."""
+    """Each case's documents, joined one by one, give its columns and its rows."""
     named = {
         "pins": parse_pins(case.get("pins", {})),
         "naming": column_names.ColumnNaming.from_json({**column_names.ColumnNaming().to_json(), **case.get("naming", {})}),
@@ -108,7 +108,7 @@ HISTORY = st.lists(DOCUMENT, max_size=6)
 @hypothesis.example([{"a": {"x": 1}, "a.pattern": 1}, {"a": {"regex": {"pattern": 1}}}], True)
 def test_batches_do_not_matter(history: list[Any], flatten: bool) -> None:
     """The columns, their order, names and types are the same whether documents are joined one by one or all at once."""
-    # Flattened names meet those of fields that have the delimiter in theirs.
+    # With this delimiter flattened names collide with fields that contain it.
     naming = column_names.ColumnNaming(flatten=flatten, delimiter=".")
     one, other = joined(history, naming=naming), together(history, naming=naming)
     assert (one.columns, one.fields) == (other.columns, other.fields)
@@ -116,7 +116,6 @@ def test_batches_do_not_matter(history: list[Any], flatten: bool) -> None:
 
 @hypothesis.given(HISTORY)
 def test_a_second_join_changes_nothing(history: list[Any]) -> None:
-    """Joining what a schema has already seen gives no change."""
     schema = joined(history)
     for document in history:
         again, changes = evolution.join(schema, observe(document))
@@ -125,7 +124,7 @@ def test_a_second_join_changes_nothing(history: list[Any]) -> None:
 
 @hypothesis.given(HISTORY, DOCUMENT)
 def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
-    """Every value of any document is in its column or rescued, under any schema."""
+    """With any schema, every value of any document is in its column or rescued."""
     schema = joined(history)
     _, rescued = cast.cast(document, schema.struct)
     assert not lost(document, schema.struct, rescued, None)
@@ -158,7 +157,6 @@ def lost(value: Any, type_: column_types.ColumnType, rescued: dict[str, str], pa
 
 @hypothesis.given(HISTORY)
 def test_json_round_trip(history: list[Any]) -> None:
-    """A schema is read back from its JSON as it was."""
     schema = joined(history, naming=column_names.ColumnNaming(flatten=True))
     assert document_schema.DocumentSchema.from_json(schema.to_json()) == schema
     shape = observe(history)
@@ -166,7 +164,7 @@ def test_json_round_trip(history: list[Any]) -> None:
 
 
 def test_the_fields_of_a_wide_document_are_put_by_name_once() -> None:
-    """Once a schema, and not once a column of each row: of 3,000 fields a document took a third of a second."""
+    """Once per schema, and not for each column of each row: with 3,000 fields a document took a third of a second."""
     schema = joined([{f"f{number}": number for number in range(50)}])
     assert schema.struct is schema.struct
     before = schema.struct.by_name
@@ -175,7 +173,7 @@ def test_the_fields_of_a_wide_document_are_put_by_name_once() -> None:
 
 
 def test_dates_have_the_range_of_spark() -> None:
-    """The first and the last instant of Spark's TIMESTAMP fit, their neighbours are rescued."""
+    """The first and the last instant of Spark's TIMESTAMP fit; their neighbours are rescued."""
     for milliseconds in (cast.MIN_DATE_MS, cast.MAX_DATE_MS):
         value = {"$date": {"$numberLong": str(milliseconds)}}
         held, rescued = cast.cast(value, Scalar.TIMESTAMP, path="d")
@@ -187,7 +185,7 @@ def test_dates_have_the_range_of_spark() -> None:
 
 
 def test_deep_documents_end_in_text() -> None:
-    """Below the greatest depth a document is the JSON text of what it holds."""
+    """Below the maximum depth a document becomes its JSON text."""
     document: Any = 1
     for _ in range(100):
         document = {"a": document}
@@ -201,16 +199,14 @@ def test_deep_documents_end_in_text() -> None:
 
 
 def test_a_document_of_many_fields_is_a_map() -> None:
-    """A nested document that shows more fields than the limit at first sight becomes a MAP of their common
-    type.
-    """
+    """A nested document with more fields than the limit when first seen becomes a MAP of their common type."""
     document = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS + 1)}}
     assert joined([document]).fields[1].type == Map(Scalar.INT)
     assert len(joined([{f"k{number}": number for number in range(5000)}]).columns) == 5000
 
 
 def test_fields_beyond_the_limit_are_rescued() -> None:
-    """A struct does not grow for ever: what has no place in it is rescued."""
+    """A struct does not grow without limit: fields that exceed it are rescued."""
     first = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS)}}
     schema = joined([first, {"_id": 1, "m": {"one more": 1}}])
     assert cast.row({"_id": 1, "m": {"one more": 1}}, schema)[1] == {"m.one more": "1"}
@@ -230,7 +226,7 @@ def test_changes_are_told() -> None:
 
 
 def test_a_pin_widens_what_delta_can_widen() -> None:
-    """A later pin rules over a column that widens into it in place, and leaves any other as it is."""
+    """A later pin applies to a column that Delta can widen in place, and leaves any other as it is."""
     schema = joined([{"_id": 1, "a": 1, "b": "x"}])
     pins = parse_pins({"a": "decimal(12,2)", "b": "int"})
     shape = observe({"_id": 2, "a": 2, "b": "y"})
@@ -240,14 +236,14 @@ def test_a_pin_widens_what_delta_can_widen() -> None:
 
 
 def test_bad_pins_are_refused_together() -> None:
-    """Every pin that is no type is named, with what was expected."""
+    """Every invalid pin is named, not just the first."""
     with pytest.raises(errors.SettingsError) as refused:
         parse_pins({"a": "decimal(39,2)", "b": "varchar", "c": "map<int>"}, where="schema")
     assert [problem.path for problem in refused.value.problems] == ["schema.a", "schema.b"]
 
 
 def test_a_map_of_maps_is_pinned_at_two_paths() -> None:
-    """The type of its inner values stands at the path of the inner maps; in one type it would be that of the maps themselves."""
+    """The type of the inner values is pinned at the path of the inner maps; a nested type in one pin is refused."""
     pins = parse_pins({"m": "map", "m.*": "map<bigint>"})
     assert table_ddl(joined([{"m": {"a": {"b": 1}}}], pins=pins)) == "`m` MAP<STRING, MAP<STRING, BIGINT>>"
     for text in ("map<map<bigint>>", "map<string, map>"):
@@ -305,7 +301,7 @@ COLUMNS: dict[str, tuple[Any, str | None]] = {
 
 
 def met(first: Any, pin: str | None, value: Any) -> str:
-    """What becomes of the column's type and of a value that it meets."""
+    """What happens to the column's type and to a value that it meets."""
     pins = parse_pins({"v": pin} if pin else {})
     before = joined([{"v": first}], pins=pins)
     after, _ = evolution.join(before, observe({"v": value}), pins=pins)
@@ -331,7 +327,7 @@ def test_each_meeting_is_as_documented() -> None:
 
 @pytest.mark.parametrize("first", [1, "x", ["x"], {}, None])
 def test_a_pinned_map_is_one_whatever_comes_first(first: Any) -> None:
-    """A value that is no document chooses no other type; it is rescued, and the column comes with the first document."""
+    """A value that is no document does not choose another type: it is rescued, and the column is added with the first document."""
     pins = parse_pins({"v": "map"})
     before = joined([{"v": first}], pins=pins)
     assert not before.fields
@@ -344,7 +340,7 @@ def test_a_pinned_map_is_one_whatever_comes_first(first: Any) -> None:
 @pytest.mark.parametrize("empty", [[], {}, [None], {"x": []}])
 @pytest.mark.parametrize("pin", ["string", "double", "map<double>"])
 def test_a_pinned_field_gets_its_column_with_its_first_value(empty: Any, pin: str) -> None:
-    """As any field does: of two that meet in a name the same one has it whole, in one batch and in several."""
+    """As for any field: of two whose names collide, the same one keeps its name, in one batch and in several."""
     documents, pins = [{"v": empty}, {"V": 1}, {"v": 2.5}], parse_pins({"v": pin})
     for naming in (column_names.ColumnNaming(), column_names.ColumnNaming(flatten=True)):
         for schema in (joined(documents, pins=pins, naming=naming), together(documents, pins=pins, naming=naming)):
@@ -354,7 +350,7 @@ def test_a_pinned_field_gets_its_column_with_its_first_value(empty: Any, pin: st
 @pytest.mark.parametrize("pin", ["int", "bigint", "double", "string", "decimal(20,2)"])
 @pytest.mark.parametrize("value", [{"$numberLong": "5"}, 1.5, "x"])
 def test_the_values_of_a_pinned_map_stay_as_they_are_pinned(value: Any, pin: str) -> None:
-    """Whatever comes, in one batch and in several: the settings say what they are."""
+    """In one batch and in several, for any value."""
     documents, pins = [{"v": {"a": 1}}, {"v": {"b": value}}], parse_pins({"v": f"map<{pin}>"})
     ddl = "STRING" if pin == "string" else pin.upper()
     for schema in (joined(documents, pins=pins), together(documents, pins=pins)):
@@ -387,14 +383,14 @@ RETYPED = (
 
 
 def conflicts(schema: document_schema.DocumentSchema, documents: list[Any]) -> list[retype.Conflict]:
-    """What the rescued values of the documents say."""
+    """The conflicts in the rescued values of the documents."""
     entries = [entry for document in documents for entry in cast.row(document, schema)[1].items()]
     return [each for path, text in entries for each in retype.conflicts(schema, path, text)]
 
 
 @pytest.mark.parametrize(("documents", "columns"), RETYPED, ids=lambda value: str(value)[:60])
 def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns: str) -> None:
-    """Numbers join to DOUBLE where they are exact, all else to STRING; then only what has no other type is rescued."""
+    """Numbers join to DOUBLE if that is exact, all else to STRING; then only values that have no other type are rescued."""
     schema = joined(documents)
     first, _ = retype.with_wider_types(schema, conflicts(schema, documents))
     after, _ = retype.with_wider_types(first, conflicts(first, documents))
@@ -404,7 +400,7 @@ def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns:
 
 
 def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
-    """BIGINT that met a double becomes DOUBLE; where that is not exact for a value, it then becomes STRING."""
+    """A BIGINT that met a double becomes DOUBLE; if that is not exact for a value, it then becomes STRING."""
     documents = [{"a": INEXACT}, {"a": 1.5}]
     schema = joined(documents)
     first, changes = retype.with_wider_types(schema, conflicts(schema, documents))
@@ -417,7 +413,7 @@ def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
 
 
 def test_retyping_leaves_pins_alone() -> None:
-    """What a pinned column rescued stays rescued: the settings rule."""
+    """The rescued values of a pinned column stay rescued."""
     documents = [{"a": 1, "m": {"x": 1}}, {"a": "x", "m": {"y": "z"}}]
     pins = parse_pins({"a": "int", "m": "map<int>"})
     schema = joined(documents, pins=pins)
@@ -431,7 +427,7 @@ def test_retyping_leaves_pins_alone() -> None:
 
 
 def test_retyping_flattened_documents_takes_their_columns_together() -> None:
-    """A flattened document that met a scalar is one column again; the others keep their names and places."""
+    """A flattened document that met a scalar becomes one column; the others keep their names and places."""
     naming = column_names.ColumnNaming(flatten=True)
     documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
     schema = joined(documents, naming=naming)
@@ -455,7 +451,7 @@ def test_differences_name_each_field_once() -> None:
 
 
 def test_keys_that_are_data_two_levels_deep_have_an_end() -> None:
-    """As many columns as a table may have, however they are nested; what lies beyond is rescued, and known fields still are typed."""
+    """A table has a maximum of columns, however they are nested: fields beyond it are rescued, and known fields are still typed."""
     first = {"_id": 1, "per_day": {f"day{day}": {f"user{user}": user for user in range(500)} for day in range(30)}}
     before = joined([first])
     per_day = before.fields[1].type
@@ -467,7 +463,7 @@ def test_keys_that_are_data_two_levels_deep_have_an_end() -> None:
 
 
 def test_a_value_of_two_columns_has_both_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for one column more a flattened regular expression is rescued whole; and the schema stays as it is, batch after batch."""
+    """With room for one more column, a flattened regular expression is rescued whole, and later batches leave the schema as it is."""
     monkeypatch.setattr(evolution, "MAX_COLUMNS", 3)
     document = {"_id": 1, "a": 1, "r": {"$regularExpression": {"pattern": "a+", "options": "i"}}}
     naming = column_names.ColumnNaming(flatten=True)

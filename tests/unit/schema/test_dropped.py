@@ -1,4 +1,4 @@
-"""Columns that somebody took away from a table by hand."""
+"""Columns that someone dropped from a table by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMESPACE = registry.Namespace(bronze_rows.DB, "t")
 
 
 def altered(hop: Hop, mode: str, change: Callable[[T.StructType], T.StructType]) -> T.StructType:
-    """What the table's columns become by a commit of somebody else."""
+    """Commits a change of the table's columns by another writer; returns the new columns."""
     folder = Path(hop.silver_table.path or "")
     before, newest = local_log._newest_action(folder, "metaData"), local_log.newest_version(folder)
     assert before is not None and newest is not None
@@ -40,7 +40,7 @@ def without_v(held: T.StructType) -> T.StructType:
 
 
 def without_field(held: T.StructType) -> T.StructType:
-    """Without `b` in the documents of the array `s`."""
+    """The columns without the field `b` in the documents of the array `s`."""
     array = T.ArrayType(T.StructType([T.StructField("a", T.IntegerType())]))
     return T.StructType([T.StructField("s", array) if each.name == "s" else each for each in held])
 
@@ -56,7 +56,10 @@ def without_field(held: T.StructType) -> T.StructType:
 def test_what_a_table_had_is_not_added_to_it_again(
     tmp_path: Path, mode: str, change: Callable[[T.StructType], T.StructType], said: str
 ) -> None:
-    """It would be null in every row that is there. What a batch has noted that was killed before the table had it may be added."""
+    """The column would be null in every existing row.
+
+    A column that was recorded by a batch which was killed before the table had it may be added.
+    """
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "v": 2, "s": [{"a": 1, "b": 2}]})))

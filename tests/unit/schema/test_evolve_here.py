@@ -1,4 +1,4 @@
-"""A batch's documents and its collection's schema, looked at by the process that runs the job."""
+"""Schema evolution without a Spark query, in the process that runs the job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evolution(texts: list[str], current: document_schema.DocumentSchema) -> sche
 
 @pytest.mark.usefixtures("often_interrupted")
 def test_collections_of_one_schema_are_looked_at_side_by_side() -> None:
-    """Of tenants, whose collections are alike, in the threads of one service: each sees its own documents."""
+    """Collections of tenants with the same schema, in the threads of one service: each sees its own documents only."""
     shared = evolution(['{"_id": 1, "a": "x", "deep": {"known": 1}}'], document_schema.EMPTY).schema
 
     def names(tenant: int) -> set[str]:
@@ -45,13 +45,13 @@ def test_collections_of_one_schema_are_looked_at_side_by_side() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         for _ in range(30):
-            plan.decoder_of.cache_clear()  # what it has learned by then hides what learning beside others does
+            plan.decoder_of.cache_clear()  # what the decoder has learned would hide faults of concurrent learning
             for tenant, seen in enumerate(pool.map(names, range(4))):
                 assert seen == {f"f{tenant}_{n}" for n in range(40)}
 
 
 def test_no_schema_begins_with_a_document_that_may_belong_to_quarantine() -> None:
-    """It would leave a column behind: all documents are looked at first, and those that cannot be read are put apart."""
+    """It would leave a column behind: all documents are read first, and those that cannot be read are set aside."""
     texts = ['{"_id": 1, "a": 1}', '{"_id": 2, "ghost": NaN}']
     settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
     places = pa.array(["1", "2"])
@@ -61,16 +61,16 @@ def test_no_schema_begins_with_a_document_that_may_belong_to_quarantine() -> Non
 
 
 def test_new_columns_have_the_order_of_the_first_document_that_has_one() -> None:
-    """And not of one before it that only lay beside it: which ones do depends on how documents were cut into partitions."""
+    """And not the order of an earlier document that merely shares its partition: partitions depend on how the documents are cut."""
     current = evolution(['{"_id": 1, "b": 1}'], document_schema.EMPTY).schema
     texts = ['{"_id": 1, "b": 1, "n": null}', '{"_id": 2, "b": 1, "z": 1, "a": 2}', '{"_id": 3, "b": 1, "y": 1}']
-    plan.decoder_of.cache_clear()  # one that knows `n` does not name its document
+    plan.decoder_of.cache_clear()  # a decoder that knows `n` does not report its document
     assert [column.name for column in evolution(texts, current).schema.columns] == ["_id", "b", "z", "a", "y"]
 
 
 @pytest.mark.parametrize("around", ["%s", '{"d": %s}', '{"d": [%s]}'])
 def test_of_two_names_that_differ_in_case_the_later_one_is_changed(around: str) -> None:
-    """However documents are cut into batches: a rebuild would else give the column of one field to the other."""
+    """Regardless of how documents are cut into batches: otherwise a rebuild would give the column of one field to the other."""
     history = ['{"x": 1}', '{"userid": "u"}', '{"userId": 5, "b": 1, "B": 2}', '{"B": 1, "X": 1}']
     texts = [around % fields for fields in history]
     schema = document_schema.EMPTY
@@ -98,7 +98,7 @@ VALUES += [
 
 
 def drifting(chance: random.Random, count: int) -> list[str | None]:
-    """Documents whose fields are others now and then, and hold mostly what they held before."""
+    """Documents whose fields change now and then, and mostly keep their values."""
     texts: list[str | None] = []
     held: dict[str, Any] = {}
     for number in range(count):
@@ -114,7 +114,7 @@ def drifting(chance: random.Random, count: int) -> list[str | None]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of documents that show something new only the first are looked into, and those that show more than these."""
+    """Of the documents with something new, only the first are examined, and those that show more than these."""
     chance = random.Random(seed)
     settings: dict[str, Any] = {
         "options": parse({"flatten.struct": chance.choice(["true", "false"])}),
@@ -124,7 +124,7 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
     schema = document_schema.EMPTY
     for count in (200, 300):
         texts = drifting(chance, count)
-        # As changes have them, and as a snapshot's chunk, whose events share their place.
+        # As in changes, and as in a chunk of a snapshot, whose events share their place.
         places = [f"{number // chance.choice([1, 50]):024x}" for number in range(count)]
         order = chance.sample(range(count), count)
         given = pa.array([texts[at] for at in order], pa.string()), pa.array([places[at] for at in order])
