@@ -1,4 +1,4 @@
-"""The seams of design section 4, held by what the modules import and name."""
+"""The boundaries of design section 4, checked by what the modules import and name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LAYERS = {
 
 
 ERRORS = {"Exception", "ValueError", "MedallionError", "DecisionNeeded", "Temporary"}
-"""The bases of errors, whose names say what happened."""
+"""Base classes of errors. The name of an error says what happened."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """One module of the project, read and not imported."""
+    """A module of the project, parsed and not imported."""
 
     path: Path
     tree: ast.Module
@@ -40,14 +40,14 @@ class Module:
         return self.path.relative_to(PROJECT).parts[0]
 
     def imports(self) -> tuple[str, ...]:
-        """Every dotted name that is imported at run time, wherever in the module."""
+        """All dotted names that are imported at run time, anywhere in the module."""
         return self._imports
 
     def names(self) -> tuple[str, ...]:
-        """Every name and attribute that the code uses, and every text in it but docstrings."""
+        """All names, attributes and string constants in the code, except docstrings."""
         return self._names
 
-    # Most tests ask every module, and a walk through all of them takes a second.
+    # Cached, because most tests ask for all modules, and walking their trees takes a second.
 
     @functools.cached_property
     def _imports(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Module:
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING:`."""
+    """All nodes except those under `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             continue
@@ -85,7 +85,7 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """The docstrings, those of attributes too: texts that are statements."""
+    """The docstrings, including those of attributes: constants that are statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
@@ -107,26 +107,26 @@ def importers(*roots: str) -> set[str]:
 
 
 def users(*words: str) -> set[str]:
-    """The modules whose code names one of these words, or holds it in a text."""
+    """The modules that contain one of these words in a name or a string constant."""
     return {module.name for module in MODULES for name in module.names() if any(word in name for word in words)}
 
 
 def test_layers_import_downwards() -> None:
-    """The core knows no pipeline, pipelines know no job, and nothing but tests imports tests."""
+    """The core imports no pipeline, pipelines import no job, and none of them imports tests or benchmarks."""
     for module in MODULES:
         ours = {name.split(".")[0] for name in module.imports()} & {*PACKAGES, "tests", "bench"}
         assert ours <= LAYERS[module.package], module.name
 
 
 def test_tests_and_benchmarks_stand_on_the_harness_alone() -> None:
-    """None imports another test: what two of them need is in `tests/harness`."""
+    """No test imports another test: what several need is in `tests/harness`."""
     for path in [*(PROJECT / "tests").rglob("*.py"), *(PROJECT / "bench").rglob("*.py")]:
         names = {name for name in Module(path, ast.parse(path.read_text())).imports() if name.startswith("tests.")}
         assert all(name.startswith(("tests.harness", "tests.conftest")) for name in names), path
 
 
 def test_a_test_lies_where_what_it_tests_lies() -> None:
-    """`tests/unit/silver` is about `cdc_core/silver` and `pipelines/silver`; what is about no package lies above."""
+    """`tests/unit/silver` tests `cdc_core/silver` and `pipelines/silver`. Tests of no package are directly in `tests/unit`."""
     packages = {path.name for package in PACKAGES for path in (PROJECT / package).iterdir() if path.is_dir()} | {*PACKAGES}
     for kind in ("unit", "spark", "mongo"):
         folders = {path.name for path in (PROJECT / "tests" / kind).iterdir() if path.is_dir() and list(path.glob("*.py"))}
@@ -145,18 +145,21 @@ def test_a_test_lies_where_what_it_tests_lies() -> None:
     ],
 )
 def test_a_foreign_package_has_one_seam(packages: tuple[str, ...], only: set[str]) -> None:
-    """One module, or one package whose name ends in `/` here, imports each (`delta` is its pip support: tables are SQL)."""
+    """Each is imported by one module, or by one package (here a name that ends in `/`).
+
+    Of `delta` only the pip support is used: tables are SQL.
+    """
     assert all(name.startswith(tuple(only)) for name in importers(*packages))
 
 
 def test_only_the_spark_module_starts_spark() -> None:
-    """Sessions are taken or built in one place, and JVMs started in another."""
+    """One module takes or builds sessions, and another starts JVMs."""
     assert users("getOrCreate", "newSession") <= {"pipelines/spark/session.py", "pipelines/spark/jvm.py"}
     assert users("launch_gateway") <= {"pipelines/spark/jvm.py"}
 
 
 def test_only_the_delta_modules_know_deltas_tables() -> None:
-    """History, transactions and maintenance of tables are named in one place, what logs say plainly in another."""
+    """History, transactions and maintenance of Delta tables are only in `pipelines/delta`."""
     words = (
         "DESCRIBE HISTORY",
         "txnAppId",
@@ -170,7 +173,7 @@ def test_only_the_delta_modules_know_deltas_tables() -> None:
 
 
 def test_only_the_secrets_module_resolves_references() -> None:
-    """The environment is read where secrets are resolved and where Spark is started, and nowhere else."""
+    """Only secrets and the start of Spark read the environment."""
     reading = {module.name for module in MODULES if "environ" in set(module.names())}
     assert {name for name in reading if not name.startswith("pipelines/spark/")} <= {"pipelines/settings/secrets.py"}
     assert users("getenv", "dbutils") <= {"pipelines/settings/secrets.py"}
@@ -189,7 +192,7 @@ def test_the_core_is_pure() -> None:
 
 
 def test_nothing_starts_on_import() -> None:
-    """At the top of a module stand definitions and values: no bare call, no waiting, no work."""
+    """Modules only contain definitions and values at the top level: no calls as statements, no loops that wait."""
     for module in MODULES:
         for node in module.tree.body:
             if isinstance(node, ast.Expr):
@@ -198,7 +201,7 @@ def test_nothing_starts_on_import() -> None:
 
 
 def test_logging_is_configured_by_jobs_alone() -> None:
-    """What is importable leaves the log to its user."""
+    """A library leaves the configuration of logging to its user."""
     assert {name.split("/")[0] for name in users("basicConfig", "dictConfig", "addHandler", "setLevel")} <= {"jobs"}
 
 
@@ -207,12 +210,12 @@ def _methods(node: ast.ClassDef) -> list[str]:
 
 
 TABLES_OF_DATA = {"cdc_core/properties/source.py"}
-"""Files that a person looks things up in, and does not read: the properties of the source."""
+"""Files for reference, which nobody reads as a whole: the properties of the source."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_house_is_made_of_small_parts(package: str) -> None:
-    """No file is longer than a person reads at once, tables of data excepted, and no class does everything."""
+    """No file has more than 500 lines, except tables of data, and no class more than 20 methods."""
     for module in MODULES:
         if module.package == package:
             assert module.name in TABLES_OF_DATA or len(module.path.read_text().splitlines()) <= 500, module.name
@@ -222,7 +225,7 @@ def test_the_house_is_made_of_small_parts(package: str) -> None:
 
 
 def test_no_two_modules_need_each_other() -> None:
-    """No circle of imports, not for types alone and not inside functions."""
+    """There are no circular imports, including imports for types and inside functions."""
     ours = {_dotted(module): module for module in MODULES}
     needs = {name: set(_imported(module.tree)) & set(ours) - {name} for name, module in ours.items()}
     assert not _circle(needs)
@@ -239,11 +242,14 @@ FLOORS = (
     {"run", "terminal"},
     {"demo"},
 )
-"""The packages of `pipelines/`, from the ground up."""
+"""The packages of `pipelines/`, from the lowest level to the highest."""
 
 
 def test_a_package_uses_only_floors_below_its_own() -> None:
-    """Layers meet in tables: capture, silver and gold do not know each other, and what shows or starts them stands above."""
+    """Layers communicate through tables: capture, silver and gold do not import each other.
+
+    Packages that show or start them are on a higher level.
+    """
     floor = {package: number for number, packages in enumerate(FLOORS) for package in packages}
     assert set(floor) == {
         path.stem for path in (PROJECT / "pipelines").iterdir() if path.stem[0] != "_" and path.name != "py.typed"
@@ -255,7 +261,7 @@ def test_a_package_uses_only_floors_below_its_own() -> None:
 
 
 def test_packages_of_the_core_need_each_other_in_one_direction() -> None:
-    """What is true of its modules is true of the core's packages: none needs one that needs it."""
+    """Packages of the core have no circular imports either."""
     needs: dict[str, set[str]] = {}
     for module in MODULES:
         if module.package == "cdc_core" and (own := _package(_dotted(module))):
@@ -266,12 +272,12 @@ def test_packages_of_the_core_need_each_other_in_one_direction() -> None:
 
 
 def _package(name: str) -> str:
-    """The package, or the module that lies beside the packages, that a dotted name belongs to."""
+    """The package that a dotted name belongs to, or the module if it is in no package."""
     return name.split(".")[1] if name.startswith(("pipelines.", "cdc_core.")) else ""
 
 
 def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What is left when everything that needs nothing is taken away, again and again."""
+    """The modules that remain after those without dependencies have been removed repeatedly."""
     while free := {name for name, needed in needs.items() if not needed}:
         needs = {name: needed - free for name, needed in needs.items() if name not in free}
     return needs
@@ -305,7 +311,7 @@ def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
     ],
 )
 def test_a_step_imports_only_earlier_steps(package: str, steps: tuple[tuple[str, ...], ...]) -> None:
-    """The modules of these packages stand in an order, and no module knows one of its own step or of a later one."""
+    """The modules of these packages are ordered in steps; none imports a module of its own or a later step."""
     rank = {f"{package}/{name}.py": number for number, step in enumerate(steps) for name in step}
     modules = {module.name: module for module in MODULES if module.path.parent == PROJECT / package}
     assert set(rank) == {name for name in modules if not name.endswith("/__init__.py")}
@@ -315,7 +321,7 @@ def test_a_step_imports_only_earlier_steps(package: str, steps: tuple[tuple[str,
 
 
 def test_no_two_classes_have_one_name() -> None:
-    """A class's name says which it is without its module's: no other class of the product has it."""
+    """A class can be recognized without its module: no other class of the product has its name."""
     homes: dict[str, list[str]] = {}
     for module in MODULES:
         for node in ast.walk(module.tree):
@@ -325,7 +331,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def test_a_type_is_a_noun() -> None:
-    """What a class is called says what it is, not what was done to it: no type ends as `Settled` or `Repaired` do, errors excepted."""
+    """The name of a class says what it is, and not what was done to it, as `Settled` or `Repaired` would. Errors are excepted."""
     last_words = {
         node.name: re.findall("[A-Z][a-z]*", node.name)[-1]
         for module in MODULES
@@ -339,7 +345,7 @@ def test_a_type_is_a_noun() -> None:
 
 
 def test_a_module_has_one_name_wherever_it_is_imported() -> None:
-    """`from pipelines.bronze import log as bronze_log` is `bronze_log` to every reader, and has no second alias."""
+    """`from pipelines.bronze import log as bronze_log` is `bronze_log` in every module that imports it."""
     names: dict[str, set[str]] = {}
     ours = {_dotted(module) for module in MODULES}
     for module in MODULES:
@@ -356,7 +362,7 @@ def _dotted(module: Module) -> str:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Every module that is imported, at run time or for types."""
+    """All modules that are imported, at run time or for types."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

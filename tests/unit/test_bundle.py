@@ -1,4 +1,4 @@
-"""The Databricks bundle, held to the platform's own models and to the project itself."""
+"""Checks the Databricks bundle against the platform's models and against the project."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLATFORM = ("workspace.file_path", "workspace.current_user.short_name", "bundle.
 
 
 def _texts(node: object) -> Iterator[str]:
-    """Every text below a node, keys included."""
+    """All strings below a node, keys included."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from (*_texts(key), *_texts(value))
@@ -43,7 +43,7 @@ def _references(node: object) -> set[str]:
 
 
 def _resolved(node: Any, target: str) -> Any:
-    """The node with the bundle's variables replaced, as the platform does it; those without a value stand for themselves."""
+    """The node with the bundle's variables replaced, as the platform does; a variable without a value gives its own name."""
     declared = {name: each.get("default", name) for name, each in BUNDLE["variables"].items()}
     values = declared | BUNDLE["targets"][target].get("variables", {})
     if isinstance(node, dict):
@@ -60,19 +60,19 @@ def _resolved(node: Any, target: str) -> Any:
 @pytest.mark.parametrize("target", ("dev", "prod"))
 @pytest.mark.parametrize("name", JOBS)
 def test_every_job_is_one_that_the_platform_knows(name: str, target: str) -> None:
-    """The platform's own model takes each job of each target: no field is unknown, none has a wrong type."""
+    """The platform's own model accepts each job in each target: no unknown field, no wrong type."""
     job = Job.from_dict(_resolved(JOBS[name][1], target))
     assert job.tasks
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_no_job_runs_beside_itself(name: str) -> None:
-    """Each table has one writer, so that each job has one run."""
+    """Each table has one writer, so each job has at most one run."""
     assert JOBS[name][1]["max_concurrent_runs"] == 1
 
 
 def test_capture_is_continuous_and_the_tables_are_scheduled() -> None:
-    """Capture runs always; silver and gold run on a schedule, gold after silver, and each day the tables are maintained."""
+    """Capture is continuous; silver and gold are scheduled, gold after silver; maintenance has its own schedule."""
     capture, tables, maintenance = (JOBS[name][1] for name in ("capture", "tables", "maintenance"))
     assert "continuous" in capture and "schedule" not in capture
     assert tables["schedule"]["quartz_cron_expression"] == "${var.schedule}" and "continuous" not in tables
@@ -80,7 +80,10 @@ def test_capture_is_continuous_and_the_tables_are_scheduled() -> None:
 
 
 def test_gold_runs_whatever_silver_says_and_the_run_tells_it() -> None:
-    """One collection that waits for a person stops no other one's gold; a run's result is that of its last tasks."""
+    """Silver may fail for one collection that needs a decision, and gold still runs for the others.
+
+    The result of a run is that of its last tasks, so one of them repeats silver's.
+    """
     by_key = {task["task_key"]: task for task in JOBS["tables"][1]["tasks"]}
     assert by_key["gold"]["depends_on"] == [{"task_key": "silver"}] and by_key["gold"]["run_if"] == "ALL_DONE"
     last = by_key.keys() - {each["task_key"] for task in by_key.values() for each in task.get("depends_on", ())}
@@ -96,20 +99,20 @@ def _commands(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("target", "status"), (("dev", "PAUSED"), ("prod", "UNPAUSED")))
 def test_dev_is_deployed_paused_and_prod_runs(target: str, status: str) -> None:
-    """The platform keeps a status that is written down, in development mode too: so it is the target's own."""
+    """The platform keeps a status that is set explicitly, in development mode too, so each target sets its own."""
     jobs = [_resolved(job, target) for _, job in JOBS.values()]
     assert {job.get("continuous", job.get("schedule"))["pause_status"] for job in jobs} == {status}
 
 
 def test_production_lies_where_only_its_own_principal_writes() -> None:
-    """A folder that every user may write to would let each of them change what the service principal runs."""
+    """In a folder that every user can write, each of them could change what the service principal runs."""
     prod = _resolved(BUNDLE["targets"]["prod"], "prod")
     principal = prod["run_as"]["service_principal_name"]
     assert prod["workspace"]["root_path"].startswith(f"/Workspace/Users/{principal}/")
 
 
 def test_what_does_not_run_is_not_uploaded() -> None:
-    """Tests, benchmarks and documents stay at home; settings, jobs and notebooks go along."""
+    """Tests, benchmarks and documents are not uploaded; settings, jobs and notebooks are."""
     excluded = {pattern.partition("/")[0] for pattern in BUNDLE["sync"]["exclude"]}
     assert {"tests", "bench", "docs"} <= excluded
     assert not excluded & {"conf", "jobs", "notebooks", "cdc_core", "pipelines", "resources"}
@@ -118,7 +121,7 @@ def test_what_does_not_run_is_not_uploaded() -> None:
 @pytest.mark.parametrize("target", ("dev", "prod"))
 @pytest.mark.parametrize("name", JOBS)
 def test_every_task_runs_a_file_with_arguments_that_it_takes(name: str, target: str) -> None:
-    """The files exist, and each one's command understands the parameters that it is given."""
+    """The files exist, and their commands accept the parameters."""
     path, job = JOBS[name]
     verbs = {
         "bronze_capture.py": "capture",
@@ -137,7 +140,7 @@ def test_every_task_runs_a_file_with_arguments_that_it_takes(name: str, target: 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_task_has_the_wheel_and_a_cluster_of_its_job(name: str) -> None:
-    """Each task takes the artifact's wheel and a job cluster that the job declares."""
+    """Each task uses the artifact's wheel and a job cluster that its job declares."""
     path, job = JOBS[name]
     clusters = {each["job_cluster_key"] for each in job["job_clusters"]}
     built_into = re.search(r"--wheel-dir (\S+)", BUNDLE["artifacts"]["wheel"]["build"])
@@ -149,13 +152,13 @@ def test_every_task_has_the_wheel_and_a_cluster_of_its_job(name: str) -> None:
 
 
 def test_the_wheel_holds_nothing_of_an_earlier_build() -> None:
-    """Pip builds in the checkout: what a module was that is gone would stay in it, and a wheel of an earlier version is deployed as well."""
+    """Pip builds in the checkout, so a deleted module would stay in the wheel, and wheels of earlier versions would be deployed too."""
     cleaned = re.match(r"rm -rf (.+?) && ", BUNDLE["artifacts"]["wheel"]["build"])
     assert cleaned and {"build", "dist"} <= set(cleaned[1].split())
 
 
 def test_the_wheel_holds_every_package() -> None:
-    """What the artifact ships are the packages of the project, without Spark, which is the platform's."""
+    """The artifact contains the project's packages, without Spark, which the platform provides."""
     shipped = configparser.ConfigParser()
     shipped.read(ROOT / "setup.cfg")
     included = set(shipped["options.packages.find"]["include"].split())
@@ -167,7 +170,7 @@ def test_the_wheel_holds_every_package() -> None:
 
 
 def test_every_variable_is_declared_and_used() -> None:
-    """No reference without its variable, no variable without a reference, nothing that the platform does not offer."""
+    """Every reference has a variable or is one of the platform's, and every variable is used."""
     references = _references([BUNDLE, *(job for _, job in JOBS.values())])
     variables = {name.removeprefix("var.") for name in references if name.startswith("var.")}
     assert variables == set(BUNDLE["variables"])
@@ -176,7 +179,7 @@ def test_every_variable_is_declared_and_used() -> None:
 
 
 def test_each_target_gives_what_has_no_default() -> None:
-    """Catalog, machines and the service principal are left to the person who deploys; no file names a catalog."""
+    """Whoever deploys chooses the catalog, node type and service principal; no file names a catalog."""
     open_ = {name for name, each in BUNDLE["variables"].items() if "default" not in each}
     left = {target: open_ - set(each["variables"]) for target, each in BUNDLE["targets"].items()}
     assert left == {"dev": {"catalog", "node_type"}, "prod": {"catalog", "node_type", "service_principal"}}
@@ -187,14 +190,14 @@ def test_each_target_gives_what_has_no_default() -> None:
 
 
 def test_dev_is_the_default_and_prod_is_production() -> None:
-    """A careless deployment is one for development, which is paused."""
+    """A deployment without a target is one for development, which is paused."""
     targets = BUNDLE["targets"]
     assert targets["dev"]["mode"] == "development" and targets["dev"]["default"] is True
     assert targets["prod"]["mode"] == "production" and "default" not in targets["prod"]
 
 
 def test_the_connection_string_comes_from_the_secret_scope_alone() -> None:
-    """The settings name a variable, the capture job fills it from a secret, and nothing else has it."""
+    """The settings name an environment variable, and only the capture job sets it, from a secret."""
     settings = settings_file.load(ROOT / BUNDLE["variables"]["config"]["default"])
     assert str(settings.source.mongodb_connection_string) == "${env:MONGODB_URI}"
     with_it = {

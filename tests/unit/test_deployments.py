@@ -1,4 +1,4 @@
-"""The container, the service unit and the manifest start commands that exist, as nobody's root, and stop them gracefully."""
+"""The container, the service unit and the manifest run existing commands, not as root, and stop them with SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLDER = ROOT / "resources" / "deploy"
 
 
 def _understood(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
-    """What the command takes from the arguments; the settings file stands for any."""
+    """The command's parameters for these arguments; a copy of the example replaces any settings file."""
     settings = tmp_path / "shop.yml"
     settings.write_text((ROOT / "conf" / "shop.yml").read_text())
     verb, *rest = [str(settings) if each.startswith(("/conf/", "/etc/medallion/")) else each for each in arguments]
@@ -37,7 +37,7 @@ def _instructions(text: str) -> list[tuple[str, str]]:
 
 
 def test_the_image_runs_medallion_as_a_user_and_looks_at_the_metrics() -> None:
-    """Not root, signals reach the command, and the health check asks the port that the example opens."""
+    """It does not run as root, signals reach the command, and the health check uses the port that the example opens."""
     instructions = _instructions((FOLDER / "Dockerfile").read_text())
     by_name = dict(instructions)
     assert by_name["USER"] == "10001" and by_name["STOPSIGNAL"] == "SIGTERM"
@@ -50,7 +50,7 @@ def test_the_image_runs_medallion_as_a_user_and_looks_at_the_metrics() -> None:
 
 
 def test_the_unit_starts_again_what_is_temporary_and_leaves_what_a_person_must_decide(tmp_path: Path) -> None:
-    """Exit codes 2 and 3 do not come right by themselves; SIGTERM has the time that it needs."""
+    """Exit codes 2 and 3 need a decision, so systemd does not restart after them; SIGTERM has enough time."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(FOLDER / "medallion-capture@.service")
@@ -73,7 +73,7 @@ def _containers(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_the_manifest_has_one_writer_a_table_and_commands_that_exist(tmp_path: Path) -> None:
-    """One capture, runs of silver and gold that do not overlap, no root, no literal secret."""
+    """There is one capture; runs of silver and gold do not overlap; nothing runs as root; no secret is literal."""
     text = (FOLDER / "kubernetes.yml").read_text()
     conf, capture, tables = yaml.safe_load_all(text)
     assert capture["kind"] == "StatefulSet" and capture["spec"]["replicas"] == 1
@@ -94,7 +94,7 @@ def test_the_manifest_has_one_writer_a_table_and_commands_that_exist(tmp_path: P
 
 @pytest.mark.parametrize(("silver", "gold", "code"), [(0, 0, 0), (3, 0, 3), (0, 75, 75), (75, 3, 75)])
 def test_gold_runs_whatever_silver_says_and_the_pod_tells_it(tmp_path: Path, silver: int, gold: int, code: int) -> None:
-    """One collection that waits for a person stops no other one's gold."""
+    """Gold runs although silver failed for one collection, and the pod ends with the exit code of the one that failed."""
     *_, tables = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
     (container,) = _containers(tables)
     command = tmp_path / "medallion"
@@ -106,7 +106,7 @@ def test_gold_runs_whatever_silver_says_and_the_pod_tells_it(tmp_path: Path, sil
 
 
 def test_the_manifests_probes_ask_a_port_that_its_settings_open(tmp_path: Path) -> None:
-    """Or the capture is killed every three minutes; and the image holds the jars of the store that they name."""
+    """Otherwise Kubernetes would kill the capture every three minutes. The image contains the jars of the store that the settings name."""
     conf, capture, _ = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
     path = tmp_path / "shop.yml"
     path.write_text(conf["data"]["shop.yml"])
@@ -120,7 +120,7 @@ def test_the_manifests_probes_ask_a_port_that_its_settings_open(tmp_path: Path) 
 
 
 def test_a_unit_that_sees_no_home_has_a_place_for_jars() -> None:
-    """The first start downloads Delta's."""
+    """The first start downloads Delta's jars."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(FOLDER / "medallion-capture@.service")
@@ -130,7 +130,7 @@ def test_a_unit_that_sees_no_home_has_a_place_for_jars() -> None:
 
 
 def test_the_settings_of_the_scale_document_are_valid(tmp_path: Path) -> None:
-    """Every settings example of docs/scale.md is read without a mistake."""
+    """Every settings example of docs/scale.md is valid."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 2
     for number, block in enumerate(blocks):

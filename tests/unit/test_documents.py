@@ -1,4 +1,4 @@
-"""The documents, held to the code and to each other."""
+"""Checks the documents against the code and against each other."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def _named(path: Path) -> str:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
 def test_tables_are_what_the_code_says(path: Path) -> None:
-    """Every table that comes from the code is current; `python docs/render.py` writes them."""
+    """Every table that is rendered from the code is current; `python docs/render.py` writes them."""
     text = path.read_text(encoding="utf-8")
     assert render.rendered(text) == text
 
 
 def test_every_block_has_its_place() -> None:
-    """Each table that can be rendered stands in a document."""
+    """Each table that can be rendered is in a document."""
     placed = {name for path in DOCUMENTS for name in re.findall(r"<!-- begin: ([a-z ]+) -->", path.read_text("utf-8"))}
     assert placed == set(render.BLOCKS)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
 def test_every_link_leads_somewhere(path: Path) -> None:
-    """Links inside the project name files that exist."""
+    """Links inside the project point to existing files."""
     text = _FENCED.sub("", path.read_text(encoding="utf-8"))
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
 def _anchors(path: Path) -> set[str]:
-    """What a link into a document may name: its headings as GitHub makes anchors of them, and those that it sets."""
+    """The anchors of a document: those that GitHub derives from its headings, and those that it sets."""
     text = _FENCED.sub("", path.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -61,7 +61,7 @@ def _anchors(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
 def test_every_anchor_is_there(path: Path) -> None:
-    """A link to a section names a heading, or an anchor, of that document."""
+    """A link to a section names a heading or an anchor of that document."""
     text = _FENCED.sub("", path.read_text(encoding="utf-8"))
     links = re.findall(r"\]\(([\w./-]*\.md)?#([^)\s]+)\)", text)
     assert [(to, anchor) for to, anchor in links if anchor not in _anchors(path.parent / to if to else path)] == []
@@ -69,7 +69,7 @@ def test_every_anchor_is_there(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if _PYTHON.search(path.read_text("utf-8"))], ids=_named)
 def test_python_that_is_shown_names_what_exists(path: Path) -> None:
-    """What is imported is there, and so is each attribute of it that a document uses."""
+    """Imported names exist, and so do their attributes that a document uses."""
     for block in _PYTHON.findall(path.read_text("utf-8")):
         tree = ast.parse(block)
         known: dict[str, object] = {}
@@ -83,7 +83,7 @@ def test_python_that_is_shown_names_what_exists(path: Path) -> None:
 
 
 def test_every_property_is_in_the_settings_document() -> None:
-    """Each property of `source` stands in docs/settings.md once, with its own line."""
+    """Each property of `source` has exactly one line in docs/settings.md."""
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert {each.name for each in PROPERTIES} <= set(lines)
@@ -91,7 +91,7 @@ def test_every_property_is_in_the_settings_document() -> None:
 
 
 def test_every_reserved_name_is_in_the_document_of_types() -> None:
-    """Each column name that no field of a document gets stands in docs/types.md."""
+    """Each column name that no field of a document gets is in docs/types.md."""
     text = (ROOT / "docs" / "types.md").read_text(encoding="utf-8")
     reserved = column_names.ENGINE | column_names.RESERVED | history.RESERVED
     assert [name for name in sorted(reserved) if f"`{name}`" not in text] == []
@@ -102,7 +102,7 @@ OF_CONNECTOR = {name: test for section in CONNECTOR.values() for name, test in s
 
 
 def test_every_property_of_the_connector_is_in_the_properties_document() -> None:
-    """Each stands there once, and each is known: as ours, as one without a meaning here, or as an older name."""
+    """Each is there once, and each is known: as supported, as without a meaning here, or as an older name."""
     lines = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "properties.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(lines) == sorted(name for section in CONNECTOR.values() for name in section)
     assert len(lines) == len(set(lines))
@@ -111,21 +111,21 @@ def test_every_property_of_the_connector_is_in_the_properties_document() -> None
 
 
 def test_no_property_of_ours_passes_for_one_of_the_connector() -> None:
-    """What `source` takes is the connector's, or says that it is not; nothing that is known is missing from the list."""
+    """Each property of `source` is either the connector's or marked as ours; none of the connector's is missing from the list."""
     ours = {each.name for each in PROPERTIES if each.ours}
     assert {each.name for each in PROPERTIES} - set(OF_CONNECTOR) == ours
     assert set(debezium_import.OLDER) <= set(OF_CONNECTOR)
 
 
 def test_every_property_that_works_has_its_test() -> None:
-    """A property of the connector names a test that exists."""
+    """Each supported property of the connector names an existing test."""
     for test in OF_CONNECTOR.values():
         path, _, function = test.partition("::")
         assert re.search(rf"^def {function}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
 def test_every_supported_property_is_read_by_the_code() -> None:
-    """What the documents list is looked at outside the settings, or is named as without effect."""
+    """Each documented property is used outside the settings, or documented as without effect."""
     files = [path for package in ("cdc_core", "pipelines") for path in (ROOT / package).rglob("*.py")]
     texts = (path.read_text(encoding="utf-8") for path in files if path.parent.name not in ("properties", "settings"))
     words = {word for text in texts for word in re.findall(r"\w+", text)}
@@ -136,7 +136,7 @@ def test_every_supported_property_is_read_by_the_code() -> None:
 
 
 def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:
-    """The keys outside `source` are there too, as a refused key lists them."""
+    """The keys outside `source`, which the error for an unknown key lists, are documented too."""
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
     unwrap = set(settings.unwrap_options.NAMES)
@@ -150,7 +150,7 @@ def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:
 
 
 def test_the_example_settings_are_valid() -> None:
-    """The settings file of the repository and the one in docs/settings.md are read without a mistake."""
+    """The settings files of the repository and the example in docs/settings.md are valid."""
     for path in sorted((ROOT / "conf").glob("*.yml")):
         assert settings_file.load(path).name
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def test_the_example_settings_are_valid() -> None:
 
 
 def test_every_error_has_advice() -> None:
-    """docs/operations.md says for each error what to do."""
+    """docs/operations.md says for each error what to do, with its exit code."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     advised = {(name, int(code)) for name, code in re.findall(r"^\*\*`(\w+)` \((\d+)\)\.\*\*", text, re.MULTILINE)}
     assert advised == {(kind.__name__, kind.exit_code) for kind in render._leaves(errors.MedallionError)}
@@ -169,7 +169,7 @@ def test_every_error_has_advice() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
 def test_every_command_that_is_shown_exists(path: Path) -> None:
-    """Documents show verbs and options that the command line takes."""
+    """Documents only show commands and options that the command line accepts."""
     for line in re.findall(r"medallion ((?:[a-z-]+)(?: +(?:--?[a-z0-9-]+|[^\s`#|]+))*)", path.read_text(encoding="utf-8")):
         verb, *rest = line.split()
         if verb not in command_line.medallion.commands:
@@ -180,14 +180,13 @@ def test_every_command_that_is_shown_exists(path: Path) -> None:
 
 
 def test_every_verb_is_in_the_changelog_and_in_the_readme_or_the_guide() -> None:
-    """No command is left for a person to find by chance."""
     guide = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     for verb in command_line.medallion.commands:
         assert re.search(rf"medallion[^\n]*\b{verb}\b", guide), verb
 
 
 def test_spark_and_delta_are_the_same_everywhere() -> None:
-    """The versions of the extra, of spark-submit's properties and of the package agree."""
+    """The versions of the extra and of spark-submit's properties agree."""
     shipped = (ROOT / "setup.cfg").read_text(encoding="utf-8")
     spark = re.search(r"pyspark==(\d+\.\d+)", shipped)
     delta = re.search(r"delta-spark==([\d.]+)", shipped)
@@ -197,7 +196,7 @@ def test_spark_and_delta_are_the_same_everywhere() -> None:
 
 
 def test_make_knows_what_the_readme_promises() -> None:
-    """The README's `make` commands are targets of the Makefile, which `.ci/run` uses too."""
+    """The `make` commands in the documents are targets of the Makefile, which `.ci/run` uses too."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
     shown = {target for path in DOCUMENTS for target in re.findall(r"^(?:\$ )?make ([a-z]+)", path.read_text("utf-8"), re.M)}

@@ -1,4 +1,4 @@
-"""Processes beside this one: what they answer, and how they end."""
+"""Helper processes: their answers, and how they end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = f"import sys; sys.path[0] = {str(REPOSITORY)!r}; from pipelines import 
 
 
 def echoed(given: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBatch | None]:
-    """Runs in a helper."""
+    """Runs in a helper process."""
     print("a library's word")
     if given == "raise":
         raise ValueError(given)
@@ -35,14 +35,14 @@ def echoed(given: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBa
 
 
 class Riddle:
-    """What can be sent and not be read."""
+    """An object that can be pickled and not unpickled."""
 
     def __reduce__(self) -> Any:
         return int, ("x",)
 
 
 def riddle(_: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBatch | None]:
-    """Runs in a helper."""
+    """Runs in a helper process."""
     return Riddle(), columns
 
 
@@ -102,7 +102,7 @@ def test_what_is_left_of_an_answer_is_none_to_the_next_call(helper: helper_proce
 def test_one_that_is_about_to_end_is_sent_nothing(
     helper: helper_processes.HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has had nothing to do for almost as long as it waits: it would end with what it is sent."""
+    """It has been idle for almost `IDLE_SECONDS`, and may end before it reads what it is sent."""
     before, first, second = pid_of(helper), helper.call(echoed, 1)[0], helper.call(echoed, 2)[0]
     monkeypatch.setattr(helper_processes, "IDLE_SECONDS", 0)
     (pid, given), _ = helper.call(echoed, 3)
@@ -148,7 +148,7 @@ def test_no_more_are_used_than_there_may_be() -> None:
 
 
 def test_what_is_shared_is_done_once_and_in_order_whatever_becomes_of_helpers() -> None:
-    """One that is gone leaves what it was given to this process; an error here ends all."""
+    """A task of a helper that is gone is done by this process; an error in this process ends all tasks."""
     done: list[int] = []
     has_begun = threading.Event()
 
@@ -179,7 +179,7 @@ def test_what_is_shared_is_done_once_and_in_order_whatever_becomes_of_helpers() 
 
 
 def end_of(begins: str, parent: str) -> int:
-    """The exit code of a helper that is sent nothing."""
+    """The exit code of a helper that gets no calls."""
     ours, theirs = socket.socketpair()
     script = f"{SCRIPT}{begins}; own.main({theirs.fileno()}, {parent})"
     with ours, theirs, subprocess.Popen([sys.executable, "-c", script], pass_fds=[theirs.fileno()]) as process:
@@ -196,9 +196,9 @@ def test_one_whose_parent_was_gone_before_it_began_ends() -> None:
 
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_none_outlives_a_process_that_is_killed(tmp_path: Path, is_busy: bool) -> None:
-    """Nor is it led astray by what lies in the working folder."""
+    """And a file in the working directory that shadows a standard module does not affect it."""
     (tmp_path / "pickle.py").write_text("raise SystemExit(3)")
-    # What has two keys is as good as a pair: the helper has read its modules, and answers.
+    # `dict.fromkeys` of two keys unpacks like an answer: it shows that the helper has imported its modules and answers.
     asks = "assert helper.call(dict.fromkeys, ['answer', None]) == ('answer', None)"
     waits = "import functools, select; helper.call(functools.partial(select.select, [], []), [])" if is_busy else "input()"
     script = SCRIPT + f"helper = own.HelperProcess(); {asks}; print(helper._process.pid, flush=True); {waits}"

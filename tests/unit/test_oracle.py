@@ -1,4 +1,4 @@
-"""The judge itself: it must let equal things pass and find each kind of difference."""
+"""Tests of the oracle: it accepts equal rows and finds each kind of difference."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def judged(document: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 
 def test_an_equal_row_passes() -> None:
-    """Widened numbers, names made fit, rescued values and absent nulls are equal."""
+    """Widened numbers, adjusted names, rescued values and absent nulls are equal."""
     assert judged(DOCUMENT, ROW) == []
 
 
@@ -88,25 +88,24 @@ def test_an_equal_row_passes() -> None:
     ],
 )
 def test_each_kind_of_difference_is_found(field: str, value: Any, says: str) -> None:
-    """A value that is wrong, missing, left over or rescued as another one is named with its path."""
+    """A value that is wrong, missing, stale, or rescued with other text is reported with its path."""
     assert any(says in found for found in judged(DOCUMENT, ROW | {field: value}))
 
 
 def test_a_value_that_was_unset_must_not_stay() -> None:
-    """A column that holds what the document no longer has is a difference."""
+    """A column that still holds a value which the document no longer has is a difference."""
     document = {name: value for name, value in DOCUMENT.items() if name != "number"}
     assert judged(document, ROW) == ["1: number: 5.0 in gold, nothing in the source"]
 
 
 def test_two_rows_of_one_document_are_found() -> None:
-    """A document has one row."""
     table = pa.Table.from_pylist([ROW, ROW], schema=SCHEMA)
     found = oracle.differences([oracle.read_bson(bson.encode(DOCUMENT))], table)
     assert found == ["1: more than one row"]
 
 
 def test_flattened_documents_are_found_by_their_paths() -> None:
-    """With `flatten.struct` a leaf has a column of its own and a blank document is rescued."""
+    """With `flatten.struct` each leaf has its own column, and an empty document is rescued."""
     schema = pa.schema([("_id", pa.int32()), ("a_b_c", pa.int32()), ("__rescued", RESCUED), ("__key", pa.string())])
     document = {"_id": 1, "a": {"b": {"c": 5}}, "blank": {}}
     row = {"_id": 1, "a_b_c": 5, "__rescued": [("blank", "{}")], "__key": "1"}
@@ -117,7 +116,7 @@ def test_flattened_documents_are_found_by_their_paths() -> None:
 
 
 def test_judge_and_project_agree_on_json_and_keys() -> None:
-    """Two readings of the rules, written apart, give the same JSON and the same equality of `_id`."""
+    """Two independent implementations of the rules give the same JSON and the same equality of `_id`."""
     rng = random.Random(7)
     plan = workload.Plan()
     for number in range(1500):
@@ -143,7 +142,7 @@ def test_judge_and_project_agree_on_json_and_keys() -> None:
     ],
 )
 def test_numbers_that_the_index_holds_equal_are_one_key(one: Any, other: Any) -> None:
-    """Equal numbers of different types are one `_id`, and different kinds are not."""
+    """Equal numbers of different types are the same `_id`; values of different kinds are not."""
 
     def key(value: Any) -> Any:
         return oracle.key(dict(oracle.read_bson(bson.encode({"_id": value})).held)["_id"])
