@@ -1,4 +1,4 @@
-"""What an executor makes of a chunk's documents, over a source that is made up."""
+"""How an executor encodes a chunk's documents, with a faked source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from pipelines.snapshot import chunks
 
 
 def test_a_chunk_is_no_larger_than_the_memory_that_is_there_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts of dates are four times as large as their BSON: they are what a chunk holds, and packed they take less than it."""
+    """The JSON of dates is four times as large as their BSON.
+
+    A chunk is limited by its texts, and packed they are smaller than the BSON.
+    """
     replies = [
         snapshot_read.Chunk(
             [

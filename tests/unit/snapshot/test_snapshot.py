@@ -1,4 +1,4 @@
-"""A snapshot's own decisions, over a source that is made up."""
+"""The decisions of a snapshot, with a faked source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLLECTION = catalog.SourceCollection("db", "a", None)
 
 @pytest.fixture
 def waits() -> list[float]:
-    """The seconds that were waited."""
+    """The seconds of all waits."""
     return []
 
 
@@ -55,7 +55,7 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
 def test_what_passes_by_itself_is_waited_for(
     taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    """An error that the server gave once costs a second, and no new start of the capture; one that stays ends it."""
+    """A single error of the server costs a second, and no restart of the capture; one that persists is raised."""
     answers: list[Any] = [errors.SourceUnreachable("error 24"), errors.SourceUnreachable("error 262"), "answer"]
 
     def answer(*_: Any, **__: Any) -> Any:
@@ -81,7 +81,7 @@ def test_what_passes_by_itself_is_waited_for(
 def test_a_collection_that_is_never_the_one_that_was_listed_is_given_up(
     taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name cannot be written, or another one takes its place each time: it is not read over and over without an end."""
+    """If its name cannot be encoded, or it is replaced each time, it is not read again without end."""
 
     def changed(*_: Any, **__: Any) -> Any:
         raise mongodb_failures.CollectionChanged
@@ -101,7 +101,7 @@ def test_a_collection_that_is_never_the_one_that_was_listed_is_given_up(
 
 
 def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It returns, and another one goes on when it is resumed; what was stopped meanwhile is not waited for."""
+    """The run returns, and another one continues after the resume. It does not wait for stopped collections."""
     monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
     taking.controls.pause(True)
     runs = threading.Thread(target=taking.run, daemon=True)
@@ -110,7 +110,7 @@ def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.Mon
     assert not runs.is_alive()
     assert taking.has_paused and taking.state.missing == ("db.a",)
     taking.controls.pause(False)
-    assert not taking._may_read("db.a")  # chunks that were cut short must not be passed over
+    assert not taking._may_read("db.a")  # chunks that were cut short must not be skipped
     again = replace(taking, has_paused=False)
     again.controls.pause(True)
     again.controls.stop(["db.a"])
@@ -118,7 +118,7 @@ def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.Mon
 
 
 class Log:
-    """Keeps the heartbeats."""
+    """Records the heartbeats."""
 
     position = SimpleNamespace(token="82")
 
@@ -132,7 +132,10 @@ class Log:
 def test_a_chunk_costs_the_same_however_many_collections_there_are(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 10,000 each was looked at with each chunk, several times: minutes in which the stream had no turn. The progress is of all of them."""
+    """The work per chunk does not grow with the collections: with 10,000 of them the stream waited for minutes.
+
+    Progress counts all of them.
+    """
     names = [f"c{number:03}" for number in range(150)]
     looks: list[str] = []
     of, told = SnapshotState.of, list[snapshot.SnapshotProgress]()
@@ -155,7 +158,7 @@ def test_a_chunk_costs_the_same_however_many_collections_there_are(
 
 
 class Expired:
-    """A Spark whose executors are told each time that the server's window is over."""
+    """A Spark whose executors always report that the server's snapshot window has expired."""
 
     def range(self, *_: Any, **__: Any) -> Expired:
         return self
@@ -171,7 +174,7 @@ class Expired:
 def test_a_collection_that_the_server_gives_up_fails_alone(
     taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """The capture would start over for ever, and nothing else would be read."""
+    """Otherwise the capture would restart for ever, and nothing else would be read."""
 
     def boundary(*_: Any, **__: Any) -> None:
         if where == "boundary":
@@ -188,7 +191,7 @@ def test_a_collection_that_the_server_gives_up_fails_alone(
 def test_a_chunk_of_small_documents_is_no_larger_than_a_commit(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row has twenty columns beside its document: millions of documents of 22 bytes would be more than a driver has room for."""
+    """A row has twenty columns besides its document: millions of documents of 22 bytes would exceed the driver's memory."""
     asked: list[int] = []
 
     def boundary(*_: Any, documents: int, **__: Any) -> None:
@@ -205,7 +208,7 @@ def test_a_chunk_of_small_documents_is_no_larger_than_a_commit(
 def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next start goes on where it was."""
+    """The next start resumes it."""
 
     def boundary(*_: Any, **__: Any) -> None:
         taking.stopped.set()
@@ -218,7 +221,7 @@ def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
 
 
 def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executors without a way to MongoDB, as on serverless compute: the driver reads, and asks them no more."""
+    """If executors cannot reach MongoDB, as on serverless compute, the driver reads, and does not ask them again."""
     asked: list[str] = []
     error = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
     unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
@@ -234,7 +237,7 @@ def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, mon
 
 
 def executing() -> Any:
-    """A Spark whose executors read what they are told to."""
+    """A Spark whose executors run what they are given."""
 
     def executed(read: Any, _: str) -> Any:
         return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
@@ -250,7 +253,7 @@ def test_on_one_machine_a_helper_reads_a_chunk(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it cannot, Spark's workers read it and the next ones; its file is nobody's afterwards."""
+    """If it cannot, Spark's workers read this chunk and the next ones. Its file is private, and removed afterwards."""
     asked: list[str] = []
     meta = {"outcome": "read", "at": [1, 1], "cut": None}
     rows = pa.table([["1"], ["{}"], pa.nulls(1, pa.string())], schema=chunks.ROWS)
@@ -288,7 +291,7 @@ def test_on_one_machine_a_helper_reads_a_chunk(
 def test_a_helper_that_somebody_stopped_is_not_waited_for(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its chunk is read otherwise; the snapshot, and what is queued behind it, would stand still."""
+    """Its chunk is read in another way: otherwise the snapshot, and those queued after it, would stand still."""
     helpers = helper_processes.HelperProcesses(1)
     with helpers.borrowed(1) as [helper]:
         helper.start()
@@ -314,7 +317,7 @@ def test_a_helper_that_somebody_stopped_is_not_waited_for(
 def test_a_capture_that_ends_waits_for_no_helper(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server may never answer; nothing else reads the chunk then, and there is nothing to tell."""
+    """A server may never answer. Nothing else reads the chunk then, and nothing is logged."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
 
@@ -335,7 +338,7 @@ def test_a_chunk_that_was_given_up_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_source_that_nobody_reaches_is_told(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the driver does not reach it either, it is the source that is away, and executors are asked again."""
+    """If the driver does not reach it either, the source itself is unreachable, and executors are asked again."""
     error = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
     unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
     frame = SimpleNamespace(toArrow=lambda: unreachable)
@@ -350,7 +353,7 @@ def test_a_source_that_nobody_reaches_is_told(taking: snapshot.Snapshot, monkeyp
 def test_a_time_that_a_server_never_hears_of_gives_up_one_collection(
     taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The capture would start over without an end; and it says nothing of whether executors reach the source."""
+    """Otherwise the capture would restart for ever. The error says nothing about whether executors reach the source."""
     reads: list[str] = []
 
     def behind(_: Any) -> Any:

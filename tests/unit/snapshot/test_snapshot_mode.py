@@ -1,4 +1,4 @@
-"""When a start takes a snapshot, goes on with one, and streams."""
+"""When a start takes a snapshot, resumes one, and streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CUSTOM = {"snapshot.mode": "custom", "snapshot.mode.custom.name": "x:Y"}
     ],
 )
 def test_what_a_start_does(given: dict[str, Any], first: str, later: str, unfinished: str) -> None:
-    """Each mode decides on a first start, on a later one, and on one that finds a snapshot half done."""
+    """Each mode decides for a first start, a later one, and one that finds an unfinished snapshot."""
 
     def words(*, has_position: bool, is_unfinished: bool = False) -> str:
         decision = snapshot_mode.decided(
@@ -59,12 +59,12 @@ def test_what_a_start_does(given: dict[str, Any], first: str, later: str, unfini
     ],
 )
 def test_a_lost_position(given: dict[str, Any], replaces: bool) -> None:
-    """A position that is lost leads to a snapshot in the modes that say so, and else to a person."""
+    """A lost position leads to a new snapshot in the modes for it, and to an error in the others."""
     assert snapshot_mode.replaces_lost_position(source(given), custom=Never()) is replaces
 
 
 def test_a_schema_is_nothing_to_snapshot() -> None:
-    """The switches for schemas decide nothing: MongoDB has none."""
+    """The switches for schemas have no effect: MongoDB has no schemas."""
     given = {**DATA, f"{BASED}.snapshot.schema": True, f"{BASED}.snapshot.on.schema.error": True}
     for has_position in (False, True):
         assert snapshot_mode.decided(source(given), has_position=has_position, is_unfinished=False) == snapshot_mode.decided(

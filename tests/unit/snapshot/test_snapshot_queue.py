@@ -17,7 +17,7 @@ from pipelines.snapshot.controls import SnapshotControls
 
 @dataclass
 class Taken:
-    """A snapshot of documents that are read when `gate` is open; a pause ends it before the next."""
+    """A snapshot whose documents are read when `gate` is open. A pause ends it before the next collection."""
 
     state: SnapshotState
     controls: SnapshotControls
@@ -38,7 +38,7 @@ class Taken:
 
 
 class Notifier:
-    """Keeps what it is told."""
+    """Records the notifications."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str | None, str]] = []
@@ -48,7 +48,7 @@ class Notifier:
 
 
 class Running:
-    """The queue in its thread."""
+    """A queue and its thread."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
@@ -88,7 +88,10 @@ BLOCKING = SnapshotState("blocking", ("db.all",), kind=SnapshotKind.BLOCKING)
 
 
 def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: Running) -> None:
-    """What was replaced is wrong in every table until it is read again; what is incremental waits for the resume."""
+    """A replaced collection is wrong in every table until it is read again, so it is read at once.
+
+    Incremental snapshots wait for the resume.
+    """
     running.gate.clear()
     running.plan(ORDERS, STOCK)
     running.queue.pause(True)
@@ -108,7 +111,7 @@ def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: R
 
 
 def test_of_a_collection_that_is_replaced_again_what_runs_goes_on_and_what_waits_is_given_up(running: Running) -> None:
-    """Replaced more often than it takes to read it (`$out` each minute), none of its snapshots would end otherwise."""
+    """Otherwise a collection that is replaced faster than it can be read (`$out` each minute) would never finish a snapshot."""
     again = replace(REPLACED, id="again")
     running.gate.clear()
     running.plan(REPLACED)
@@ -122,7 +125,7 @@ def test_of_a_collection_that_is_replaced_again_what_runs_goes_on_and_what_waits
 
 
 def test_a_run_that_was_paused_half_way_goes_on_where_it_was(running: Running) -> None:
-    """Its state is kept for the next one, and until then it counts as paused."""
+    """Its state is kept for the next run, and until then it counts as paused."""
     running.gate.clear()
     running.plan(ORDERS)
     running.until(lambda: running.metrics.taken is not None)
@@ -137,7 +140,7 @@ def test_a_run_that_was_paused_half_way_goes_on_where_it_was(running: Running) -
 
 
 def test_a_paused_snapshot_that_is_stopped_ends(running: Running) -> None:
-    """It holds back nothing after that."""
+    """It does not block the snapshots after it."""
     running.gate.clear()
     running.plan(ORDERS, STOCK)
     running.queue.pause(True)
@@ -149,7 +152,7 @@ def test_a_paused_snapshot_that_is_stopped_ends(running: Running) -> None:
 
 
 def test_what_was_read_to_its_end_is_not_stopped(running: Running) -> None:
-    """Of a snapshot that is being read a stop takes out what is left of it: status and notifications called the rest stopped, too."""
+    """A stop of a running snapshot only removes its unread collections, in status and notifications too."""
     running.gate.clear()
     running.plan(ORDERS)
     running.until(lambda: running.metrics.taken is not None)
@@ -160,7 +163,7 @@ def test_what_was_read_to_its_end_is_not_stopped(running: Running) -> None:
 
 
 def test_the_stream_waits_while_a_blocking_snapshot_is_read(running: Running) -> None:
-    """Also one that passed a paused one, and when that is resumed meanwhile."""
+    """Also if the blocking snapshot overtook a paused one, and that one is resumed meanwhile."""
     running.gate.clear()
     running.plan(ORDERS)
     running.queue.pause(True)
@@ -178,7 +181,7 @@ def test_the_stream_waits_while_a_blocking_snapshot_is_read(running: Running) ->
 
 
 def test_what_is_not_in_bronze_yet_is_not_begun(running: Running) -> None:
-    """And nobody is idle who waits for it."""
+    """And the queue is not idle while a snapshot waits for that."""
     begin = running.queue.plan(replace(STOCK))
     assert not running.queue.is_idle and not running.read
     begin()

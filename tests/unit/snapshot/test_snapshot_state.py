@@ -11,7 +11,7 @@ from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 
 
 def test_a_state_is_what_its_heartbeats_say() -> None:
-    """A plan, a chunk, a pause and a stop, read back, give the state that wrote them."""
+    """A plan, a chunk, a pause and a stop are read back as the state that wrote them."""
     plan = SnapshotState("i", ("db.a", "db.b"), kind=SnapshotKind.INCREMENTAL, conditions={"db.a": "{}"}, signal="s")
     read = plan.advanced("db.a", CollectionState(1, 10, None, "f", completed=True, sweep=False))
     stopped = snapshot_state.replace(read, is_paused=True).without(["db.b", "db.unknown"])
@@ -24,13 +24,13 @@ def test_a_state_is_what_its_heartbeats_say() -> None:
 
 
 def test_a_plan_with_marks_keeps_them() -> None:
-    """A collection that was replaced is swept up to that moment, whatever its chunks say."""
+    """A replaced collection is swept up to that moment, whatever its chunks say."""
     plan = SnapshotState("r", ("db.a",), {"db.a": CollectionState(first="0001")}, SnapshotKind.REPLACED)
     assert snapshot_state.states([plan.begun()]) == (plan,)
 
 
 def test_only_the_newest_initial_snapshot_counts() -> None:
-    """The others are those that signals asked for, in the order of their plans."""
+    """The other states are snapshots that signals requested, in the order of their plans."""
     first, asked, second = (
         SnapshotState("1", ("db.a",)),
         SnapshotState("2", ("db.a",), kind=SnapshotKind.BLOCKING),
@@ -40,7 +40,7 @@ def test_only_the_newest_initial_snapshot_counts() -> None:
 
 
 def test_the_states_of_many_collections_are_read_at_once() -> None:
-    """A heartbeat costs as much with twenty thousand collections as with one."""
+    """Reading a state takes linear time: a heartbeat costs as much with twenty thousand collections as with one."""
     names = tuple(f"db.{number}" for number in range(20_000))
     done = CollectionState(1, 1, None, "f", completed=True)
     payloads = [SnapshotState("s", names).begun()]
@@ -52,14 +52,14 @@ def test_the_states_of_many_collections_are_read_at_once() -> None:
 
 
 def test_heartbeats_of_earlier_versions_are_read() -> None:
-    """They name no type, and say `done` where a snapshot of nothing was over at once."""
+    """They name no type, and say `done` if a snapshot of nothing ended at once."""
     old = {"snapshot": {"id": "x", "planned": [], "collections": {}, "done": True}}
     (state,) = snapshot_state.states([old])
     assert state.is_done and state.kind is SnapshotKind.INITIAL
 
 
 def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None:
-    """One that began before it, or that is read in part, repairs nothing."""
+    """A snapshot that began before the gap, or that reads only a part, does not repair it."""
     done = CollectionState(1, 1, None, "f", completed=True)
     before, partly = (
         SnapshotState("1", ("db.a", "db.b")),
@@ -80,14 +80,14 @@ def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None
 
 
 def test_the_end_of_a_collection_ends_its_gap() -> None:
-    """Nothing is left to be read again of one that was dropped or renamed since; what is made anew may have a gap of its own."""
+    """A dropped or renamed collection has nothing to be read again; if it is created again, it may have a new gap."""
     gap, end = {"gap": {"since": "then", "collections": ["db.a", "db.b"]}}, {"ended": "db.a"}
     assert list(snapshot_state.unrepaired([gap, end])) == list(snapshot_state.unrepaired([end, gap, end])) == ["db.b"]
     assert sorted(snapshot_state.unrepaired([gap, end, gap])) == ["db.a", "db.b"]
 
 
 def test_a_gap_says_why_it_is_open() -> None:
-    """Nothing read it again, only a part of it was read, or its reading failed; a collection that is gone is whole."""
+    """No snapshot read the collection again, or only a part of it, or the snapshot failed. A collection that is gone is complete."""
     gap = {"gap": {"since": "then", "collections": ["db.none", "db.part", "db.failed", "db.gone", "db.begun"]}}
     plan = SnapshotState("1", ("db.part", "db.failed", "db.gone", "db.begun"))
     ends = {
@@ -110,7 +110,7 @@ def test_a_gap_says_why_it_is_open() -> None:
 
 
 def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
-    """A snapshot whose other collections are read is done; its next start reads the one that failed behind what was read."""
+    """A snapshot is done once its other collections are read. Its next start reads the failed one, from the last chunk on."""
     state = SnapshotState("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, None, filter="{}", failed="error 2"))
     (read,) = snapshot_state.states([SnapshotState("1", ("db.a",)).begun(), state.progress("db.a")])
     assert (read, read.is_done, read.failed) == (state, True, {"db.a": "error 2"})
@@ -119,7 +119,7 @@ def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
 
 @pytest.mark.parametrize("text", [b"\x80\x80x", b"\xff\xfe", "é".encode(), b"plain"])
 def test_the_end_of_a_chunk_is_kept_to_the_byte(text: bytes) -> None:
-    """Also one whose text is not UTF-8: behind a repaired end, documents would be skipped."""
+    """Also if its text is not UTF-8: a repaired end would sort elsewhere, and documents would be skipped."""
     hi = bson.encode({"hi": "Q" * len(text)}).replace(b"Q" * len(text), text)
     state = SnapshotState("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, hi))
     (read,) = snapshot_state.states([SnapshotState("1", ("db.a",)).begun(), json.loads(json.dumps(state.progress("db.a")))])
@@ -128,7 +128,10 @@ def test_the_end_of_a_chunk_is_kept_to_the_byte(text: bytes) -> None:
 
 
 def test_what_is_incomplete_is_told_whatever_the_reason() -> None:
-    """A snapshot that goes on, failed or was stopped; changes that were lost; not what a signal asked for once more, in vain."""
+    """An initial snapshot that is running, failed or was stopped, and lost changes.
+
+    A repeated snapshot on request that fails changes nothing.
+    """
     done = CollectionState(1, 1, None, "f", completed=True)
     failed = CollectionState(1, 1, None, "f", failed="why")
     first = SnapshotState("1", ("db.a", "db.b", "db.c"))
@@ -152,7 +155,7 @@ def test_what_is_incomplete_is_told_whatever_the_reason() -> None:
 
 
 def test_nothing_is_missing_of_a_collection_that_ended() -> None:
-    """A snapshot that a signal started failed before it was dropped, and nothing tries it again; one that is planned since counts."""
+    """It was dropped after its requested snapshot had failed, and nothing tries again. A snapshot that was planned later counts."""
     failed = SnapshotState("1", ("db.a", "db.b"), kind=SnapshotKind.INCREMENTAL)
     for name in failed.planned:
         failed = failed.advanced(name, CollectionState(1, 1, failed="why"))
@@ -162,7 +165,7 @@ def test_nothing_is_missing_of_a_collection_that_ended() -> None:
 
 
 def test_what_is_missing_is_looked_for_once_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a collection, of which each look goes through all: a cut while a snapshot of 2,000 was read took 20 seconds."""
+    """Each look goes through all collections: one per collection made a cut during a snapshot of 2,000 take 20 seconds."""
     looks: list[SnapshotState] = []
     found = SnapshotState.missing.fget
     assert found is not None
