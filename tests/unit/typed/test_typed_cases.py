@@ -1,4 +1,4 @@
-"""The cases of types by the decoder that executors have: the same schema, rows and rescued values as by the exact path."""
+"""The cases of types, decoded by column as in executors: the schema, rows and rescued values are those of the exact path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.harness import typed_cases
 def check(
     texts: list[str | None], current: document_schema.DocumentSchema, *, first: int = 0, **named: Any
 ) -> document_schema.DocumentSchema:
-    """Evolves and types one batch, and holds both to the pure functions."""
+    """Evolves the schema and types one batch, and compares both with the pure functions."""
     options, pins = named.get("options") or UnwrapOptions(), named.get("pins") or {}
     places = pa.array([typed_cases.mark(first + number) for number in range(len(texts))])
     evolution = schemas.evolve(
@@ -35,13 +35,13 @@ def check(
 
 @pytest.mark.parametrize("case", typed_cases.DOCUMENTS, ids=[case["case"] for case in typed_cases.DOCUMENTS])
 def test_cases(case: dict[str, Any]) -> None:
-    """Each case's documents give by column what they give by the exact path."""
+    """Each case's documents give the same by column as by the exact path."""
     check(typed_cases.texts_of(case), document_schema.EMPTY, **typed_cases.settings_of(case))
 
 
 @pytest.mark.parametrize("kind", ["doubles", "dates", "texts", "arrays"])
 def test_a_mix_where_arrays_are_typed_for_good(kind: str) -> None:
-    """No value changes these columns, so that nobody looks into a mix of arrays and others: nothing of it is lost."""
+    """These columns keep their type for any value, so mixed arrays are not examined; nothing of them is lost."""
     values: dict[str, Any] = {"doubles": 1.5, "dates": {"$date": {"$numberLong": "1"}}, "texts": "x", "arrays": [2.5]}
     firsts = {"one": [values[kind]], "two": [[values[kind]]]}
     schema = check([orjson.dumps(firsts).decode()], document_schema.EMPTY)

@@ -1,4 +1,4 @@
-"""Documents decoded by column against the exact path: random schemas, random documents, random harm, and no difference."""
+"""Decoding by column against the exact path: for random schemas and documents, also corrupt ones, both give the same."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TYPES: list[column_types.ColumnType] = [
 
 
 def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -> Any:
-    """A value: mostly one of a few, sometimes anything, sometimes nested."""
+    """A value: mostly one of a few, sometimes any, sometimes nested."""
     draw = chance.random()
     if depth and draw < 0.15:
         return [value(chance, depth - 1, few, names) for _ in range(chance.randrange(4))]
@@ -100,7 +100,7 @@ def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -
 
 
 def column_type(chance: random.Random, depth: int, names: list[str]) -> column_types.ColumnType:
-    """A type that inference need not have made."""
+    """A type that inference may not produce."""
     draw = chance.random()
     if depth and draw < 0.15:
         return column_types.Array(column_type(chance, depth - 1, names))
@@ -121,7 +121,7 @@ def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[column_
 
 
 def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tuple[document_schema.DocumentSchema, Pins]:
-    """A schema that holds some of the documents, or one that was drawn."""
+    """A schema that fits some of the documents, or a random one."""
     numbered = {"array.encoding": "document"}
     flat = {"flatten.struct": "true"}
     options = chance.choice([{}] * 9 + [flat] * 4 + [numbered] * 2 + [numbered | flat])
@@ -141,7 +141,7 @@ def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tupl
 
 
 def harmed(chance: random.Random, text: str) -> str:
-    """The text as it is, or with something in it that no BSON library writes."""
+    """The text, sometimes with something in it that no BSON library writes."""
     draw = chance.randrange(40)
     at = chance.randrange(len(text))
     match draw:
@@ -179,7 +179,7 @@ def harmed(chance: random.Random, text: str) -> str:
 
 
 def agree(seed: int, count: int) -> int:
-    """Types documents of one drawn collection in both ways, and holds them to each other; how many went the fast way."""
+    """Types the documents of a random collection in both ways and compares them; returns how many took the fast path."""
     chance = random.Random(seed)
     few = chance.sample(SCALARS, chance.choice([2, 5, 12]))
     names = chance.sample(NAMES, chance.randrange(2, 8))
@@ -209,7 +209,10 @@ def agree(seed: int, count: int) -> int:
 @pytest.mark.parametrize("are_sparse", [False, True])
 @pytest.mark.parametrize("start", [0, 10, 20, 30])
 def test_any_documents(start: int, are_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document gives by column what it gives alone, also read key by key; those that would change the schema are all named."""
+    """Each document gives the same by column as alone, also when read key by key.
+
+    All documents that would change the schema are reported.
+    """
     if are_sparse:
         monkeypatch.setattr(document_readers, "DocumentReader", document_readers.SparseReader)
     fast = sum(agree(seed, 80) for seed in range(start, start + 10))
@@ -218,7 +221,7 @@ def test_any_documents(start: int, are_sparse: bool, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("value", "text"), [({}, "{}"), ("x", '"x"')])
 def test_an_empty_document_is_kept_beside_another_of_its_path(value: Any, text: str) -> None:
-    """Flattened, it has no column: what a field with dots in its name has is no sign of it."""
+    """Flattened, an empty document has no column: the value of a field with dots in its name does not represent it."""
     shape, documents = Shape(), [{"a.b": {"x": 1}, "a": {"b": {"y": 1}, "c": 1}}, {"a.b": value, "a": {"b": {}, "c": 1}}]
     shape.see(documents[0], "")
     naming = column_names.ColumnNaming(flatten=True)
@@ -229,7 +232,7 @@ def test_an_empty_document_is_kept_beside_another_of_its_path(value: Any, text: 
 
 
 def test_what_is_expected_is_fast() -> None:
-    """Documents that fit go the fast way, with nulls, empty values, far dates and values of another type among them."""
+    """Documents that fit take the fast path, including nulls, empty values, far dates and values of another type."""
     documents = [
         {
             "_id": {"$oid": "64b7f0000000000000000001"},
@@ -258,8 +261,10 @@ def test_what_is_expected_is_fast() -> None:
 
 
 def test_what_a_pin_makes_of_plain_values_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers in a pinned DECIMAL, plain values in a STRING of anything, and what is empty and has no column are read without a call for
-    each; what a DECIMAL does not hold is rescued as ever."""
+    """Numbers in a pinned DECIMAL, plain values in a pinned STRING, and empty values without a column are read without a call for each.
+
+    What a DECIMAL cannot hold is rescued as usual.
+    """
     decimals = ("12.50", "-0.10", "0", "-0.0", "99999999.99", "7")
     numbers: list[Any] = [*({"$numberDecimal": text} for text in decimals), 5, -0.0, 12.25]
     documents = [
@@ -288,8 +293,10 @@ def test_what_a_pin_makes_of_plain_values_is_fast(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("options", [{}, {"flatten.struct": "true"}])
 def test_arrays_as_documents_are_fast(options: dict[str, str]) -> None:
-    """With `array.encoding: document` what its columns hold is read by column, arrays and what is no array; what they do not hold, and
-    its place in the array, is rescued all the same."""
+    """With `array.encoding: document` the values of known columns are read by column, arrays and others.
+
+    Other values, and other places in an array, are rescued.
+    """
     documents = [
         {
             "_id": number,
@@ -307,7 +314,7 @@ def test_arrays_as_documents_are_fast(options: dict[str, str]) -> None:
     exact.observed(shape, texts[0].as_py(), "", values=naming.values)
     decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape, naming=naming)[0])
     typed = decoder.typed(texts)
-    # Flattened, one that holds nothing is rescued as `[]`, under a path that only the exact way knows.
+    # Flattened, one without elements is rescued as `[]`, under a path that only the exact path knows.
     assert typed.exact < (300 if options else 50)
     assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(exact.rows(texts, decoder.schema).to_pylist())
     assert dict(typed.rows.to_pylist()[1000]["rescued"])["list.2.a"] == "5"
@@ -325,8 +332,10 @@ def test_arrays_as_documents_are_fast(options: dict[str, str]) -> None:
     ],
 )
 def test_strings_that_look_like_keys_are_fast(text: str) -> None:
-    """Messages that begin with a colon, JSON in strings: their documents have as many fields as others. One that holds a field twice is
-    found among them."""
+    """Messages that begin with a colon, and JSON in strings, do not change the count of a document's fields.
+
+    A document with a repeated field is found among them.
+    """
     documents = [{"_id": number, "text": text, "in": {"texts": [text, ":"]}} for number in range(500)]
     texts = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in documents]
     texts[400] = texts[400][:-1] + ',"text":"twice"}'
@@ -342,7 +351,7 @@ def test_strings_that_look_like_keys_are_fast(text: str) -> None:
 
 
 def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
-    """Once it is seen that they are so, at any depth; a stranger among the keys is found all the same."""
+    """Also at any depth, once the decoder has seen that documents are so. A new key among them is still found."""
     chance = random.Random(1)
 
     def few(count: int) -> dict[str, Any]:
@@ -364,7 +373,7 @@ def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
 
 
 def test_a_decoder_learns_also_after_ten_thousand_refused_documents() -> None:
-    """Among millions of documents so many cannot be learned from; those of a new kind are read fast again all the same."""
+    """Among millions of documents so many may be refused; documents of a new kind still become fast."""
     decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, observe({"_id": 1}))[0])
     decoder._refused = 10_000
     texts = pa.array([f'{{"_id":{number},"middle":null}}' for number in range(500)])
