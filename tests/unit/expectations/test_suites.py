@@ -24,7 +24,7 @@ SUITE = {
 
 
 def test_a_suite_names_its_table_or_has_its_name_from_the_file() -> None:
-    """Severity is critical where it is left out; columns that are missing are named with the nearest."""
+    """The severity is critical by default; missing columns are reported with the nearest name."""
     found = suite.parse(SUITE, name="orders", where="orders.yml")
     assert found.table == "shop.orders"
     assert [each.severity for each in found.expectations] == [
@@ -41,7 +41,7 @@ def test_a_suite_names_its_table_or_has_its_name_from_the_file() -> None:
 
 
 def test_mistakes_of_a_suite_are_told_at_once() -> None:
-    """Keys, severities and shapes that are not known, each with its place."""
+    """Unknown keys and severities and wrong types are all reported, each with its place."""
     wrong = {
         "expectation": [],
         "expectations": [
@@ -65,7 +65,7 @@ def test_mistakes_of_a_suite_are_told_at_once() -> None:
 
 
 def test_what_the_library_wrote_is_read() -> None:
-    """A suite as it writes it today, and as it did before 1.0; parameters, which nobody would set, are refused."""
+    """Suites that Great Expectations writes today and wrote before 1.0 are read. Parameters are refused, because nothing sets them."""
     between = {"column": "total", "max_value": 5.0}
     rows = {"unexpected_rows_query": "SELECT * FROM {batch} WHERE total < 0"}
     written = {
@@ -126,7 +126,7 @@ TRACEBACKS = {
 
 @pytest.mark.parametrize("text", TRACEBACKS)
 def test_why_an_expectation_could_not_be_judged_is_told_without_values(text: str) -> None:
-    """The class of what was raised, and Spark's condition; nothing of its message, which may quote documents."""
+    """The class of the exception and Spark's condition are shown, without the message, which may quote documents."""
     info = {"raised_exception": True, "exception_traceback": text}
     assert great_expectations._exception(info) == TRACEBACKS[text]
     assert great_expectations._exception({"a metric": info, "other": {"raised_exception": False}}) == TRACEBACKS[text]
