@@ -1,4 +1,4 @@
-"""What the settings make of a connection: the driver's options, and who wins."""
+"""The driver's options that the settings give, and their precedence."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.harness.sources import source
 
 
 def options(**given: Any) -> dict[str, Any]:
-    """The driver's options; `__` stands for the dots of a property's name."""
+    """The driver's options for these properties; `__` stands for the dots of a name."""
     return dict(sources.connection(source({name.replace("__", "."): value for name, value in given.items()})).options)
 
 
 def test_times() -> None:
-    """Each timeout has the connector's default, is the driver's option of its kind, and 0 leaves it out."""
+    """Each timeout has the connector's default and the driver's option of its kind; 0 leaves it out."""
     assert options() == {"connectTimeoutMS": 10_000, "serverSelectionTimeoutMS": 30_000, "heartbeatFrequencyMS": 10_000}
     given = options(
         mongodb__connect__timeout__ms="0",
@@ -33,12 +33,12 @@ def test_times() -> None:
         mongodb__heartbeat__frequency__ms="600",
     )
     assert given == {"serverSelectionTimeoutMS": 5, "socketTimeoutMS": 7, "heartbeatFrequencyMS": 600}
-    # The connector takes any; this driver checks a server twice a second at most.
+    # The connector accepts any value; this driver checks a server at most twice a second.
     assert options(mongodb__heartbeat__frequency__ms="1")["heartbeatFrequencyMS"] == 500
 
 
 def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are resolved for the driver alone; credentials in the connection string win."""
+    """They are resolved for the driver only. Credentials in the connection string take precedence."""
     monkeypatch.setenv("PW", "hunter2")
     given = {"mongodb__user": "joe", "mongodb__password": "${env:PW}", "mongodb__authsource": "shop"}
     found = options(**given)
@@ -52,7 +52,7 @@ def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`mongodb.ssl.*` are the driver's TLS options, when TLS is on; what the connection string says wins."""
+    """`mongodb.ssl.*` are the driver's TLS options if TLS is on. The connection string takes precedence."""
     monkeypatch.setenv("PW", "hunter2")
     given = {
         "mongodb__ssl__invalid__hostname__allowed": "true",
@@ -74,7 +74,7 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_that_semicolons_separate() -> None:
-    """Drivers read them as those with ampersands: what the connection string says wins, and goes along to one server."""
+    """As in the drivers: the connection string overrides the properties, and its options also apply to a direct connection."""
     uri = "mongodb://h/?replicaSet=rs0;tls=true;tlsCAFile=/other.pem"
     found = options(mongodb__connection__string=uri, mongodb__ssl__ca__file="/ca.pem", mongodb__ssl__enabled="true")
     assert "tls" not in found and "tlsCAFile" not in found
@@ -82,7 +82,7 @@ def test_options_that_semicolons_separate() -> None:
 
 
 def test_a_missing_right_is_told_without_the_command() -> None:
-    """Which command was refused is told by its name: a change stream's is longer than a screen."""
+    """The message names the refused command only: the command of a change stream is longer than a screen."""
     said = "not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }"
     told = mongodb_failures.translated(driver.OperationFailure(said, 13), "opening the change stream")
     assert "(error 13: not authorized on shop to execute command aggregate);" in str(told)
@@ -104,7 +104,7 @@ def test_a_missing_right_is_told_without_the_command() -> None:
 def test_a_malformed_connection_string_is_told_without_its_parts(
     uri: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No part of a password or of a value is in what is said, whichever sign it holds."""
+    """No part of a password or of a value is shown, whichever characters it contains."""
     told = caplog.text
     try:
         mongodb.client(uri).close()
@@ -116,14 +116,14 @@ def test_a_malformed_connection_string_is_told_without_its_parts(
 
 
 def test_options_that_the_driver_leaves_out_are_named_without_their_values(caplog: pytest.LogCaptureFixture) -> None:
-    """An unknown option, or one with an unfit value, is a line of the log."""
+    """An unknown option, or one with an invalid value, is logged."""
     mongodb.client("mongodb://h:1/?readPreference=Secret9&unheardOf=Secret9").close()
     assert "readPreference, unheardOf" in caplog.text and "Secret9" not in caplog.text
 
 
 @pytest.mark.parametrize("code", sorted(mongodb_failures.TRANSIENT))
 def test_what_the_server_interrupted_is_temporary(code: int) -> None:
-    """The codes of the change streams' specification, of what an operator ends, and of what passes by itself."""
+    """These are the codes of the change streams' specification, of operations that an operator interrupts, and of passing conditions."""
     told = mongodb_failures.translated(driver.OperationFailure("interrupted", code), "reading a chunk")
     assert isinstance(told, errors.SourceUnreachable)
     assert {6, 24, 43, 50, 89, 134, 150, 202, 237, 262, 365, 11601} <= mongodb_failures.TRANSIENT
@@ -133,7 +133,7 @@ SRV = "mongodb+srv://joe:Sec%40cret9@db.cluster.example/shop"
 
 
 def looking_up(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> None:
-    """Name servers that fail so, or know one host."""
+    """Name servers that fail with `answer`, or know one host."""
 
     def resolve(name: str, record: str, **_: Any) -> Any:
         if answer is not None:
@@ -151,7 +151,7 @@ def looking_up(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> Non
 
 @pytest.mark.parametrize("answer", [resolver.LifetimeTimeout(timeout=1, errors=[]), resolver.NoNameservers(), OSError(101)])
 def test_a_name_server_that_fails_is_no_mistake_in_the_settings(monkeypatch: pytest.MonkeyPatch, answer: Exception) -> None:
-    """The capture tries again, as with any network that is gone."""
+    """The capture tries again, as when the network is down."""
     looking_up(monkeypatch, answer)
     with pytest.raises(errors.SourceUnreachable, match="the SRV lookup failed") as raised:
         mongodb.client(SRV)
@@ -160,7 +160,7 @@ def test_a_name_server_that_fails_is_no_mistake_in_the_settings(monkeypatch: pyt
 
 @pytest.mark.parametrize("answer", [resolver.NXDOMAIN(), resolver.NoAnswer()])
 def test_a_host_without_an_srv_record(monkeypatch: pytest.MonkeyPatch, answer: Exception) -> None:
-    """It is a mistake in the settings at a first start; once it had one, its name server is wrong."""
+    """At a first start it is a mistake in the settings. If the host had a record before, its name server is at fault."""
     monkeypatch.setattr(mongodb, "_looked_up", set())
     looking_up(monkeypatch, answer)
     with pytest.raises(errors.SettingsError, match="SRV record, and no port"):
@@ -178,15 +178,17 @@ def test_a_host_without_an_srv_record(monkeypatch: pytest.MonkeyPatch, answer: E
 
 @pytest.mark.parametrize("wrong", ["mongodb+srv://h.cluster.example:27017/", "mongodb+srv://127.0.0.1/"])
 def test_an_srv_string_that_cannot_be_one(wrong: str) -> None:
-    """Nobody is asked for it."""
+    """No name server is asked."""
     with pytest.raises(errors.SettingsError):
         mongodb.client(wrong, is_known=True)
 
 
 @pytest.mark.parametrize("way", ["directConnection", "loadBalanced"])
 def test_a_direct_connection_reads_the_server_that_it_names(way: str) -> None:
-    """Its host may be a forwarded port: the name that the server has in its replica set may not be reachable from here. Behind a load
-    balancer a server refuses who does not say so."""
+    """Its host may be a forwarded port, and the server's name in its replica set may be unreachable from here.
+
+    Behind a load balancer a server refuses clients without that option.
+    """
     client = mongodb.client(f"mongodb://h:1/?{way}=true&serverSelectionTimeoutMS=1")
     try:
         assert mongodb.pinned(client, ReadPreference.SECONDARY_PREFERRED) is None
@@ -195,7 +197,7 @@ def test_a_direct_connection_reads_the_server_that_it_names(way: str) -> None:
 
 
 def test_options_of_the_connection_string_may_stand_between_semicolons() -> None:
-    """As the drivers read them: they win over the properties, an ignored one is named, and one server gets those that fit it."""
+    """As in the drivers: they override the properties, ignored ones are named, and a direct connection gets those that apply."""
     uri = "mongodb://h/?replicaSet=rs;serverSelectionTimeoutMS=7;unheardOf=1"
     assert "serverSelectionTimeoutMS" not in options(mongodb__connection__string=uri)
     assert mongodb.left_out(uri) == ("unheardOf",)

@@ -16,8 +16,10 @@ from pipelines.mongodb import change_stream
 def test_an_outage_begins_with_the_first_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lasts: float, lines: int
 ) -> None:
-    """An election is not logged, also of a stream that was not read for a while, because rows waited for their commit. An outage
-    that lasts is, and its end."""
+    """An election is not logged, even if the stream was not read for a while because rows waited for their commit.
+
+    An outage that lasts is logged, and its end too.
+    """
     nothing: Any = None
     stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart(), initial_delay=0)
     monkeypatch.setattr(change_stream, "OUTAGE_SECONDS", 0.1)

@@ -1,4 +1,4 @@
-"""Where reads go that stay on one server, and what it says: of several mongos, or a secondary."""
+"""Reads that stay on one server: of several mongos, or of a secondary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = "mongodb://localhost/?connect=false"
 
 
 class Server:
-    """Has nothing to read, and keeps with which preference it was asked."""
+    """A server with nothing to read, which records the read preferences of its commands."""
 
     read_preference = ReadPreference.PRIMARY
 
@@ -42,7 +42,7 @@ class Server:
         return self
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     end_session = close
 
@@ -55,7 +55,7 @@ class Server:
 
 
 def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the connection string asks for: it was told to read primaries where they are there."""
+    """It uses the read preference of the connection string, not the driver's default for a single server, which prefers primaries."""
     mongos = Server()
     connection: Any = SimpleNamespace(read_preference=ReadPreference.SECONDARY, options=mongodb.client(HOST).options)
     monkeypatch.setattr(mongodb, "pinned", lambda *_: mongos)
@@ -71,7 +71,7 @@ def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytes
 
 
 def test_a_cursor_is_asked_once_which_server_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a replica set it is the primary, which was asked with each reply: a second round trip, and one more for each small batch."""
+    """For a replica set that is the primary. Asking with each reply would cost a second round trip."""
     connection: Any = Server()
     connection.options = mongodb.client(HOST).options
     asked: list[Any] = []
@@ -97,7 +97,7 @@ def test_a_cursor_is_asked_once_which_server_it_is_on(monkeypatch: pytest.Monkey
 def test_a_quiet_server_answers_before_the_client_gives_it_up(
     monkeypatch: pytest.MonkeyPatch, options: str, awaited: int
 ) -> None:
-    """The stream was opened again and again, and its position never moved on."""
+    """Otherwise the stream would be opened again and again, and its position would never advance."""
     server = Server()
     monkeypatch.setattr(mongodb, "pinned", lambda *_: server)
     with mongodb.client(f"{HOST}{options}") as client:
@@ -106,7 +106,7 @@ def test_a_quiet_server_answers_before_the_client_gives_it_up(
 
 
 def test_a_server_that_has_not_heard_of_a_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary gave the time, and a secondary, or another mongos, hears of it seconds later: no reason to give a collection up."""
+    """A secondary or another mongos learns of the primary's time seconds later: that is no reason to give up a collection."""
     behind = driver.OperationFailure(
         "readConcern afterClusterTime value must not be greater than the current clusterTime", 72
     )

@@ -1,4 +1,4 @@
-"""What comes again, and is left out, where a stream is opened at the cluster time of an event that it has had."""
+"""Which events are repeated, and skipped, if a stream is opened at the cluster time of an event that was already read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def event(version: int, index: int) -> bytes:
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
 def test_the_rest_of_a_transaction_comes_in_whatever_format(before: int, after: int) -> None:
-    """Nothing that was had comes again, and nothing that was not is left out."""
+    """No event is repeated, and none is lost."""
     replay = change_stream.Replay(token(before, 1))
     every = [event(after, index) for index in range(4)]
     assert replay.unseen(every) == every[2:] and replay.has_met
@@ -34,7 +34,7 @@ def test_the_rest_of_a_transaction_comes_in_whatever_format(before: int, after: 
 
 
 def test_a_reply_without_news_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of the transaction may be in the server's next reply."""
+    """The next reply of the server may contain more of the transaction."""
     nothing: Any = None
     start = change_stream.StreamStart(token(2, 3))
     stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start, stopped=threading.Event())
@@ -55,8 +55,10 @@ def test_a_reply_without_news_is_not_the_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The position is inside the transaction, and the server not there yet: nothing says that the rest of it has been read. Behind
-    the transaction it says so, also where its clock has not moved on."""
+    """The position is inside the transaction, and the server has not reached it yet, so the rest may still come.
+
+    After the transaction the stream is drained, even if the server's clock has not advanced.
+    """
     nothing: Any = SimpleNamespace(is_mongos=False)
     start = change_stream.StreamStart(token(2, 3))
     stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start, stopped=threading.Event())
@@ -83,7 +85,7 @@ def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: p
 def test_a_first_look_is_too_short_to_say_that_nothing_comes(
     monkeypatch: pytest.MonkeyPatch, is_mongos: bool, waits: int
 ) -> None:
-    """It waits for a millisecond, or until all shards may have said that the position is lost; the next reply says so."""
+    """It waits for a millisecond, or until all shards can have reported that the position is lost. The next reply decides."""
     connection: Any = SimpleNamespace(is_mongos=is_mongos)
     stream = change_stream.ChangeStream(connection, change_stream.StreamOptions(), change_stream.StreamStart())
     asked: list[Any] = []
@@ -101,8 +103,10 @@ def test_a_first_look_is_too_short_to_say_that_nothing_comes(
 
 @pytest.mark.parametrize("is_found", [True, False])
 def test_a_stream_begins_behind_the_end_of_another_namespace(monkeypatch: pytest.MonkeyPatch, is_found: bool) -> None:
-    """An invalidate that the stream's namespace does not know is no lost position: the stream goes on from its time. A token that
-    is not found there, either, is one."""
+    """An invalidate that the stream's namespace does not know is not a lost position: the stream continues from its time.
+
+    A token that is not found there either is one.
+    """
     nothing: Any = None
     invalidate = token(2, 1).replace("6E5A", "6F5A")
     assert resume_token.is_invalidate(invalidate)
