@@ -1,4 +1,4 @@
-"""A Debezium connector's JSON or `.properties` becomes a settings file that loads, without a secret in it, or every mistake is told."""
+"""The import of a Debezium connector's JSON or `.properties`: a valid settings file without secrets, or a list of all mistakes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SMALLEST = {"topic.prefix": "shop", "mongodb.connection.string": "mongodb://host
 
 
 def imported(connector: Any) -> debezium_import.ConnectorImport:
-    """The connector's settings, which the strict parser takes."""
+    """The import of a connector; the strict parser accepts its settings."""
     found = debezium_import.imported(connector, root="lake")
     assert settings.parse(found.document)
     return found
 
 
 def loaded(text: str) -> object:
-    """What a settings file with this text holds."""
+    """The content of a settings file with this text."""
     return settings_file._constructed(settings_file._composed(text, "x"), "x")
 
 
@@ -48,7 +48,7 @@ def source_of(**given: Any) -> Any:
 
 @pytest.mark.parametrize("file", TAKEN, ids=lambda file: file.stem)
 def test_connectors(file: Path) -> None:
-    """The settings file is the one beside the case, letter for letter, and the strict loader reads it."""
+    """The settings file is exactly the one beside the case, and the strict loader accepts it."""
     found = debezium_connector.read(file, root="./lakehouse")
     assert found.text == file.with_suffix(".yml").read_text(encoding="utf-8")
     assert "hunter2" not in found.text
@@ -57,7 +57,7 @@ def test_connectors(file: Path) -> None:
 
 @pytest.mark.parametrize("file", REFUSED, ids=lambda file: file.stem)
 def test_refused_connectors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All mistakes come at once, each under the connector's name for the property, and the exit code is 2."""
+    """All mistakes are reported at once, each with the connector's name of the property; the exit code is 2."""
     assert command_line.main(["import-debezium", str(file)]) == 2
     shown = capsys.readouterr()
     assert shown.err == f"medallion: {file.with_suffix('.txt').read_text(encoding='utf-8')}"
@@ -66,7 +66,7 @@ def test_refused_connectors(file: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("file", TAKEN, ids=lambda file: file.stem)
 def test_every_property_is_taken_or_named(file: Path) -> None:
-    """No property of a connector disappears: it is in the settings, or a line says why not."""
+    """Every property of a connector is in the settings, or a note says why not."""
     text = file.read_text(encoding="utf-8")
     connector: Any = json.loads(text) if file.suffix == ".json" else javaproperties.loads(text)
     found = imported(connector)
@@ -105,7 +105,7 @@ def test_every_property_is_taken_or_named(file: Path) -> None:
     ],
 )  # fmt: skip
 def test_secrets_in_the_connection_string(given: str, written: str, variable: str) -> None:
-    """Wherever a connection string holds a secret, a variable takes its place and is named; the secret is nowhere."""
+    """Wherever a connection string contains a secret, a variable replaces it and is listed. The secret is nowhere."""
     found = imported({**SMALLEST, "mongodb.connection.string": given})
     document: Any = found.document
     assert document["source"]["mongodb.connection.string"] == written
@@ -114,7 +114,7 @@ def test_secrets_in_the_connection_string(given: str, written: str, variable: st
 
 
 def test_user_and_password_of_their_own() -> None:
-    """`mongodb.password` becomes a variable, unless it is one; credentials in the connection string win over both."""
+    """A literal `mongodb.password` becomes a variable. Credentials in the connection string take precedence over both."""
     source = source_of(mongodb__user="joe", mongodb__password="hunter2")
     assert (source["mongodb.user"], source["mongodb.password"]) == ("joe", "${env:MONGODB_PASSWORD}")
     assert source_of(mongodb__user="joe", mongodb__password="${env:OURS}")["mongodb.password"] == "${env:OURS}"
@@ -130,7 +130,7 @@ def test_user_and_password_of_their_own() -> None:
 
 
 def test_hosts_of_older_versions() -> None:
-    """`mongodb.hosts` becomes a connection string, direct where the members are not to be discovered."""
+    """`mongodb.hosts` becomes a connection string, a direct one if members are not to be discovered."""
 
     def uri(hosts: str, **more: str) -> str:
         given = {"mongodb.name": "shop", "mongodb.hosts": hosts, **{k.replace("__", "."): v for k, v in more.items()}}
@@ -144,7 +144,7 @@ def test_hosts_of_older_versions() -> None:
 
 @pytest.mark.parametrize(("older", "today"), debezium_import.RENAMED.items())
 def test_older_names(older: str, today: str) -> None:
-    """A name of an older version is translated and named; beside the name of today it gives way."""
+    """An older name is translated and noted. If today's name is given too, it takes precedence."""
     value = {"errors.retry.delay.max.ms": "400", "errors.retry.delay.initial.ms": "400"}.get(today, "5")
     value = "a.b.c" if today.endswith(".list") else value
     key = {older.replace(".", "__"): value}
@@ -155,7 +155,7 @@ def test_older_names(older: str, today: str) -> None:
 
 
 def test_options_of_kafkas_clients() -> None:
-    """They are taken as they stand, a password as a variable; those that only the Java client has are named."""
+    """They are copied, a password as a variable. Those that only the Java client has are noted."""
     given = {
         "signal__enabled__channels": "source,kafka",
         "signal__kafka__bootstrap__servers": "broker:9092",
@@ -172,7 +172,7 @@ def test_options_of_kafkas_clients() -> None:
 
 @pytest.mark.parametrize("name", [name for name in properties.FOREIGN if "*" not in name])
 def test_properties_without_a_meaning_here_are_named(name: str) -> None:
-    """Each property that means nothing here gets its word, and stops nothing."""
+    """Each property without a meaning here is noted with the reason, and does not stop the import."""
     if name in (*debezium_import.OLDER, "transforms", "mongodb.hosts"):
         return
     value = "io.debezium.connector.mongodb.MongoDbConnector" if name == "connector.class" else "x"
@@ -180,7 +180,7 @@ def test_properties_without_a_meaning_here_are_named(name: str) -> None:
 
 
 SHOWN: dict[str, str] = {}
-"""A value of each option of the transformation, as `docs/unwrap.md` shows it."""
+"""Values of all options of the transformation, as in `docs/unwrap.md`."""
 for _options in re.findall(
     r"```json options\n(.*?)```", (CASES.parents[2] / "docs" / "unwrap.md").read_text("utf-8"), re.DOTALL
 ):
@@ -189,7 +189,7 @@ for _options in re.findall(
 
 @pytest.mark.parametrize("name", unwrap_options.NAMES)
 def test_options_of_the_transformation(name: str) -> None:
-    """Each option of ExtractNewDocumentState goes under `silver.defaults`, or is named with the reason."""
+    """Each option of ExtractNewDocumentState is copied to `silver.defaults`, or noted with the reason."""
     type_ = {"transforms.x.type": debezium_import.UNWRAP[0]}
     own = {} if name == "type" else {f"transforms.x.{name}": SHOWN[name]}
     found = imported({**SMALLEST, "transforms": "x", **type_, **own})
@@ -202,13 +202,12 @@ def test_options_of_the_transformation(name: str) -> None:
 
 @pytest.mark.parametrize("connector", ["x", [], None, 5, {"config": []}])
 def test_what_is_no_connector(connector: Any) -> None:
-    """Anything but an object of properties is refused in words."""
     with pytest.raises(errors.SettingsError):
         debezium_import.imported(connector, root="lake")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The settings go to stdout or into a new file, words and variables to stderr; another file is never overwritten."""
+    """The settings are written to stdout or into a new file, notes and variables to stderr. Another file is never overwritten."""
     connector = CASES / "taken" / "today.json"
     expected = connector.with_suffix(".yml").read_text(encoding="utf-8")
     assert command_line.main(["import-debezium", str(connector)]) == 0
@@ -225,7 +224,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_command_writes_into_what_is_no_file() -> None:
-    """A pipe or a device takes the settings, and is not read to see whether it has them; without room for them it is temporary."""
+    """A pipe or a device is written without reading it first. If it has no room, the error is temporary."""
     connector = str(CASES / "taken" / "today.json")
     assert command_line.main(["import-debezium", connector, "--out", "/dev/null"]) == 0
     assert command_line.main(["import-debezium", connector, "--out", "/dev/full"]) == 75
@@ -233,7 +232,7 @@ def test_the_command_writes_into_what_is_no_file() -> None:
 
 @pytest.mark.parametrize("text", ['{"a": hunter2}', "", "\ufeff[", '{"a":1'])
 def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not JSON is refused with line and column, and nothing of it is shown."""
+    """The error has line and column, and no content of the file."""
     path = tmp_path / "connector.json"
     path.write_text(text, encoding="utf-8")
     assert command_line.main(["import-debezium", str(path)]) == 2
@@ -243,7 +242,7 @@ def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("suffix", [".json", ".properties"])
 def test_a_byte_order_mark_belongs_to_no_key(suffix: str, tmp_path: Path) -> None:
-    """Some editors write one; without it the file is the same."""
+    """Some editors write one."""
     given = {"topic.prefix": "shop", "mongodb.connection.string": "mongodb://h"}
     plain, marked = tmp_path / f"plain{suffix}", tmp_path / f"marked{suffix}"
     text = json.dumps(given) if suffix == ".json" else "".join(f"{name}={value}\n" for name, value in given.items())
@@ -268,20 +267,20 @@ def test_what_is_no_file_of_properties(content: bytes, tmp_path: Path, capsys: p
     ["yes", "09", "1e3", "0x10", "2020-01-01", "null", "~", "a: b", "# no", "1_000", "on", "é\u2028", "1:30", "<<", "="],
 )
 def test_texts_stay_texts(text: str) -> None:
-    """What YAML would take for something else is quoted, and loads as the text that it is."""
+    """Text that YAML would read as another type is quoted."""
     written = settings_file.rendered({"a": text, "b": True, "c": 5})
     assert loaded(written) == {"a": text, "b": True, "c": 5}
 
 
 @pytest.mark.parametrize("end", ("\n", "\r", "\x85", "\u2028", "\x00", "\x1b", "\ud800"))
 def test_a_remark_stays_a_comment(end: str) -> None:
-    """Whatever in its text ends a line of YAML, or may not stand there, no key of the file comes of it, and it can be written and read."""
+    """Whatever line breaks or invalid characters it contains, the remark adds no key, and the file can be written and read."""
     written = settings_file.rendered({"a": "b"}, after=[f"the server cannot be asked for (?<!x){end}a: c"])
     assert loaded(written.encode().decode()) == {"a": "b"}
 
 
 def test_no_terminal_obeys_a_connector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is said of its properties names them as they stand there."""
+    """Notes show names of properties with control characters escaped."""
     path = tmp_path / "connector.properties"
     lines = ["topic.prefix=t", "mongodb.connection.string=mongodb://h", "transforms=a", "transforms.a.type=\\u001b[2J"]
     path.write_text("\n".join(lines))
@@ -291,7 +290,7 @@ def test_no_terminal_obeys_a_connector(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_example_of_the_documents() -> None:
-    """docs/settings.md shows a connector and exactly the file that it becomes."""
+    """docs/settings.md shows a connector and exactly the settings file that it becomes."""
     text = (CASES.parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
     shown = re.search(r"```json connector.json\n(.*?)```.*?```yaml imported\n(.*?)```", text, re.DOTALL)
     assert shown is not None

@@ -1,4 +1,4 @@
-"""References become secrets at the last moment, and texts lose them."""
+"""References are resolved at the last moment."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def read_secret(scope: str, key: str) -> str:
     ],
 )
 def test_references_are_resolved(reference: str, resolved: str) -> None:
-    """Every reference in a text is replaced, and credentials inside a connection string are encoded once."""
+    """Every reference in a text is replaced, and credentials in a connection string are encoded once."""
     assert secrets.resolve(reference, environment=ENVIRONMENT, read_secret=read_secret) == resolved
 
 
 def test_all_missing_variables_are_named_at_once() -> None:
-    """A variable that is not set, or empty, is an error of settings that says what to export."""
+    """A variable that is unset or empty is an error of the settings, which says what to export."""
     with pytest.raises(errors.SettingsError) as caught:
         secrets.resolve("mongodb://${env:NOBODY}:${env:EMPTY}@h/", environment={"EMPTY": ""})
     assert [str(problem) for problem in caught.value.problems] == [
@@ -57,20 +57,20 @@ def test_all_missing_variables_are_named_at_once() -> None:
 
 
 def test_the_environment_is_read_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an environment of the caller's, the process's own is read when a reference is resolved."""
+    """By default the process' environment is read when a reference is resolved."""
     monkeypatch.setenv("MEDALLION_TEST_SECRET", "now")
     assert secrets.resolve("${env:MEDALLION_TEST_SECRET}") == "now"
 
 
 def test_secret_scopes_elsewhere_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside Databricks a secret scope is an error of settings that names the other form."""
+    """Outside Databricks a secret scope is an error of the settings, which shows the other form."""
     monkeypatch.setitem(__import__("sys").modules, "databricks.sdk.runtime", None)
     with pytest.raises(errors.SettingsError, match=r"secret scopes only exist on Databricks.*\$\{env:NAME\}"):
         secrets.resolve("${secret:shop/uri}")
 
 
 def test_a_secret_that_databricks_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret that the platform does not give is a decision for a person, and the reason names the scope."""
+    """The error needs a decision, and names the scope and the key."""
 
     class Runtime:
         class dbutils:

@@ -1,4 +1,4 @@
-"""A settings file: what is accepted, what is refused and with which words, and what is never shown."""
+"""A settings file: what is accepted, what is refused with which message, and what is never shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALLEST: dict[str, Any] = {
 
 
 def parsed(**sections: Any) -> settings.Settings:
-    """The settings of the smallest document with these sections; `source` is added to its own."""
+    """The settings of the smallest document with these sections; `source` is merged into its own."""
     source = {**SMALLEST["source"], **sections.pop("source", {})}
     return settings.parse({**SMALLEST, **sections, "source": source})
 
@@ -47,7 +47,7 @@ STORE = {"fs.s3a.endpoint": "https://s3.example.com", "fs.s3a.path.style.access"
 
 
 def test_a_store_is_named_with_its_credentials_as_references() -> None:
-    """Hadoop's settings of the store are read; a credential that is spelled out is refused, and not repeated."""
+    """Hadoop's settings of the store are read. A literal credential is refused, and not shown."""
     loaded = parsed(lakehouse={"root": "s3a://b/lake", "store": STORE})
     assert {name: str(each) for name, each in loaded.lakehouse.store.items()} == {
         **STORE,
@@ -62,7 +62,7 @@ def test_a_store_is_named_with_its_credentials_as_references() -> None:
 
 @pytest.mark.parametrize("file", REFUSED, ids=lambda file: file.stem)
 def test_refused_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All mistakes of a file are reported at once, each with its line, its key, and what was expected."""
+    """All mistakes of a file are reported at once, each with its line, its key, and what is expected."""
     monkeypatch.chdir(file.parent)
     with pytest.raises(errors.SettingsError) as caught:
         settings_file.load(file.name)
@@ -72,7 +72,7 @@ def test_refused_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_values_as_a_connector_holds_them() -> None:
-    """Texts stand for numbers and booleans, lists for commas, and only true and false are booleans."""
+    """Strings may be numbers and booleans, lists may be comma-separated, and only true and false are booleans."""
     loaded = settings_file.load(CASES / "accepted" / "connector_strings.yml")
     source = loaded.source
     assert loaded.name == "no"
@@ -88,13 +88,13 @@ def test_values_as_a_connector_holds_them() -> None:
 
 
 def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
-    """`map.fields` of the defaults, say, and `schema` of one collection, which says of what the map is, or that there is none."""
+    """`schema` of a collection overrides `map.fields` of the defaults: it gives the type of the map's values, or another type."""
     own = settings.CollectionSettings(map_fields=("a", "b", "c"), schema={"a": "map<double>", "b": "string"})
     assert own.pins == settings.parse_pins({"a": "map<double>", "b": "string", "c": "map"})
 
 
 def test_collections_override_defaults_key_by_key() -> None:
-    """A collection has the defaults but for the keys of its own; one that is not listed has them all."""
+    """A collection inherits all keys that it does not set; an unlisted one inherits all of them."""
     silver = settings_file.load(CASES / "accepted" / "connector_strings.yml").silver
     own, defaults = silver.for_collection("shop.a"), silver.for_collection("shop.unlisted")
     assert own.unwrap == dataclasses.replace(defaults.unwrap, flatten_struct=True)
@@ -116,7 +116,7 @@ def test_collections_override_defaults_key_by_key() -> None:
     ],
 )
 def test_a_collections_older_option_is_over_an_inherited_one(own: dict[str, Any], mode: str, adjustment: str) -> None:
-    """Today's name wins where both are given together, and not from the defaults over what the collection itself has."""
+    """Today's name takes precedence if both are given together, but an inherited one does not override what the collection sets itself."""
     shared = {"delete.tombstone.handling.mode": "rewrite", "field.name.adjustment.mode": "none"}
     unwrap = parsed(silver={"defaults": shared, "collections": {"shop.x": own}}).silver.for_collection("shop.x").unwrap
     assert unwrap.delete_tombstone_handling_mode.value == mode
@@ -124,7 +124,7 @@ def test_a_collections_older_option_is_over_an_inherited_one(own: dict[str, Any]
 
 
 def test_pins_are_overridden_one_by_one() -> None:
-    """A collection's pins stand beside those of the defaults."""
+    """A collection's pins are merged with those of the defaults."""
     silver = parsed(
         silver={
             "defaults": {"schema": {"a": "string", "b": "int"}},
@@ -150,7 +150,7 @@ def test_a_mistake_in_the_defaults_is_reported_once() -> None:
 
 
 def test_the_smallest_file_has_the_defaults() -> None:
-    """Everything but a name, a place and a connection has a default, those of the design among them."""
+    """Only the name, the place and the connection have no default."""
     source = settings_file.load(CASES / "accepted" / "smallest.yml").source
     assert source.mongodb_connection_string == Reference("${env:MONGODB_URI}")
     assert source.capture_mode is CaptureMode.UPDATE_FULL
@@ -171,14 +171,13 @@ def test_a_queue_without_a_bound_has_the_usual_one() -> None:
 
 
 def test_the_example_is_accepted_without_a_warning() -> None:
-    """conf/shop.yml is a settings file."""
+    """conf/shop.yml is a valid settings file."""
     loaded = settings_file.load(ROOT / "conf" / "shop.yml")
     assert (loaded.name, loaded.warnings) == ("shop", ())
     assert loaded.lakehouse.root == "./lakehouse"
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """A file that is not there is an error of settings, and says so."""
     with pytest.raises(errors.SettingsError, match="there is no such file"):
         settings_file.load(tmp_path / "nothing.yml")
 
@@ -192,7 +191,7 @@ def test_a_folder_and_a_binary_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
-    """Half of it would be another file, which the next try refuses to write over."""
+    """A partial file would be another file, which the next attempt refuses to overwrite."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -204,14 +203,14 @@ def test_a_file_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_root_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has one folder above it, where gold's folders may be looked for; a container's settings may lie there."""
+    """Only one folder is above it, in which gold's folders are searched. A container may have its settings there."""
     monkeypatch.chdir(tmp_path)
     assert settings_file._found("tmp", Path("/shop.yml")) == "/tmp"
     assert settings_file._found("no_such_folder", Path("/shop.yml")) == "no_such_folder"
 
 
 def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables in `lakehouse` are resolved when the file is read; the connection stays a reference."""
+    """Variables in `lakehouse` are resolved when the file is read; the connection string stays a reference."""
     file = tmp_path / "shop.yml"
     file.write_text(
         "name: shop\nlakehouse: {catalog: '${env:CATALOG}', schema_prefix: '${env:TARGET}_'}\n"
@@ -239,7 +238,7 @@ def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_a_literal_password_is_refused(uri: str) -> None:
-    """A password in a connection string is refused wherever it stands, and the message does not repeat it."""
+    """A password anywhere in a connection string is refused, and the message does not repeat it."""
     (problem,) = problems(source={"mongodb.connection.string": uri})
     assert "without a literal password" in problem
     assert "${env:NAME}" in problem
@@ -261,12 +260,12 @@ def test_a_literal_password_is_refused(uri: str) -> None:
     ],
 )
 def test_connection_strings_without_a_password(uri: str) -> None:
-    """Hosts, options and references stand in a settings file as they are."""
+    """Hosts, options and references are kept as written."""
     assert str(parsed(source={"mongodb.connection.string": uri}).source.mongodb_connection_string) == uri
 
 
 def test_nothing_printed_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever prints, compares or copies settings sees references."""
+    """Printed, formatted and pickled settings only contain references."""
     monkeypatch.setenv("PW", "hunter2")
     loaded = parsed(source={"mongodb.user": "joe", "mongodb.password": "${env:PW}"})
     for text in (repr(loaded), str(loaded), f"{loaded}", pickle.dumps(loaded).decode("latin-1")):
@@ -275,7 +274,7 @@ def test_nothing_printed_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_json_file_may_escape_any_character(tmp_path: Path) -> None:
-    """Also those that take two escapes; half of a pair is no character."""
+    """Including those that need two escapes; half of a surrogate pair is refused."""
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"\N{ROCKET}": ["é\N{GRINNING FACE}"]}))
     assert settings_file.document(file) == {"\N{ROCKET}": ["é\N{GRINNING FACE}"]}
@@ -286,7 +285,7 @@ def test_a_json_file_may_escape_any_character(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "number"), [("0500", 500), ("08", 8), ("-010", -10), ("+7", 7), ("0", 0)])
 def test_numbers_are_decimal(text: str, number: int, tmp_path: Path) -> None:
-    """Zeros in front make no number octal, as in YAML 1.1."""
+    """Leading zeros do not make a number octal, as they would in YAML 1.1."""
     file = tmp_path / "numbers.yml"
     file.write_text(f"number: {text}\n")
     assert settings_file.document(file) == {"number": number}
@@ -294,7 +293,7 @@ def test_numbers_are_decimal(text: str, number: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("each", properties.PROPERTIES, ids=lambda each: each.name)
 def test_the_table_of_properties(each: properties.Property) -> None:
-    """Each property has one attribute, a sentence, and a default that its own type reads."""
+    """Each property has an attribute, a description, and a default that its type reads."""
     assert hasattr(parsed().source, each.attribute)
     assert each.doc.endswith(".")
     assert each.type.expected
@@ -315,7 +314,7 @@ def test_the_table_of_properties(each: properties.Property) -> None:
     ],
 )
 def test_properties_without_a_meaning_here(name: str, words: str) -> None:
-    """A connector's property that means nothing here is refused with the reason, which an import can show."""
+    """A connector's property without a meaning here is refused with the reason, which an import can show."""
     assert words in (describe_foreign(name) or "")
     (problem,) = problems(source={name: "x"})
     assert words in problem
@@ -328,7 +327,7 @@ def test_other_names_are_not_foreign(name: str) -> None:
 
 
 def test_options_of_the_smt_in_the_wrong_place() -> None:
-    """An unwrap option under source is sent where it belongs."""
+    """An unwrap option under `source` is one problem."""
     for name in unwrap_options.NAMES:
         found = problems(source={name: "x"})
         assert len(found) == 1
@@ -386,18 +385,18 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
     ],
 )
 def test_settings_that_say_nothing_or_do_not_fit_together(given: dict[str, Any], words: str) -> None:
-    """Settings that no server or client could be given, that contradict or need each other are refused with the rest."""
+    """Settings that no server or client accepts, or that contradict or need each other, are refused."""
     assert any(words in problem for problem in problems(source=given)), problems(source=given)
 
 
 def test_an_option_of_a_kafka_client_without_a_value_is_left_out() -> None:
-    """As any other property: brokers that are not there are not called None."""
+    """As for any other property; it does not become the string None."""
     given = parsed(source={"signal.consumer.client.id": None, "signal.consumer.fetch.min.bytes": 5}).source
     assert {name: str(value) for name, value in given.signal_consumer.items()} == {"fetch.min.bytes": "5"}
 
 
 def test_warnings() -> None:
-    """What is allowed and unwise is said once, in words."""
+    """What is allowed but unwise is a warning."""
     warnings = parsed(
         source={
             "max.queue.size.in.bytes": 1024,
