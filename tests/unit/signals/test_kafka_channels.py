@@ -1,4 +1,4 @@
-"""The Kafka channels, over a client that is made up: what a broker that fails costs."""
+"""The Kafka channels with a faked client: how they handle failures of a broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = settings.parse(
 
 
 class Consumer:
-    """Of a topic of two partitions, whose second one does not answer the first time."""
+    """A consumer of a topic with two partitions, of which the second does not answer the first time."""
 
     def __init__(self) -> None:
         self.assigned: list[int] = []
@@ -50,7 +50,10 @@ class Consumer:
         return 0, 7
 
     def offsets_for_times(self, partitions: list[Any], **_: Any) -> list[Any]:
-        """Of the first one two messages were sent meanwhile, of the other none; its leader does not know it the first time."""
+        """In the first partition two messages came meanwhile, in the second none.
+
+        The leader of the second does not answer the first time.
+        """
         (asked,) = partitions
         if asked.partition == 1 and self.unanswered:
             self.unanswered -= 1
@@ -71,8 +74,10 @@ class Consumer:
 
 
 def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one partition does not answer at first, the next look asks for all of them again. It begins with what was sent since the
-    start: what was there before is not done."""
+    """If a partition does not answer, the next poll asks for all of them again.
+
+    Reading begins with the messages since the start; older ones are ignored.
+    """
     consumer = Consumer()
     monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
     topic = kafka.KafkaTopic(SETTINGS, set())
@@ -82,7 +87,7 @@ def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytes
 
 
 def test_the_position_in_a_quiet_topic_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker keeps it for seven days behind its commit: without one, the signals that come while a capture is started anew are lost."""
+    """A broker keeps a committed position for seven days: without a new commit, signals that come during a restart would be lost."""
     consumer, days = Consumer(), iter((0.0, 0.1, 0.2, 1.3, 1.4))
     consumer.failures = 0
     at = [next(days)]
@@ -92,7 +97,7 @@ def test_the_position_in_a_quiet_topic_is_not_forgotten(monkeypatch: pytest.Monk
     monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
     monkeypatch.setattr(kafka.time, "monotonic", lambda: at[0] * 86_400)
     topic = kafka.KafkaTopic(SETTINGS, set())
-    topic.close()  # before it was found
+    topic.close()  # before the topic was found
     found = []
     for at[0] in days:
         topic.poll()
@@ -101,18 +106,18 @@ def test_the_position_in_a_quiet_topic_is_not_forgotten(monkeypatch: pytest.Monk
 
 
 def test_a_group_that_was_forgotten_goes_on_behind_what_bronze_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signals that were sent while no capture ran for a week are done, as those of a day are."""
+    """Signals that were sent while no capture ran for a week are handled, like those of a day."""
     consumer = Consumer()
     consumer.failures = 0
     monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
     kafka.KafkaTopic(SETTINGS, {"shop-signal/0/2/5", "shop-signal/0/4/5", "other/1/6/5"}).poll()
     assert consumer.begins == [5, 7]
-    kafka.KafkaTopic(SETTINGS, {"shop-signal/0/9/5"}).poll()  # of a topic that was made anew since
+    kafka.KafkaTopic(SETTINGS, {"shop-signal/0/9/5"}).poll()  # of a topic that was recreated since
     assert consumer.begins == [7, 7]
 
 
 def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others write to it faster than it is read: the signals between theirs were handed on never."""
+    """If others write to the topic faster than it is read, the signals between their messages are still returned."""
     passed = iter(range(10**6))
 
     def message(_: float) -> Any:
@@ -135,7 +140,7 @@ def test_a_look_at_a_topic_that_never_ends_has_an_end(monkeypatch: pytest.Monkey
 def test_a_notification_that_cannot_be_sent_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client refuses one that is too large: the log says so, and the snapshot that tells of itself goes on."""
+    """The client refuses a message that is too large: that is logged, and the snapshot continues."""
 
     def produce(*_: Any, **__: Any) -> None:
         raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE))
@@ -147,7 +152,7 @@ def test_a_notification_that_cannot_be_sent_ends_nothing(
 
 
 def test_an_error_is_told_once_however_often_it_comes(caplog: pytest.LogCaptureFixture) -> None:
-    """Its text says after how many milliseconds it came: a broker that stays away would fill the log in a year."""
+    """Its text contains the elapsed milliseconds: an unreachable broker would otherwise fill the log."""
     trouble = kafka._Trouble("signals cannot be read now")
     for milliseconds in range(50):
         resolving = f"broker:9092/bootstrap: Failed to resolve 'broker:9092' (after {milliseconds}ms in state CONNECT)"

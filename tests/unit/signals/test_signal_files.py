@@ -1,4 +1,4 @@
-"""The file of signals: what others append while lines are taken out of it."""
+"""The signal file: others append lines while handled ones are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for number in range(int(sys.argv[2])):
 
 
 def test_lines_that_are_appended_meanwhile_are_heeded_once(tmp_path: Path) -> None:
-    """Another process appends all the time, without a lock: no line is lost and none comes twice; at the end the file is empty."""
+    """Another process appends all the time, without a lock: no line is lost or read twice, and at the end the file is empty."""
     path, many = tmp_path / "signals", 500
     path.touch()
     channel, heard = signals.FileChannel(path), []
@@ -34,7 +34,7 @@ def test_lines_that_are_appended_meanwhile_are_heeded_once(tmp_path: Path) -> No
 
 
 def test_a_line_that_is_half_written_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The last line counts when it is JSON or a line follows; what is left out is told without its text."""
+    """The last line counts once it is JSON or another line follows. An invalid line is logged without its text."""
     path = tmp_path / "signals"
     channel = signals.FileChannel(path)
     path.write_text('no json, secret\n{"id": "1", "type": "log", "data": {}')

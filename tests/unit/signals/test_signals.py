@@ -33,7 +33,7 @@ def test_collections_are_regular_expressions(data: dict[str, object], chosen: tu
 
 @pytest.mark.parametrize("name", ("shop.orders", "shop.a.b", "shop.a+b", "shop.$x", "shop.it's (new), {2,3}", "shop.a,b"))
 def test_the_advised_command_reads_one_collection_anew(name: str) -> None:
-    """Pasted into a shell it names the collections as expressions, which no other one matches."""
+    """Pasted into a shell, it selects these collections and no others."""
     verb, type_, *options = shlex.split(signals.snapshot_command(name, "shop.stock"))[1:]
     assert (verb, type_, set(options[::2])) == ("signal", "execute-snapshot", {"--data-collections"})
     chosen = [each for option in options[1::2] for each in values.split_top_level(option, ",")]
@@ -43,7 +43,7 @@ def test_the_advised_command_reads_one_collection_anew(name: str) -> None:
 
 
 def test_a_document_of_the_source_is_a_signal() -> None:
-    """Its data is a document or its JSON text, called data or payload."""
+    """Its data is a document or its JSON text, in the field data or payload."""
     data = {"data-collections": ["shop.orders"]}
     for given in ({"data": data}, {"payload": data}, {"data": json.dumps(data)}, {"payload": json.dumps(data)}):
         found = signals.from_document({"_id": "x", "type": "execute-snapshot", **given})
@@ -94,7 +94,7 @@ def test_lines_that_are_no_signals_are_refused(text: str) -> None:
 
 
 def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path: Path) -> None:
-    """A line is given once, taken out when it was handled, and a line that is still being written is waited for."""
+    """A line is returned once and removed once handled; an incomplete line is waited for."""
     path = tmp_path / "signals.txt"
     channel = channels.FileChannel(path)
     assert channel.poll() == []
@@ -113,7 +113,7 @@ def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path:
 
 
 def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
-    """As editors and shells of Windows write it: the first signal was left out."""
+    """Windows editors and shells write one; the first signal must not be skipped."""
     path = tmp_path / "signals.txt"
     path.write_text('{"id": "a", "type": "log"}\n{"id": "b", "type": "log"}\n', encoding="utf-8-sig")
     channel = channels.FileChannel(path)
@@ -127,7 +127,7 @@ def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_or_cannot_be_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gone: nothing to take out. Not to be written: its signals would come again at each start, so they are not read."""
+    """If it is gone, there is nothing to remove. If it is read-only, its signals would be repeated at each start, so they are not read."""
     path = tmp_path / "signals.txt"
     line = '{"id": "1", "type": "log"}'
     path.write_text(f"{line}\n")
@@ -150,7 +150,7 @@ def _refused(*_: object, **__: object) -> None:
 
 
 def asking(filter_: object) -> dict[str, object]:
-    """The data of a signal that asks for a part of a collection."""
+    """The data of a signal that requests a part of a collection."""
     return {"data-collections": ["a.b"], "additional-conditions": [{"data-collection": "a.b", "filter": filter_}]}
 
 
@@ -175,7 +175,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_no_parser_takes_is_refused_and_noted(name: str) -> None:
-    """A signal that a person mistyped, or means ill, ends no capture: it is refused, and its row can be written."""
+    """A mistyped or malicious signal does not end the capture: it is refused, and its row can be written."""
     signal = signals.from_json(json.dumps({"id": "a", "type": "execute-snapshot", "data": HOSTILE[name]}), channel="file")
     with pytest.raises(signals.SignalRefused) as refused:
         signals.request(signal)
@@ -195,7 +195,7 @@ def test_a_signal_whose_name_is_not_unicode_is_refused_and_noted() -> None:
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"id": "a", "type": "log", "data": "' + "[" * 100_000 + '"}'])
 def test_a_line_of_too_many_levels_is_refused(text: str, tmp_path: Path) -> None:
-    """In a file it is left out, and those around it are heeded."""
+    """In a file it is skipped, and the lines around it are read."""
     with pytest.raises(signals.SignalRefused):
         signals.from_json(text, channel="file")
     path = tmp_path / "signals.txt"
@@ -204,7 +204,7 @@ def test_a_line_of_too_many_levels_is_refused(text: str, tmp_path: Path) -> None
 
 
 def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read before the failure is given at the next look."""
+    """Lines that were read before the failure are returned by the next poll."""
     path = tmp_path / "signals.txt"
     path.write_text('{"id": "1", "type": "log"}\n{"id": "2", "type": "log"}\n')
     channel, read = channels.FileChannel(path), signals.from_json
@@ -222,7 +222,7 @@ def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_document_that_no_mapping_holds_is_refused() -> None:
-    """A field that stands in it twice: nobody can tell which one is meant."""
+    """A repeated field is ambiguous."""
     repeated = raw_bson.RepeatedFields((("_id", 1), ("type", "log"), ("type", "stop-snapshot")))
     with pytest.raises(signals.SignalRefused, match="more than once"):
         signals.from_document(repeated)
