@@ -1,4 +1,4 @@
-"""How a model's file is read, and in which order models are made."""
+"""How a model's file is read, and in which order models run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.settings import file as settings_file
 
 
 def test_a_file_is_a_query_cut_at_its_references() -> None:
-    """Settings and comments go, references are found with their keys, lines stay."""
+    """Config and comments are removed, references are found with their keys, and lines keep their numbers."""
     text = (
         "{{ config(materialized='incremental',\n          unique_key=['a', 'b']) }}\n"
         "SELECT * {# FROM {{ ref('no.table') }} #}\nFROM {{ ref('shop.orders', key=['x', 'y']) }} o JOIN {{ref(\"other\")}} p;\n"
@@ -57,20 +57,20 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_mistakes_are_named_with_their_line(text: str) -> None:
-    """What is not understood is refused with the nearest right thing."""
+    """Each message says what is expected, often with the nearest name."""
     with pytest.raises(errors.SettingsError) as refused:
         sql_model.parse("m", text, where="m.sql")
     assert str(refused.value) == REFUSED[text]
 
 
 def test_what_only_closes_a_tag_is_text() -> None:
-    """JSON ends with }}, as it may in dbt; another language's variables are Spark's to refuse."""
+    """JSON may end with }}, as in dbt; variables of other languages are left for Spark to refuse."""
     text = "SELECT from_json(note, '{\"a\":{\"b\":1}}') AS a, '%} #} ${x}' AS b FROM {{ ref('c.d') }}"
     assert sql_model.parse("m", text, where="m.sql").query(lambda ref: ref.name) == text.replace("{{ ref('c.d') }}", "c.d")
 
 
 def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
-    """A reference that is commented out refers to nothing, nor does one become part of a string; a comment behind the end is none."""
+    """A commented reference is no dependency, and one in a string is text. A comment after the final semicolon is ignored."""
     quiet = """-- it's {{ ref('a') }}\n/* ; {{ config(materialized='view') }} */ SELECT 'it''s {{ x }} \\'' AS `;a)`, r'\\' AS b, "{% y %}"\nFROM """
     found = sql_model.parse(
         "m", f"{quiet}{{{{ ref('c.d') }}}} -- {{{{ ref('e') }}}};\n ;;\n/* done; */ -- really;\n", where="m.sql"
@@ -80,7 +80,7 @@ def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
 
 
 def test_what_looks_like_a_comment_in_a_string_is_text() -> None:
-    """What stands between two of them would be lost, and the query be another one."""
+    """The text between two of them would be lost, and the query would be another one."""
     query = "SELECT regexp_replace(a, '{#', '') AS `{#b#}`, regexp_replace(a, '#}', '') AS c -- {# #}\nFROM t"
     assert sql_model.parse("m", "{# don't #}" + query, where="m.sql").parts == (query,)
 
@@ -98,7 +98,7 @@ def order(*found: sql_model.Model) -> list[str]:
 
 
 def test_models_come_after_what_they_refer_to() -> None:
-    """Otherwise by name; a collection that may still come is known."""
+    """Models without a dependency are in the order of their names. A captured collection that does not exist yet may be referenced."""
     found = models(
         c="SELECT * FROM {{ ref('b') }} JOIN {{ ref('shop.orders') }}",
         b="SELECT * FROM {{ ref('d') }}",
@@ -109,7 +109,7 @@ def test_models_come_after_what_they_refer_to() -> None:
 
 
 def test_circles_and_references_to_nothing_are_refused_by_name() -> None:
-    """All references to nothing at once; a circle in the direction of its references."""
+    """All invalid references are reported at once, and a cycle in the direction of its references."""
     with pytest.raises(errors.SettingsError) as refused:
         order(*models(a="SELECT * FROM {{ ref('c') }}", b="SELECT * FROM {{ ref('a') }}", c="SELECT * FROM {{ ref('b') }}"))
     assert str(refused.value) == "a.sql: the models refer to each other in a cycle: a → c → b → a"
@@ -125,7 +125,7 @@ def test_circles_and_references_to_nothing_are_refused_by_name() -> None:
 
 
 def test_what_is_wrong_in_one_model_stops_those_that_refer_to_it_and_no_other() -> None:
-    """All mistakes are told; what refers to a model that cannot be read is no mistake, and waits."""
+    """All mistakes are reported. A model that refers to an unreadable one is not a mistake, and waits."""
     found = models(
         a="SELECT * FROM {{ ref('b') }}",
         b="SELECT * FROM {{ ref('a') }}",
@@ -152,7 +152,7 @@ def test_what_is_wrong_in_one_model_stops_those_that_refer_to_it_and_no_other() 
 
 
 def test_descriptions_name_models_that_are_there() -> None:
-    """A YAML of dbt's form describes models and columns; other keys are refused."""
+    """A YAML file as in dbt describes models and columns; other keys are refused."""
     found = models(a="SELECT 1 AS n")
     told = {"version": 2, "models": [{"name": "a", "description": "One.", "columns": [{"name": "n", "description": "It."}]}]}
     (described,) = sql_model.described(found, told, where="m.yml")
@@ -168,7 +168,7 @@ def test_descriptions_name_models_that_are_there() -> None:
 
 
 def test_the_example_models_and_suites_are_valid() -> None:
-    """Those in conf/ and those of the demo are read, refer to collections of the shop, and have suites of their own tables."""
+    """The examples in conf/ and in the demo are valid, refer to collections of the shop, and each suite is of a model."""
     root = Path(__file__).resolve().parents[3] / "conf"
     files = {str(path.relative_to(root)): path.read_text() for path in (*root.rglob("*.sql"), *root.rglob("models/*.yml"))}
     for texts in (files, quality.FILES):
