@@ -1,4 +1,4 @@
-"""What Spark raises, in our words: by class and condition, as fakes of it have them."""
+"""Translation of Spark's errors by class and condition, with fakes of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Raised(Exception):
 
 
 class OfJava(Exception):
-    """What py4j raises: it holds the Java exception."""
+    """As raised by py4j: it contains the Java exception."""
 
     def __init__(self, java: Raised) -> None:
         super().__init__("An error occurred while calling o1.collect")
@@ -53,7 +53,7 @@ class OfJava(Exception):
     ],
 )
 def test_a_missing_file_is_told_with_its_table_and_what_to_do(error: Exception) -> None:
-    """Also where it is only the cause of what was raised."""
+    """Also if it is only the cause of the raised error."""
     told = failures.translated(error)
     assert isinstance(told, errors.FilesMissing) and told.exit_code == 3
     assert str(told).startswith("/lake/silver/shop/orders: the table's log names the file part-00000-a b.snappy.parquet")
@@ -70,7 +70,7 @@ def test_a_full_disk_is_temporary(error: Exception) -> None:
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
 def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
-    """It is told with its name, and is no bug."""
+    """The error names the path, and is no bug."""
     told = failures.translated(OSError(number, os.strerror(number), "/lake/bronze"))
     assert isinstance(told, errors.DecisionNeeded) and str(told).startswith(f"/lake/bronze: {os.strerror(number)}; give")
     table = tables.TableRef.at("/lake/bronze/shop")
@@ -81,7 +81,7 @@ def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
 
 
 def test_a_folder_that_arrow_may_not_write_is_for_a_person() -> None:
-    """Its errors hold the file's name in their words alone; those of Java for a read-only file system have no class."""
+    """Errors of Arrow only have the file's name in their message, and those of Java for a read-only file system have no class."""
     said = "Failed to open local file '/lake/a.parquet'. Detail: [errno 13] Permission denied"
     for error in (PermissionError(errno.EACCES, said), Raised("FileSystemException: /lake/a: Read-only file system")):
         assert type(failures.translated(error)) is errors.DecisionNeeded
@@ -100,13 +100,13 @@ def test_a_folder_that_arrow_may_not_write_is_for_a_person() -> None:
     ],
 )
 def test_a_system_that_fails_for_now_is_no_bug(error: Exception) -> None:
-    """A disk on a network, a limit that others have reached: what is done again later succeeds."""
+    """A network disk that fails, or an exhausted limit: a later attempt succeeds."""
     told = failures.translated(error)
     assert type(told) is errors.Temporary and "\n" not in str(told)
 
 
 def test_a_temporary_folder_that_was_emptied_is_the_end_of_its_spark() -> None:
-    """Spark makes the folders for its blocks once: without them no query succeeds, and another JVM has its own."""
+    """Spark creates the folders for its blocks once: without them no query succeeds, and a new JVM creates its own."""
     mine = f"/tmp/medallion-0/spark-{os.getpid()}.tmp/blockmgr-5076b76c/0e"
     error = Raised(f"Job aborted: Task serialization failed: java.nio.file.NoSuchFileException: {mine}")
     assert isinstance(failures.translated(error), errors.SparkLost)
@@ -114,7 +114,7 @@ def test_a_temporary_folder_that_was_emptied_is_the_end_of_its_spark() -> None:
 
 
 class OfStore(Raised):
-    """What a store's file system raises in Java."""
+    """An error of a store's file system in Java."""
 
     def __init__(self, name: str, file: str = "", cause: Raised | None = None) -> None:
         super().__init__("", "", cause)
@@ -142,34 +142,33 @@ REFUSED = OfStore("AccessDeniedException", "s3a://lake/house/silver: PUT")
     ],
 )
 def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception) -> None:
-    """Credentials run out, and rights are taken away: as at the start, a scheduler tries again, and a person reads where to look."""
+    """Credentials expire, and permissions are revoked. As at the start, a scheduler tries again, and the message says where to look."""
     told = failures.translated(error)
     assert isinstance(told, errors.StoreUnreachable) and "the credentials and their permissions" in str(told)
     of_table = table_errors.translated(error, tables.TableRef.at("s3a://lake/house/silver/shop/orders"))
     assert isinstance(of_table, errors.StoreUnreachable)
     assert str(of_table).startswith("s3a://lake/house/silver/shop/orders: the store refuses")
-    # As `stored_files` raises it, which reads a store for this process.
+    # As `stored_files` raises it, which reads a store without Spark.
     read = OSError(errno.EIO, "AccessDeniedException", "/tmp/copies/x")
     read.__cause__ = error
     assert isinstance(failures.translated(read), errors.StoreUnreachable)
 
 
 def test_a_file_that_a_store_does_not_find_is_missing() -> None:
-    """What ABFS raises for it is what it raises where it refuses, too."""
+    """ABFS raises the same for a missing file as for a refused request."""
     cause = OfStore("AbfsRestOperationException")
     told = failures.translated(OfJava(Raised("FAILED_READ_FILE.FILE_NOT_EXIST", FILE, cause)))
     assert isinstance(told, errors.FilesMissing)
 
 
 def test_a_file_on_a_disk_that_cannot_be_read_is_told_as_missing() -> None:
-    """As one that a power failure left empty; of a store the same may be an outage."""
+    """For example one that is empty after a power failure. In a store the same error may be an outage."""
     told = failures.translated(OfJava(Raised("", "", Raised("FAILED_READ_FILE.NO_HINT", FILE))))
     assert isinstance(told, errors.FilesMissing) and "or damaged" in str(told)
     assert failures.translated(Raised("FAILED_READ_FILE.NO_HINT", FILE.replace("file:", "s3a:/"))) is None
 
 
 def test_an_entry_of_a_log_that_is_cut_off_is_for_a_person() -> None:
-    """It was told as a bug."""
     commit = "/lake/gold/shop/a%2520b/_delta_log/00000000000000000006.json"
     told = failures.translated(OfJava(Raised("", "", Raised("FAILED_READ_FILE.NO_HINT", f"file://{commit}"))))
     assert type(told) is errors.DecisionNeeded and str(told).startswith(f"{commit.replace('%2520', '%20')}: this entry")
@@ -177,13 +176,13 @@ def test_an_entry_of_a_log_that_is_cut_off_is_for_a_person() -> None:
 
 
 def test_a_folder_that_refuses_java_is_told_with_its_path() -> None:
-    """The exception is the same on a disk, and the advice is another."""
+    """The exception is the same as in a store, and the advice is another."""
     told = failures.translated(OfJava(OfStore("AccessDeniedException", "/lake/silver")))
     assert type(told) is errors.DecisionNeeded and str(told).startswith("/lake/silver: Permission denied; give")
 
 
 def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was raised; our own errors stay what they are."""
+    """Any error is explained by it, except our own."""
     monkeypatch.setattr(jvm, "is_gone", lambda: True)
     assert isinstance(failures.translated(ConnectionRefusedError()), errors.SparkLost)
     refused = errors.TableOwned("process 7 writes it")
@@ -191,7 +190,7 @@ def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_connection_to_the_jvm_that_breaks_is_no_bug() -> None:
-    """Also where the process is still seen: it answers no more, and the next start asks the tables."""
+    """Even if its process still exists: it no longer answers, and the next start resumes from the tables."""
     told = failures.translated(Py4JNetworkError("Answer from Java side is empty"))
     assert isinstance(told, errors.SparkLost) and told.exit_code == 75
 
@@ -203,7 +202,7 @@ NO_ANSWER = SparkConnectGrpcException("failed to connect", grpc_status_code=Stat
     "error", [NO_ANSWER, Raised("INVALID_HANDLE.SESSION_CHANGED"), Raised("INVALID_HANDLE.SESSION_CLOSED")]
 )
 def test_a_server_of_spark_connect_that_is_gone_is_no_bug(error: Exception) -> None:
-    """It was restarted, or a platform ended the session: no collection waits for ever, and a scheduler tries again."""
+    """It was restarted, or a platform ended the session: the error is temporary, so that a scheduler tries again."""
     told = failures.translated(error)
     assert isinstance(told, errors.SparkLost) and told.exit_code == 75
     with pytest.raises(errors.SparkLost):
@@ -211,7 +210,7 @@ def test_a_server_of_spark_connect_that_is_gone_is_no_bug(error: Exception) -> N
 
 
 class UnauthorizedAccessException(Exception):
-    """Named as Unity Catalog names it."""
+    """Has the name of Unity Catalog's exception."""
 
 
 @pytest.mark.parametrize("error", [UnauthorizedAccessException("x"), Raised("INSUFFICIENT_PERMISSIONS")])
@@ -223,7 +222,7 @@ def test_a_right_that_is_missing_is_no_bug(error: Exception) -> None:
 
 @pytest.mark.parametrize("condition", ["REQUIRES_SINGLE_PART_NAMESPACE", "NO_SUCH_CATALOG_EXCEPTION"])
 def test_a_catalog_that_is_not_there_is_a_mistake_in_the_settings(condition: str) -> None:
-    """A Spark that a platform gives is not asked for it before the first table."""
+    """In a session that a platform provides, it is first used for the first table."""
     told = failures.translated(Raised(condition))
     assert isinstance(told, errors.SettingsError) and told.exit_code == 2 and "lakehouse.catalog" in str(told)
 
@@ -239,7 +238,7 @@ def test_what_says_nothing_that_we_know_is_left_as_it_is(error: Exception) -> No
 
 
 def test_a_table_that_is_held_for_now_is_tried_again() -> None:
-    """Maintenance, or a second service that ends, gives it back; what needs a person waits for the next start."""
+    """Maintenance, or a second service that ends, releases it. An error that needs a decision waits for the next start."""
     noted = parallel.Failures()
     noted.note("shop.a", errors.TableOwned("silver/shop/a: process 7 on this host writes it"))
     noted.note("shop.b", errors.DecisionNeeded("silver/shop/b: columns cannot change in place"))
@@ -249,7 +248,7 @@ def test_a_table_that_is_held_for_now_is_tried_again() -> None:
 def test_what_fails_when_jobs_were_cancelled_is_told_as_no_fault(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stop that takes long cancels Spark's jobs: each table's statement then fails, and none of them is a bug."""
+    """A stop that takes long cancels Spark's jobs: each table's statement then fails, and that is no bug."""
     monkeypatch.setattr(sparks, "is_cancelling", lambda: True)
     found = parallel.Failures()
     found.note("shop.orders", ValueError())
@@ -259,12 +258,11 @@ def test_what_fails_when_jobs_were_cancelled_is_told_as_no_fault(
 
 
 class UnsupportedFileSystemException(Raised):
-    """What Hadoop raises for a scheme that it does not know."""
+    """Hadoop's exception for an unknown scheme."""
 
 
 @pytest.mark.parametrize(("scheme", "says"), [("s3", "write s3a://"), ("zz", "the package that has it")])
 def test_a_root_of_no_file_system_is_told_with_what_to_do(scheme: str, says: str) -> None:
-    """Whatever reads there first."""
     table = tables.TableRef.at(f"{scheme}://bucket/lake/bronze/shop")
     told = failures.of_store(OfJava(Raised(cause=UnsupportedFileSystemException())), table.label)
     assert isinstance(told, errors.DecisionNeeded) and says in str(told)
@@ -273,11 +271,11 @@ def test_a_root_of_no_file_system_is_told_with_what_to_do(scheme: str, says: str
 
 
 class OutOfMemoryError(Raised):
-    """What Java raises where its heap is full, or where the system gives it no more threads."""
+    """Java raises it if its heap is full, or if the system gives it no more threads."""
 
 
 def test_a_spark_without_memory_or_threads_is_no_bug() -> None:
-    """Nor is it lost, with all that the others do: one collection's documents may have been too much for it."""
+    """Spark is not lost either, with the other collections' work: the documents of one may have been too large."""
     told = failures.translated(OfJava(Raised(cause=OutOfMemoryError())))
     assert (
         isinstance(told, errors.Temporary) and not isinstance(told, errors.SparkLost) and "spark.driver.memory" in str(told)

@@ -1,4 +1,4 @@
-"""Sessions that a platform gives, without a platform."""
+"""Sessions that a platform provides, without a platform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.spark import session as sparks
 
 
 class Given:
-    """A session with settings of its own."""
+    """A session with its own settings."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Given:
 
 
 class GivenConf(SimpleNamespace):
-    """The settings of such a session, as PySpark gives them out."""
+    """The settings of such a session, with the interface of PySpark."""
 
     settings: dict[str, str]
 
@@ -45,7 +45,7 @@ class GivenConf(SimpleNamespace):
 
 
 def test_what_was_asked_of_a_given_session_holds_in_those_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads have a session each, which has only what its application was started with."""
+    """Each thread has its own session, which starts with the application's settings only."""
     given: Any = Given()
     monkeypatch.setattr(sparks, "_active", lambda: given)
     monkeypatch.setattr(sparks, "is_classic", lambda _: True)
@@ -57,7 +57,7 @@ def test_what_was_asked_of_a_given_session_holds_in_those_beside_it(monkeypatch:
 
 
 def test_what_delta_is_told_is_told_before_spark_knows_of_it() -> None:
-    """Delta's settings are known to a session only when something of Delta was used in it."""
+    """Delta's settings are unknown to a session until it has used something of Delta."""
     given: Any = Given()
     given.conf.isModifiable = lambda name: not name.startswith("spark.databricks.")
     sparks._apply(given, {**spark_conf.REQUIRED, "spark.databricks.others": "1"})
@@ -65,7 +65,7 @@ def test_what_delta_is_told_is_told_before_spark_knows_of_it() -> None:
 
 
 def test_what_somebody_s_commits_left_in_a_session_is_in_none_of_ours() -> None:
-    """A fence of others lets one commit of the session to each table through, and says nothing of those that it stops."""
+    """Another writer's settings for idempotent writes would let only one commit of the session to each table through, without an error."""
     given: Any = Given()
     others = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata", "properties.defaults.enableIcebergCompatV2")
     given.settings |= {f"spark.databricks.delta.{name}": "5" for name in (*others, "stats.collect")}
@@ -75,7 +75,7 @@ def test_what_somebody_s_commits_left_in_a_session_is_in_none_of_ours() -> None:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Ends a session of Spark Connect, as its server does with one that nobody uses for an hour; new ones are made as long as there is one."""
+    """Ends a session of Spark Connect, as its server does after an hour without use; new ones can be created."""
     monkeypatch.setattr(sparks, "is_classic", lambda _: False)
     monkeypatch.setattr(sparks, "_ship_packages", lambda _: None)
     monkeypatch.setattr(sparks, "_connect_session", Given)
@@ -89,7 +89,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 
 def test_a_session_beside_one_that_has_ended_has_its_settings(ended: Callable[[Any], None]) -> None:
-    """Whose threads have sessions of their own: what a service makes after an hour would read times in the server's own zone."""
+    """Otherwise a session that a service creates after an hour would read times in the server's time zone."""
     given: Any = Given()
     sparks._apply(given, spark_conf.REQUIRED)
     sessions = sparks.sessions(given)
@@ -99,7 +99,7 @@ def test_a_session_beside_one_that_has_ended_has_its_settings(ended: Callable[[A
 
 
 def test_a_session_that_was_idle_for_too_long_is_made_anew(ended: Callable[[Any], None]) -> None:
-    """A night in which no two collections were due at a time ended the service."""
+    """A service continues after a night in which no two collections were due at once."""
     given: Any = Given()
     sparks._apply(given, spark_conf.REQUIRED)
     pool, used = parallel.Pool(given, sparks.sessions(given)), []
@@ -115,7 +115,7 @@ def test_a_session_that_was_idle_for_too_long_is_made_anew(ended: Callable[[Any]
 
 
 def test_a_session_is_closed_while_the_threads_of_its_process_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left to the collection of its object, a process that has done its work may never end."""
+    """If it is left to garbage collection, a process may never end."""
     made = SimpleNamespace(client=Mock())
     builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=lambda: made))
     monkeypatch.setattr("pyspark.sql.SparkSession.builder", builder)

@@ -1,4 +1,4 @@
-"""What the JVM of a session is started with, without one."""
+"""The options with which a session's JVM is started, without starting one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pipelines.spark import delta_jars, jvm, log_store, scratch, stores
 
 
 class Started(Exception):
-    """Where a JVM would be started."""
+    """Raised instead of starting a JVM."""
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A function that gives the settings on the command line of the JVM that `launch` would start."""
+    """A function that returns the settings on the command line of the JVM that `launch` would start."""
     from pyspark import java_gateway
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -93,7 +93,7 @@ def test_a_catalog_that_is_not_there_or_would_be_forgotten_is_refused(started: A
 def test_the_archive_of_classes_is_named_where_a_jvm_can_take_it(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
 ) -> None:
-    """A JVM with a path of two parts, or with what somebody says of archives beside it, would not start."""
+    """A JVM would not start with a path of two parts, or with other options for archives."""
     archive = tmp_path / folder / "spark-classes.jsa"
     if folder != "none":
         archive.parent.mkdir()
@@ -128,7 +128,7 @@ def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_log_of_the_jvm_before_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A service starts another JVM, and has named the log of the one that ended."""
+    """A service starts another JVM, and has logged the name of the log of the one that ended."""
     from pyspark import java_gateway
 
     def start(line: str) -> None:
@@ -148,18 +148,18 @@ def test_the_log_of_the_jvm_before_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_the_temporary_folder_is_locked_while_the_process_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """systemd-tmpfiles takes what is older than ten days, but nothing below a folder that it cannot lock for itself alone."""
+    """systemd-tmpfiles removes what is older than ten days, except below a folder that it cannot lock exclusively."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for _ in range(2):
         cleaner = os.open(scratch.folder(), os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(cleaner)
-        scratch.folder().rmdir()  # what another hand removed is made, and locked, anew
+        scratch.folder().rmdir()  # a folder that someone removed is created and locked again
 
 
 def test_a_home_that_may_not_be_looked_into_remembers_no_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As below a service's ProtectHome; the packages then go to the temporary folder."""
+    """As with a service's ProtectHome; the packages then go to the temporary folder."""
 
     read = Path.read_text
 
@@ -178,7 +178,7 @@ def test_a_home_that_may_not_be_looked_into_remembers_no_jars(monkeypatch: pytes
 
 
 def test_a_user_without_a_home_has_the_jars_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a container whose user no database knows."""
+    """As in a container whose user is in no database."""
 
     def unknown(uid: int) -> NoReturn:
         raise KeyError(uid)
@@ -205,7 +205,7 @@ def test_jars_below_a_home_with_a_space_are_found_again(monkeypatch: pytest.Monk
 
 
 def test_a_machine_without_a_temporary_folder_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose root is read-only."""
+    """As in a container with a read-only root."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
     with pytest.raises(errors.DecisionNeeded, match="TMPDIR"):
@@ -215,7 +215,7 @@ def test_a_machine_without_a_temporary_folder_is_told_to_name_one(monkeypatch: p
 def test_java_is_started_for_any_temporary_folder_with_its_own_spark(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A folder with a blank, and `SPARK_HOME` of another Spark."""
+    """A folder with a blank, and a `SPARK_HOME` of another Spark."""
     import pyspark
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
@@ -227,7 +227,7 @@ def test_java_is_started_for_any_temporary_folder_with_its_own_spark(
 
 
 def test_whatever_somebody_sets_a_jvm_has_the_digits_0_to_9(started: Any) -> None:
-    """Options of their own, or spark-submit with our properties: else Delta would not find its commits again where a language has others."""
+    """With user options, and with our properties for spark-submit: in a locale with other digits Delta would not find its commits again."""
     for given in ({}, {"spark__driver__extraJavaOptions": "-Dmine=1"}):
         assert spark_conf.LANGUAGE in started(**given)["spark.driver.extraJavaOptions"]
     properties = (jvm.ROOT / "conf" / "spark-defaults.conf").read_text(encoding="utf-8")
@@ -237,7 +237,7 @@ def test_whatever_somebody_sets_a_jvm_has_the_digits_0_to_9(started: Any) -> Non
 def test_a_spark_of_the_same_version_is_the_one_that_is_named(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It may have jars of its own, for a store or a cluster."""
+    """It may have additional jars, for a store or a cluster."""
     import pyspark
 
     (tmp_path / "jars").mkdir()
@@ -255,21 +255,21 @@ def test_java_knows_names_outside_ascii(chosen: str, given: str) -> None:
 
 
 def test_java_says_in_english_what_the_system_says() -> None:
-    """By these words a full disk is known, whatever language the machine's messages are in."""
+    """A full disk is recognized by these words, whatever language the system uses."""
     options = jvm._Launch()
     options["env"] = {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "de_DE.UTF-8"}
     assert options["env"] == {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "C"}
 
 
 def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As where the number of processes is limited: the JVM has said nothing then."""
+    """As when the number of processes is limited: the JVM has written nothing then."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     told = jvm._why_not(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
     assert isinstance(told, errors.DecisionNeeded) and os.strerror(errno.EAGAIN) in str(told)
 
 
 def test_of_a_trace_its_words_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And not its last line, which says how many there are more."""
+    """And not its last line, which only counts further lines."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trace = 'Exception in thread "main" X: Too many open files\n\tat a.B.c(B.java:1)\nCaused by: Y: no more\n\t... 34 more\n'
     jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ def test_of_a_trace_its_words_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_jvm_starts_also_where_the_working_directory_was_removed(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As below a service that outlives the release that it was started from."""
+    """As in a service that outlives the release from which it was started."""
     assert jvm._working_directory() is None
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -292,8 +292,7 @@ def test_a_jvm_starts_also_where_the_working_directory_was_removed(
 
 
 def test_a_signal_that_comes_while_a_killed_jvm_ends_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one takes a while, and Ctrl-C is pressed again: what the signal lets go of was being let go of already, and the process
-    stood still for good."""
+    """A large JVM takes a while to end, and Ctrl-C may be pressed again. The second signal's handler must not wait for the first one's."""
     from pyspark import SparkContext
 
     with subprocess.Popen(["sleep", "30"]) as process:

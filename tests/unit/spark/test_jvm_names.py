@@ -1,4 +1,4 @@
-"""Names of the JVM that are asked for once, without a JVM."""
+"""Names of the JVM are looked up once; without a JVM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONS = "org.apache.spark.sql.functions"
 
 
 class Client:
-    """Answers as a JVM that has one class, with static methods."""
+    """Answers like a JVM that has one class, with static methods."""
 
     converters = None
     gateway_property = SimpleNamespace(pool=None)
@@ -31,7 +31,7 @@ class Client:
 
 
 def test_a_class_and_its_methods_are_asked_for_once() -> None:
-    """By the name with its package and without; a class that the JVM does not have is asked for as before."""
+    """With and without the package. A class that the JVM lacks is looked up each time, as in py4j."""
     client = Client()
     view: Any = JVMView(client, "default", id="v")
     jvm_names.remember(view)

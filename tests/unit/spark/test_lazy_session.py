@@ -1,4 +1,4 @@
-"""A session that is started when something is asked of it."""
+"""A session that starts when it is first used."""
 
 from __future__ import annotations
 

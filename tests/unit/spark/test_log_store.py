@@ -1,4 +1,4 @@
-"""The jar of the log stores is what its source says."""
+"""The jars of the log stores match their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.spark.log_store import build
 
 @pytest.mark.parametrize("jar", build.SOURCES, ids=lambda jar: jar.stem)
 def test_a_jar_was_built_from_the_sources_beside_it(jar: Path) -> None:
-    """The manifest carries the digest of the sources; with a JDK the classes are compiled again, and are the same."""
+    """The manifest has the digest of the sources. With a JDK the classes are compiled again, and must be the same."""
     with zipfile.ZipFile(jar) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
     assert f"Source-SHA-256: {build.digest(jar)[:48]}".encode() in held.pop("META-INF/MANIFEST.MF")

@@ -1,4 +1,4 @@
-"""Collections beside each other in a service: what fails in one hinders the others as little as it can, and passes."""
+"""Collections that run concurrently in a service: a failure of one affects the others as little as possible, and is forgotten."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness.without_spark import SPARK, Hop
 
 @pytest.fixture
 def hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hop]:
-    """A lakehouse whose bronze holds a document of each of two collections; versions, which Spark writes, are never due."""
+    """A lakehouse whose bronze has one document in each of two collections. Versions, which need Spark, are never due."""
     monkeypatch.setattr(history_position, "is_due", lambda *_: False)
     with without_spark.running():
         made = Hop(tmp_path, history=True)
@@ -35,7 +35,7 @@ def hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hop]:
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
-    """The first call of this function, and no other, meets a full disk."""
+    """The first call of this function raises for a full disk."""
     act: Callable[..., Any] = getattr(place, name)
     full = iter([errors.StorageExhausted("no space left")])
 
@@ -56,7 +56,7 @@ def service(hop: Hop) -> Iterator[gold._GoldRun]:
 
 
 def test_gold_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk that met a compaction: the documents are published, nothing is left to do, and the history goes on."""
+    """A compaction failed on a full disk: the documents are published, nothing is left to do, and the history continues."""
     hop.silver()
     failing_once(monkeypatch, maintenance, "compact")
     histories: list[list[str]] = []
@@ -69,7 +69,7 @@ def test_gold_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytes
 
 @pytest.mark.parametrize("place", [registry, history_position])
 def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
-    """At a collection, or at its history, which have nothing to do when they are looked at again."""
+    """The check of a collection, or of its history, failed; they have nothing to do at the next one."""
     hop.run()
     failing_once(monkeypatch, place, "silver_position" if place is registry else "position")
     with service(hop) as made:
@@ -80,7 +80,7 @@ def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor while that collection fails."""
+    """Even while that collection fails."""
     hop.append((1, bson.encode({"_id": 1})), collection="t_history")
     hop.silver()
     act = gold._GoldRun._published
@@ -98,7 +98,7 @@ def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, m
 
 
 def test_a_collection_takes_no_historys_place(hop: Hop) -> None:
-    """Not that of one that was kept once either: it is refused, the versions stay, and the history goes on."""
+    """Even that of a history which is no longer kept: the collection is refused, and the versions stay."""
     table = hop.layout.history("cases", "t")
     without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
     claimed = Writer.claim(SPARK, table)
@@ -116,7 +116,7 @@ def test_a_collection_takes_no_historys_place(hop: Hop) -> None:
 
 
 def test_what_gold_refuses_is_told_beside_what_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the exit code of the refusal: trying again does not mend it."""
+    """The exit code is that of the refusal, because trying again does not help."""
 
     def published(run: gold._GoldRun, spark: Any, work: Any, few: bool) -> None:
         if work.namespace.collection == "t":
@@ -133,7 +133,7 @@ def test_what_gold_refuses_is_told_beside_what_failed(hop: Hop, monkeypatch: pyt
 
 
 def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collection is read and claimed anew once, and not at each look."""
+    """The collection is read and claimed once more, and not at each check."""
     failing_once(monkeypatch, maintenance, "compact")
     made = hop.silver_run()
     read: list[registry.Namespace] = []
@@ -151,7 +151,10 @@ def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pyt
 
 
 def test_a_service_does_not_end_over_one_that_only_waits(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be well again, and is tried before the service ends because all have failed; with all of them it does end."""
+    """A waiting collection may have recovered, and is tried before the service ends because all have failed.
+
+    If all of them fail, it ends.
+    """
     monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: 0.0))
     begin, full = silver._SilverRun._collection, {"t"}
 
@@ -179,7 +182,7 @@ def test_a_service_does_not_end_over_one_that_only_waits(hop: Hop, monkeypatch: 
 
 
 def test_all_that_failed_are_tried_together_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a round of its own, one of them would always wait: the service would go on for ever, without a pause."""
+    """Tried in separate rounds, one of them would always be waiting, and the service would go on for ever, without a pause."""
     monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: 0.0))
     failures = parallel.Failures()
 
@@ -199,7 +202,6 @@ def test_all_that_failed_are_tried_together_before_the_end(monkeypatch: pytest.M
 
 
 def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
-    """Whatever a look finds."""
     noted = parallel.Failures()
     noted.note("shop.a", errors.StoreUnreachable("no answer"))
     noted.note("shop.b", errors.DecisionNeeded("columns cannot change in place"))
@@ -210,7 +212,7 @@ def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
 
 
 def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark lost a task, say: the collection is tried again after a while, and not each second."""
+    """For example if Spark lost a task: the collection is tried again after a while, and not each second."""
     now = 0.0
     monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: now))
     failures = parallel.Failures()
@@ -226,7 +228,7 @@ def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.
 
 
 def test_a_temporary_error_that_stays_is_met_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt claims the table and gives it back: two commits a second, for as long as a disk is full."""
+    """Each attempt claims and releases the table: two commits per second for as long as a disk is full."""
     now = 0.0
     monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: now))
     failures, met = parallel.Failures(), []

@@ -1,4 +1,4 @@
-"""The folder for what lives as long as a process."""
+"""The folder for files that live as long as a process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from pipelines.spark import scratch
 
 GONE = 2**22 + 1
-"""No process of Linux has so great a number."""
+"""Linux has no process with such a number."""
 
 
 def test_what_gone_processes_left_goes_but_for_their_last_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The error that a process ended with names its log. A living process' files stay also where there is no /proc to look into."""
+    """An error that ended a process may name its log. Files of running processes also stay on systems without /proc."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Path, "exists", lambda path: not path.is_relative_to("/proc") and os.path.exists(path))
     mine = scratch.folder()

@@ -1,4 +1,4 @@
-"""What the Spark of a lakehouse in a store is given."""
+"""Spark's settings for a lakehouse in an object store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[stores.ObjectStore]:
     ),
 )
 def test_a_log_store_for_all_schemes_stands_alone(launched: list[Any], conf: dict[str, str], named: set[str]) -> None:
-    """Delta starts with none that is named for a scheme beside it."""
+    """Delta does not start if one is also set for a scheme."""
     sparks.session("shop", conf=conf, root="s3a://lake/house")
     assert set(launched[0].log_stores()) == named
     assert launched[0].packages == stores.of("s3a://lake/house").packages
@@ -39,7 +39,7 @@ def test_a_log_store_for_all_schemes_stands_alone(launched: list[Any], conf: dic
 
 @pytest.mark.parametrize("settings", (spark_conf.LOCAL, spark_conf.CAPTURE), ids=("silver", "capture"))
 def test_what_is_uploaded_fits_into_memory(settings: Mapping[str, str]) -> None:
-    """A task of each of 32 cores writes a file: the blocks on their way and the one being filled, in as much direct memory as heap."""
+    """Each task on 32 cores writes a file: the blocks in upload and the one being filled, in as much direct memory as heap."""
     conf = stores.of("s3a://lake/house").conf
     block = int(conf.get("spark.hadoop.fs.s3a.multipart.size", "64M").removesuffix("M"))
     blocks = int(conf.get("spark.hadoop.fs.s3a.fast.upload.active.blocks", "4")) + 1
