@@ -1,4 +1,4 @@
-"""What `medallion check` says of the lakehouse's folder, before anything is made there."""
+"""The findings of `medallion check` before anything is created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG, FINE = check.CheckVerdict.WRONG, check.CheckVerdict.FINE
 @pytest.mark.parametrize("below", ["", "/lakehouse"])
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, below: str) -> None:
-    """As a path and as a URL, and where it would lie below a file; a command that is started all the same meets no bug."""
+    """As a path and as a URL, and also if the root is below a file. A command that is started anyway does not fail with a bug."""
     (tmp_path / "file").touch()
     chosen = layers.pipeline(tmp_path)
     for name, verdict in (("file", WRONG), ("new", FINE)):
@@ -38,7 +38,7 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
 
 
 def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_path: Path) -> None:
-    """A mistyped `tls` is no encryption, and only a line in the log of the capture told of it."""
+    """With a mistyped `tls` option the connection would not be encrypted, and only the capture's log would show it."""
     source = {"mongodb.connection.string": "mongodb://127.0.0.1:1/?tls=Secret9&replicaSet=rs0&readPreferense=secondary"}
     quick = {"mongodb.server.selection.timeout.ms": 1}
     found = check.run(settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source | quick}))
@@ -57,7 +57,7 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
 def test_a_custom_snapshot_mode_that_cannot_be_made_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    """Whatever its module raises: check said nothing of it, and a capture called what it did not expect a bug of its own."""
+    """Whatever its module raises is a mistake in the settings, and no bug."""
     (tmp_path / "mode_of_ones_own.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mode_of_ones_own", raising=False)
@@ -68,7 +68,7 @@ def test_a_custom_snapshot_mode_that_cannot_be_made_is_told(
 
 
 def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:
-    """One that a Spark which was given does not have, and a view where bronze's table would be."""
+    """A catalog that a provided Spark lacks is reported, and so is a view in the place of bronze's table."""
     chosen = layers.pipeline(tmp_path)
     placed = dataclasses.replace(chosen, lakehouse=dataclasses.replace(chosen.lakehouse, root=None, catalog="main"))
     row = SimpleNamespace(key="view.catalogAndNamespace.numParts", value="2")
@@ -83,7 +83,7 @@ def test_a_catalog_is_asked_for_before_a_pipeline_runs(tmp_path: Path) -> None:
 
 
 def test_a_collection_that_only_looks_like_one_is_named(tmp_path: Path) -> None:
-    """Lists are blind to case, and what is set for one collection is not: it would do nothing, without a word."""
+    """Lists ignore case and settings of a collection do not: settings with another case would have no effect."""
     chosen = layers.pipeline(tmp_path, {"orders": {"history": True}, "Items": {"history": True}})
     source = dataclasses.replace(chosen.source, snapshot_collection_filter_overrides={"cases.ORDERS": "{}"})
     there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
@@ -97,7 +97,7 @@ def test_a_collection_that_only_looks_like_one_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_set_for_a_collection_that_is_not_captured_does_nothing(tmp_path: Path) -> None:
-    """Whether it is there or not, and whichever list leaves it out: it was not told, or called missing in a database that is there."""
+    """Whether it exists or not, and whichever list excludes it."""
     chosen = layers.pipeline(tmp_path, {"orders": {"history": True}, "carts": {"history": True}})
     source = dataclasses.replace(
         chosen.source,
@@ -117,7 +117,7 @@ def test_what_is_set_for_a_collection_that_is_not_captured_does_nothing(tmp_path
 
 
 def test_an_entry_that_lets_nothing_into_the_snapshot_is_named(tmp_path: Path) -> None:
-    """A mistyped one: the capture starts, and what the collection held before never comes."""
+    """With a mistyped entry the capture starts, but the collection's existing documents are never read."""
     chosen = layers.pipeline(tmp_path)
     source = dataclasses.replace(chosen.source, snapshot_include_collection_list=("cases.ordrs", r"cases\.i.*"))
     there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]

@@ -1,4 +1,4 @@
-"""The archive of classes; that a JVM maps it is in `tests/spark/spark/test_spark_session.py`."""
+"""The class archive. That a JVM maps it is tested in `tests/spark/spark/test_spark_session.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.spark import session as sparks
 
 
 def test_what_killed_makers_left_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each left 200 MB; one that another maker writes stays, and so does the archive."""
+    """Each leaves 200 MB. The file of a running process stays, and so does the archive."""
     monkeypatch.setattr(jvm, "CLASS_ARCHIVE", tmp_path / "spark-classes.jsa")
     alive, gone = tmp_path / f"spark-classes.{os.getppid()}", tmp_path / "spark-classes.999999999"
     for each in (jvm.CLASS_ARCHIVE, alive, gone):
@@ -32,7 +32,7 @@ def test_what_killed_makers_left_is_removed(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_an_archive_that_is_not_written_yet_gets_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A JVM writes it at its end, which on a busy machine may take longer than it is waited for: half of it no JVM maps."""
+    """A JVM writes it when it ends, which on a busy machine may take longer than the wait; no JVM maps an incomplete one."""
     monkeypatch.setattr(jvm, "CLASS_ARCHIVE", tmp_path / "spark-classes.jsa")
 
     def stop(seconds: float) -> bool:
@@ -48,7 +48,7 @@ def test_an_archive_that_is_not_written_yet_gets_no_name(monkeypatch: pytest.Mon
 
 
 def test_a_store_of_its_own_answers_what_s3a_asks() -> None:
-    """An object that is there with a byte, a list that names none, and a write: the requests that load S3A's classes."""
+    """The requests that load S3A's classes: an object of one byte, an empty list, and a write."""
     with class_archive._answering() as url:
 
         def answer(method: str, path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Cuts beside a running pipeline: who asks is told what came of it, also where the store does not answer in between."""
+"""Requests for cuts from a running pipeline: they are answered even if the store fails in between."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MADE = cut.Cut("c1", 5, "7:1", "7:1", 3, cut.EXACT, (), ())
 def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsaid: str, refused: errors.DecisionNeeded | None
 ) -> None:
-    """Once, and the cut is not made a second time. A request that could not be taken up is answered, too."""
+    """The answer is written once, and the cut is not made again. A request that could not be accepted is answered too."""
     say, asked, stop = cut_requests._record, [], threading.Event()
     lost = [unsaid]
 
@@ -71,7 +71,7 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
 
 
 def test_a_spark_that_requests_alone_miss_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that apply a few events ask Spark for nothing, and went on beside requests that nobody looked at any more."""
+    """Layers that apply few events do not use Spark, and would continue while requests remain unanswered."""
     with without_spark.running():
         chosen = Hop(tmp_path).settings
         monkeypatch.setattr(
@@ -84,7 +84,7 @@ def test_a_spark_that_requests_alone_miss_is_told(tmp_path: Path, monkeypatch: p
 def test_what_hinders_the_looks_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A pipeline looks each few seconds, and a store may be away for days."""
+    """A pipeline checks every few seconds, and a store may be unreachable for days."""
     stop, looks = threading.Event(), iter([*["away"] * 5, None, "away", "full"])
 
     def look(*_: object) -> int:
@@ -104,7 +104,7 @@ def test_what_hinders_the_looks_is_told_once(
 
 
 def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
-    """Of two that share a lakehouse each is shown its own: both are asked for the same time, and make cuts of one name."""
+    """Two pipelines that share a lakehouse may make cuts of the same name; each only shows its own."""
     made = dataclasses.replace(MADE, tables=(cut.CutTable("shop.orders", "gold", 5),))
     with without_spark.running():
         chosen = Hop(tmp_path).settings
@@ -114,7 +114,7 @@ def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On another machine it may be behind by more than anybody waits."""
+    """The clock of another machine may be far behind."""
     with without_spark.running():
         chosen = Hop(tmp_path).settings
         with monkeypatch.context() as elsewhere:
@@ -124,7 +124,7 @@ def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, mo
 
 
 def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It said so before it ended, and who asked is not told that nothing was noted."""
+    """It has recorded the cut before it ended, so the request succeeds."""
 
     def ends(spark: Any, settings: Any, by: Any = None) -> bool:
         rows = cut_requests._rows(spark, settings)

@@ -1,4 +1,4 @@
-"""Which tables are maintained."""
+"""Which tables are maintained, and what maintenance removes from bronze."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.harness.without_spark import SPARK, Hop
 def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows which tables the models have: the others have their turn, and the error is told beside what was done to them."""
+    """The models' tables are unknown then; the others are maintained, and the error is reported with their results."""
     seen: list[str] = []
     monkeypatch.setattr(maintain._MaintenanceRun, "maintained", lambda _, table: seen.append(table.kind.value))
     with without_spark.running():
@@ -43,13 +43,13 @@ def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
 
 
 def test_a_log_that_only_spark_writes_is_not_looked_at_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a catalog the look is a statement for each table."""
+    """In a catalog that would be a statement for each table."""
     monkeypatch.setattr(maintain.maintenance.table_history, "standing", lambda *_: pytest.fail("looked at"))
     assert not maintain.maintenance.checkpoint(SPARK, tables.TableRef.named("main", "shop_silver", "t"))
 
 
 def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of tables most were not written since the last time, and a night has room for some thousand statements."""
+    """Most of thousands of tables were not written since the last run, and a night has time for some thousand statements."""
     monkeypatch.setattr(maintain.delta, "size", lambda *_, **__: maintain.delta.TableSize(1, 10))
     monkeypatch.setattr(maintain.maintenance, "checkpoint", lambda *_: False)
     with without_spark.running():
@@ -72,8 +72,7 @@ def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypat
 
 
 def test_incomplete_rows_keep_no_events_where_nothing_is_folded(tmp_path: Path) -> None:
-    """A document that was gone when it was looked up stays incomplete for ever where deletes do nothing: bronze would keep all its
-    collection's events as long."""
+    """If deletes have no effect, a document that was gone at its lookup stays incomplete for ever: bronze would keep all its events."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "drop"})
         hop.append((1, bson.encode({"_id": 1})))
@@ -87,7 +86,7 @@ def test_incomplete_rows_keep_no_events_where_nothing_is_folded(tmp_path: Path) 
 
 
 def test_incomplete_rows_keep_events_behind_a_change_of_the_capture_mode(tmp_path: Path) -> None:
-    """Silver goes on to fold what came before it: without some of the updates a row would be complete, and lack their values."""
+    """Silver still folds the events before it: without some of the updates, a row would count as complete and lack their values."""
     with without_spark.running():
         hop = Hop(tmp_path)
         folding = replace(hop.settings, source=replace(hop.settings.source, capture_mode=CaptureMode.CHANGE_STREAMS))
@@ -97,7 +96,7 @@ def test_incomplete_rows_keep_events_behind_a_change_of_the_capture_mode(tmp_pat
         namespace = registry.Namespace(bronze_rows.DB, "t")
         for settings in (folding, lookups):
             maintaining = maintain._MaintenanceRun(SPARK, settings, beside_writers=False, now_ms=0)
-            with pytest.raises(without_spark.NeedsSpark):  # it counts them
+            with pytest.raises(without_spark.NeedsSpark):  # counting them needs Spark
                 maintaining._waits(namespace, maintain._ResultLines())
         hop.settings = lookups
         hop.append((2, bson.encode({"_id": 2})))
@@ -110,7 +109,7 @@ def test_incomplete_rows_keep_events_behind_a_change_of_the_capture_mode(tmp_pat
 def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
-    """A pipeline maintains its tables each night, and holds bronze: of thousands each would take a query, for nothing."""
+    """A pipeline that maintains its tables each night holds bronze: with thousands of collections each would take a useless query."""
     monkeypatch.setattr(maintain, "_has_rows", lambda *_: is_old)
     with without_spark.running():
         hop = Hop(tmp_path)
@@ -128,7 +127,7 @@ def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
 
 @contextlib.contextmanager
 def bronze_in_duckdb(rows: Mapping[str, Sequence[Any]]) -> Iterator[Callable[[str], Any]]:
-    """What Spark's `sql` gives over rows of bronze."""
+    """Spark's `sql` over rows of bronze."""
     with duckdb.connect() as engine:
         engine.register("bronze", pa.table(dict(rows)))
 
@@ -141,7 +140,7 @@ def bronze_in_duckdb(rows: Mapping[str, Sequence[Any]]) -> Iterator[Callable[[st
 
 
 def test_no_old_event_goes_behind_a_younger_one() -> None:
-    """One that was replayed has its old time: taken alone it would be missing after the first that is left, and nobody would see it."""
+    """A replayed event keeps its old time. If it were removed alone, an event would be missing between those that are left."""
     namespace, old, young = registry.Namespace(bronze_rows.DB, "t"), 5, 10**12
     rows: dict[str, list[Any]] = {"batch": [1, 2, 3, 4], "ts_ms": [old, young, old, young]}
     rows |= {name: [value] * 4 for name, value in (*namespace._asdict().items(), ("kind", "change"))}
@@ -154,7 +153,7 @@ def test_no_old_event_goes_behind_a_younger_one() -> None:
 
 
 def test_the_days_of_a_year_are_found_by_one_query() -> None:
-    """Bronze has no statistics of times: two queries a day, each over all of it, took the first run after a setting as long as a year's."""
+    """Bronze has no statistics of times: with two queries per day, the first run after a change of the setting reads bronze too often."""
     texts: list[str] = []
     rows = {"batch": [1, 2, 3, 4, 5], "ts_ms": [each * maintain.DAY_MS for each in (7, 7, 9, 8, 9)]}
     with bronze_in_duckdb(rows) as sql:

@@ -1,4 +1,4 @@
-"""Corrections of events in quarantine: each text is of one document."""
+"""Corrections of quarantined events, and their replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _after(corrections: dict[str, dict[str, str]]) -> list[str]:
 
 
 def test_a_corrected_document_of_a_chunk_is_no_other_of_its_documents() -> None:
-    """All documents of a snapshot's chunk have one token; the `_id` says which one is meant, whatever its number's type."""
+    """All documents of a snapshot's chunk have the same token; the `_id` selects one, whatever the type of its number."""
     assert _after({CHUNK: {"after": '{"_id": {"$numberLong": "2"}, "v": 5}'}}) == [
         "{",
         '{"_id": {"$numberLong": "2"}, "v": 5}',
@@ -36,13 +36,13 @@ def test_a_corrected_document_of_a_chunk_is_no_other_of_its_documents() -> None:
 
 @pytest.mark.parametrize("text", ['{"_id": 3}', '{"v": 5}'])
 def test_a_correction_of_no_single_document_is_refused(text: str) -> None:
-    """It is of none of them, or could be of any."""
+    """It matches none of the documents, or could match any."""
     with pytest.raises(errors.SettingsError, match=f"{CHUNK}.after: expected the _id of one of the quarantined documents"):
         _after({CHUNK: {"after": text}})
 
 
 def test_steps_of_no_path_are_refused() -> None:
-    """Its document would be incomplete, and who wrote them would not hear why."""
+    """Otherwise the document would be incomplete, and nobody would learn why."""
     held = [{"resume_token": "t", "key": "1", "after": None}]
     for steps in ("5", "[]", '["a"]', '["a", "c"]'):
         with pytest.raises(errors.SettingsError, match=r"t\.disambiguatedPaths: the steps of each path are expected"):
@@ -52,7 +52,7 @@ def test_steps_of_no_path_are_refused() -> None:
 
 
 def test_thousands_of_corrections_are_each_held_against_their_own_event() -> None:
-    """A script that mends a collection's documents writes one for each."""
+    """A script that corrects a collection's documents writes one correction for each."""
     held = [{"resume_token": f"t{number}", "key": str(number), "after": "{"} for number in range(10_000)]
     corrections = {row["resume_token"]: {"after": f'{{"_id":{row["key"]}}}'} for row in held}
     began = time.process_time()
@@ -61,7 +61,7 @@ def test_thousands_of_corrections_are_each_held_against_their_own_event() -> Non
 
 
 def test_so_many_events_come_back_at_a_time_as_memory_and_a_commit_have_room_for() -> None:
-    """All of a document together: later updates make no sense without the ones before them."""
+    """The events of a document are replayed together, because later updates need the earlier ones."""
     counts = {"1": 15_000, "2": 5_000, "3": 1, "4": 30_000, "5": 1}
     documents = {"key": [*counts], "events": [*counts.values()], "bytes": [10] * 5}
     assert [*quarantine._portions(pa.table(documents))] == [["1", "2"], ["3"], ["4"], ["5"]]
@@ -72,7 +72,7 @@ def test_so_many_events_come_back_at_a_time_as_memory_and_a_commit_have_room_for
 
 @pytest.mark.parametrize("act", ["list", "replay"])
 def test_a_damaged_quarantine_hinders_no_other(act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are listed, and replayed, and its error is told with them."""
+    """The others are listed and replayed, and the error is reported with them."""
 
     def one(*given: Any, namespace: Any = None, **named: Any) -> Any:
         if str(given[1]).endswith("/shop/a`") or namespace == ("shop", "a"):

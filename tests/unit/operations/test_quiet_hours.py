@@ -1,4 +1,4 @@
-"""Quiet hours: which minutes are in them, and that tables are maintained once in each."""
+"""Quiet hours: which minutes they contain, and that tables are maintained once in each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALLEST = {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.c
     [("02:00-05:00", (120, 299), (119, 300)), ("22:30-01:00", (1350, 1439, 0, 59), (60, 1349))],
 )
 def test_a_part_of_the_day_may_go_over_midnight(text: str, inside: tuple[int, ...], outside: tuple[int, ...]) -> None:
-    """The begin is in it, the end is not."""
+    """They contain the start, and not the end."""
     quiet = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": text}}).maintenance.quiet_hours
     assert quiet is not None
     assert all(map(quiet.holds, inside)) and not any(map(quiet.holds, outside))
@@ -33,13 +33,13 @@ def test_a_part_of_the_day_may_go_over_midnight(text: str, inside: tuple[int, ..
     [("2-5", "a time of day in UTC is expected, found 2-5"), ("02:00-02:00", "two times of day are expected, found 02:00")],
 )
 def test_what_holds_no_minute_of_the_day_is_refused(text: str, says: str) -> None:
-    """The setting's path, what is expected, and an example are told."""
+    """The message has the setting's path, what is expected, and an example."""
     with pytest.raises(errors.SettingsError, match=f"maintenance.quiet.hours: {says}"):
         parse.parse({**SMALLEST, "maintenance": {"quiet.hours": text}})
 
 
 def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> None:
-    """Three days are gone through minute by minute: maintenance is done on each, and on the second it fails."""
+    """In three simulated days maintenance runs once each day, and fails on the second."""
     settings = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "02:00-05:00"}})
     stop, minutes, asked = threading.Event(), iter(range(3 * 1440)), []
 
@@ -60,7 +60,7 @@ def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> No
 
 
 def test_what_stays_is_told_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """As where rows wait for events in bronze; who reads only the log has to know."""
+    """For example events that are kept in bronze because rows wait for them: some users only read the log."""
     settings = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "00:00-23:59", "bronze.retention.days": 30}})
     size, stop = delta.TableSize(1, 10), threading.Event()
     left = maintain.TableResult("bronze/shop", maintain.TableKind.BRONZE, size, size, left=("events stay",))

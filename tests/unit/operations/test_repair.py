@@ -23,7 +23,7 @@ from tests.harness.without_spark import SPARK, Hop
         ({"a": (1, 1), "b": (2, 2), "c": (3, 3)}, ["b"], ("b", "c")),
         ({"a": (1, 1), "b": (2, 2)}, [], ()),
         ({"a": (1, 1), "b": (2, 2)}, ["b"], ("b",)),
-        ({"a": (1, 4), "b": (5, 9), "c": (8, 8)}, ["c"], ("b", "c")),  # the compacted one begins before, and goes as a whole
+        ({"a": (1, 4), "b": (5, 9), "c": (8, 8)}, ["c"], ("b", "c")),  # the compacted file begins earlier, and goes whole
         ({"a": (1, 1), "b": None}, ["a"], ("a", "b")),
         ({"a": (1, 1), "b": None}, ["b"], ("a", "b")),
     ],
@@ -31,12 +31,12 @@ from tests.harness.without_spark import SPARK, Hop
 def test_bronze_ends_before_the_first_missing_batch(
     files: dict[str, tuple[int, int] | None], missing: list[str], gone: tuple[str, ...]
 ) -> None:
-    """All files from there on go, and what is not known goes, too."""
+    """All files from there on are removed, and so are files with unknown batches."""
     assert repair.rewound(files, missing) == gone
 
 
 def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which rows are gone for good is said by this run alone: the next one finds nothing missing in that table."""
+    """Only this run reports which rows are lost: the next one finds no missing file in that table."""
 
     def one(spark: Any, table: tables.TableRef, names: Any, **given: object) -> tables_repair.RepairResult:
         if table == hop.bronze:
@@ -55,8 +55,7 @@ def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkey
 
 
 def test_what_lies_beside_the_layers_is_not_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of a lakehouse, or a link to one: its silver lost the missing files without going back, and lacked them where it was brought
-    back."""
+    """For example a copy of a lakehouse, or a link to one: its silver would lose the missing files but keep its position."""
     with without_spark.running():
         hop = Hop(tmp_path / "lake")
         root = Path(hop.settings.lakehouse.root or "")
@@ -70,13 +69,13 @@ def test_what_lies_beside_the_layers_is_not_mended(tmp_path: Path, monkeypatch: 
 
 
 def test_schemas_go_all_together() -> None:
-    """By an older schema than its table's a field would be taken for another: silver refuses a table without any."""
+    """With an older schema a field could be taken for another one; silver refuses a table without any schema."""
     files: Any = ["one", "another"]
     assert tables_repair._plan(files, files[:1], ("ops", "schemas"))[0] == files
 
 
 def test_what_is_left_of_bronze_names_the_settings_by_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the settings of then left out is told once more by the next start, which reads on from there."""
+    """The next start continues from there, and reports again what those settings left out."""
     own = {"writer": "w", "log": "one"}
     commits = [
         Commit(number, 0, said)

@@ -1,4 +1,4 @@
-"""What documents look like, and how they came to, as `medallion schema` reads it."""
+"""A collection's columns and their changes, as `medallion schema` reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.without_spark import SPARK, Hop
 
 
 def test_the_columns_and_their_changes_are_told_without_a_query(tmp_path: Path) -> None:
-    """Of the collections that are asked for, in the order in which they came."""
+    """Either of all collections, in the order of their first events, or of one."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "other": True})), collection="u")
@@ -35,7 +35,7 @@ def test_the_columns_and_their_changes_are_told_without_a_query(tmp_path: Path) 
 
 
 def test_a_collections_schema_is_found_without_the_files_of_others(tmp_path: Path) -> None:
-    """Of thousands of collections each start of a history, and each look after an error, would read all."""
+    """With thousands of collections, each start of a history and each check after an error would otherwise read all of them."""
     with without_spark.running():
         hop = Hop(tmp_path)
         for collection, number in (("t", 1), ("u", 2)):

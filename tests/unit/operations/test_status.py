@@ -1,4 +1,4 @@
-"""What `status` reads of a table's history."""
+"""How `status` reads positions, snapshots and counts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.harness.without_spark import SPARK, Hop
 
 
 def test_a_restore_takes_the_position_back() -> None:
-    """What came between the restored version and the RESTORE is undone; what others committed says nothing."""
+    """Commits between the restored version and the RESTORE are undone; commits without a position are skipped."""
     history = [Commit(6, 6, None), Commit(5, 5, None, restored=2), *(Commit(n, n, {"to": n * 10}) for n in (4, 3, 2, 1))]
     assert [to for _, to in status._with_position(history)] == [20, 10]
 
 
 def test_a_table_whose_position_was_taken_back_is_at_its_beginning() -> None:
-    """What `medallion repair` mended in gold waits for the next run to write it; a first claim says nothing of that kind."""
+    """After `medallion repair` of gold, the next run writes it again. A first claim has no such meaning."""
     history = [
         *(Commit(n, n, {"to": None}) for n in (5, 4)),
         Commit(3, 3, None),
@@ -43,7 +43,7 @@ def test_a_table_whose_position_was_taken_back_is_at_its_beginning() -> None:
 
 
 def test_a_server_that_goes_away_meanwhile_is_a_line_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answered the first question, and the connection ends at the next one: the tables say where they stand without it."""
+    """It answers the first command, and the connection ends at the next one: the tables' status is still shown."""
 
     def ends(asked: object) -> None:
         raise AutoReconnect("connection closed")
@@ -56,7 +56,7 @@ def test_a_server_that_goes_away_meanwhile_is_a_line_of_the_status(monkeypatch: 
 
 
 def test_a_snapshot_that_is_paused_is_shown_so() -> None:
-    """Nothing else tells why it comes no further; what it has read to its end is done."""
+    """Otherwise nothing shows why it stands still. A collection that was read completely is done."""
     read = CollectionState(chunks=1, documents=5, completed=True)
     state = SnapshotState("s", ("shop.a", "shop.b"), {"shop.a": read}, SnapshotKind.INCREMENTAL, is_paused=True)
     found = status._snapshots([state.begun(), state.progress("shop.a"), state.controlled()])
@@ -72,7 +72,7 @@ def test_a_snapshot_that_is_paused_is_shown_so() -> None:
 def test_a_damaged_table_hides_no_other_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: errors.MedallionError
 ) -> None:
-    """The others are told with it, whose line says what is wrong; then the command ends with what the error asks for."""
+    """The others are shown with it, and its line has the error; the command then ends with that error's exit code."""
 
     def counts(reader: Any, progress: Any) -> dict[str, int]:
         if progress.table == hop.silver_table:
@@ -101,7 +101,7 @@ def test_a_damaged_table_hides_no_other_collection(
 def test_for_what_has_no_table_bronze_is_not_read_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty collection that a snapshot planned, and one that gold has not published."""
+    """An empty collection in a snapshot's plan, and one that gold has not published."""
     looked_behind: list[int] = []
 
     def behind(table: Any, batch: int, columns: Any, **more: Any) -> Any:
@@ -122,8 +122,10 @@ def test_for_what_has_no_table_bronze_is_not_read_from_its_beginning(
 
 
 def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows by the log, without those that deletion vectors hide; what is deleted, incomplete or rescued by three columns. What waits, and
-    what came lately, is counted in bronze's files."""
+    """Rows are counted from the log, without those that deletion vectors hide; deleted, incomplete and rescued rows from three columns.
+
+    The backlog and the rate are counted in bronze's files.
+    """
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append(*((key, bson.encode({"_id": key, "n": key})) for key in range(4)))
@@ -135,7 +137,7 @@ def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatc
         reader = status._StatusReader(SPARK, hop.settings, hop.bronze, 5)
         (found,) = reader.collections()
         rate = backlog.captured_rate(SPARK, hop.bronze, 3, within_seconds=600, within_batches=1000)
-    assert rate is None or rate > 0  # the rows are of about one millisecond
+    assert rate is None or rate > 0  # all rows are of about the same millisecond
     assert found.problem is None and found.silver is not None and found.gold is not None
     assert (found.silver.lag_events, found.silver.lag_batches, found.gold.lag_events, found.waiting_events) == (1, 1, 1, 1)
     assert (found.silver.rows, found.silver.deleted, found.silver.incomplete, found.silver.rescued) == (3, 0, 0, 1)
@@ -143,7 +145,7 @@ def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatc
 
 
 def test_a_drop_that_was_not_applied_waits(tmp_path: Path) -> None:
-    """All rows are to go: none of them is what it looks like."""
+    """All rows are to be removed, so the layers have a backlog."""
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
@@ -160,7 +162,7 @@ def test_a_drop_that_was_not_applied_waits(tmp_path: Path) -> None:
 
 
 def test_events_of_a_bronze_that_was_made_anew_wait(tmp_path: Path) -> None:
-    """Its numbers begin again: silver, which stays as it was until somebody decides, has not applied them, whatever its own number is."""
+    """Batch numbers start again: silver, which stays unchanged until a decision, has not applied them, whatever its own number is."""
     with without_spark.running():
         hop = Hop(tmp_path, history=True)
         for key in range(3):
