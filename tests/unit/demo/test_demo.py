@@ -1,4 +1,4 @@
-"""What the demo says where nobody looks at a terminal."""
+"""What the demo prints, and how it resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipelines.demo.stage import DemoStage
 
 
 def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line at once and then one every ten seconds, each with the whole picture and without control characters."""
+    """One line at once and then one every ten seconds, each with the whole picture and without control characters."""
     now = [100.0]
     monkeypatch.setattr(demo.time, "monotonic", lambda: now[0])
     out = io.StringIO()
@@ -38,7 +38,7 @@ def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyP
 
 
 def test_the_queries_name_a_table_as_each_reader_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the demo's folder a path is shown as one types it, but in Spark's SQL, where Delta takes a whole one alone."""
+    """In the demo's parent folder paths are relative, except in Spark's SQL, because Delta only accepts absolute ones."""
     monkeypatch.chdir(tmp_path)
     table = os.path.join("demo", "lakehouse", "gold", "shop", "orders")
     shown = demo_report.queries(tables.TableRef.at(str(tmp_path / table)))
@@ -47,7 +47,7 @@ def test_the_queries_name_a_table_as_each_reader_takes_it(tmp_path: Path, monkey
 
 
 def test_a_folder_is_shown_as_it_is_called(tmp_path: Path) -> None:
-    """What looks like markup in its name is neither taken for it, nor ends the demo."""
+    """Markup in its name is not interpreted, and does not end the demo."""
     out, folder = io.StringIO(), tmp_path / "a[bold]b[/x]" / "lakehouse"
     given: tuple[Any, ...] = (SimpleNamespace(name="shop"), tables.Layout(root=str(folder)), None, None)
     stage = DemoStage(folder, *given)
@@ -56,7 +56,7 @@ def test_a_folder_is_shown_as_it_is_called(tmp_path: Path) -> None:
 
 
 def test_the_queries_are_python_whatever_the_folder_is_called() -> None:
-    """A quote in its name ends no text, and a backtick no name of Spark's SQL."""
+    """Quotes and backticks in its name are escaped."""
     odd = tables.TableRef.at('/a "b" `c`/orders')
     for line in demo_report.queries(odd).values():
         compile(line, "shown", "exec")
@@ -64,7 +64,7 @@ def test_the_queries_are_python_whatever_the_folder_is_called() -> None:
 
 
 def test_a_step_that_is_killed_is_not_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it inserted may be there: the next run would end with the same key's second insert, each time."""
+    """Its documents may already be inserted: repeating the insert would fail with a duplicate key at each run."""
     diary, played, stop = MagicMock(), list[int](), threading.Event()
     diary.find_one.side_effect = lambda _: diary.replace_one.call_args and diary.replace_one.call_args.args[1]
 
@@ -85,7 +85,7 @@ def test_a_step_that_is_killed_is_not_played_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_server_that_does_not_run_is_killed_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Process 0 is to the system the caller with its whole group."""
+    """For `kill`, process 0 is the caller's whole process group."""
     killed: list[int] = []
     monkeypatch.setattr(embedded_mongodb.os, "kill", lambda pid, _: killed.append(pid))
     embedded_mongodb.EmbeddedMongoDB(tmp_path).kill()
@@ -93,7 +93,7 @@ def test_a_server_that_does_not_run_is_killed_without_its_owner(tmp_path: Path, 
 
 
 def test_the_picture_names_the_step_that_came_last() -> None:
-    """Of the shop's life the newest step is shown, also where it is of a kind that was there before."""
+    """The newest step is shown, even if its kind was there before."""
     played = demo.DemoRun()
     for step in ("ordered", "paid", "ordered"):
         played.note(step)
