@@ -1,4 +1,4 @@
-"""The rule of "source equals gold" for one document and one row, without a table."""
+"""The rule of "source equals gold" for one document and one row."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ HELD = {
     ],
 )
 def test_every_difference_has_its_path_and_shows_no_value(changed: dict[str, Any], path: str, what: str) -> None:
-    """One changed cell is one difference at its path, in words; the same change is in the digest."""
+    """One changed cell is one difference, with its path and in words; the digest changes too."""
     schema = schema_of(TYPED)
     assert found(TYPED, row(HELD), schema) == {}
     assert found(TYPED, row(HELD | changed), schema) == {path: what}
@@ -82,7 +82,7 @@ def test_every_difference_has_its_path_and_shows_no_value(changed: dict[str, Any
 
 
 def test_absent_is_null_and_nan_is_nan_and_the_order_of_fields_does_not_count() -> None:
-    """What the rule does not count makes no difference, and no other digest."""
+    """What the rule ignores is no difference, and does not change the digest."""
     schema = schema_of({"_id": 1, "a": 1, "b": {"c": 1, "d": 2}, "x": 1.5})
     document = {"x": {"$numberDouble": "NaN"}, "b": {"d": 2, "c": None}, "_id": 1}
     held = row({"_id": 1, "a": None, "b": {"c": None, "d": 2}, "x": float("nan")})
@@ -95,7 +95,7 @@ def test_absent_is_null_and_nan_is_nan_and_the_order_of_fields_does_not_count() 
 
 
 def test_what_was_rescued_before_its_column_came_is_equal() -> None:
-    """A row of an earlier schema keeps `[]` in `__rescued`, and a document its part; today's schema has columns for them."""
+    """A row of an earlier schema has `[]`, or a part of a document, in `__rescued`, while today's schema has columns for them."""
     schema = schema_of({"_id": 1, "a.b": 1}, {"_id": 2, "list": [7], "deep": {"x": 1, "more": {"y": 2}}})
     document = {"_id": 1, "list": [], "deep": {"x": 1, "more": {}}}
     assert found(document, row({"_id": 1, "list": [], "deep": {"x": 1, "more": {}}}), schema) == {}
@@ -107,7 +107,7 @@ def test_what_was_rescued_before_its_column_came_is_equal() -> None:
 
 
 def test_a_flattened_document_of_which_nothing_was_in_a_column_is_equal() -> None:
-    """It was rescued as `{}` beside its values; today one of those has a column, and the other still does not fit."""
+    """It was rescued as `{}` beside its values. Today one of these has a column, and the other still does not fit."""
     schema = schema_of({"_id": 1, "a": {"n": 1}}, {"_id": 2, "a": {"list": [7]}}, flatten=True)
     early = {"a.n": '"x"', "a.list": "[]", "a": "{}"}
     assert found({"_id": 3, "a": {"n": "x", "list": []}}, row({"_id": 3}, early), schema) == {}
@@ -115,7 +115,7 @@ def test_a_flattened_document_of_which_nothing_was_in_a_column_is_equal() -> Non
 
 
 def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
-    """`"5"`, 5, 5.0 and an int64 5 in `__rescued` are four values; one that is not there at all is told."""
+    """`"5"`, 5.0 and an int64 5 in `__rescued` are different values; a value that is missing is reported."""
     schema = schema_of({"_id": 1, "n": 1})
     texts = {'"5"': "5", "5.0": 5.0, '{"$numberLong":"5"}': {"$numberLong": "5"}}
     for text, value in texts.items():
@@ -134,8 +134,10 @@ def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
 )
 @pytest.mark.parametrize("place", ["rescued", "rescued, then a column", "within what is rescued", "text"])
 def test_numbers_that_only_compare_equal_are_differences(value: Any, planted: Any, place: str) -> None:
-    """Python holds 5, 5.0 and true for one value, and zero has no sign for it: in `__rescued` and in text columns they are told
-    apart, also where the row was written before its column came."""
+    """In Python 5, 5.0 and true are equal, and so are both zeros.
+
+    In `__rescued` and in text columns they differ, even if the row was written before its column was added.
+    """
     array = schema_of({"_id": 1, "n": [1, "a", {"b": 1}]})
     schema = array if place == "text" else schema_of({"_id": 1, "n": {"$binary": {"base64": "", "subType": "00"}}})
     now = schema_of({"_id": 1, "n": {"k": [7]}} if isinstance(value, dict) else {"_id": 1, "n": value})
@@ -148,14 +150,14 @@ def test_numbers_that_only_compare_equal_are_differences(value: Any, planted: An
 
 
 def test_columns_that_no_document_has_are_differences() -> None:
-    """A value in a column of the table that the schema does not know was planted there."""
+    """A value in a column that the schema does not know was written by someone else."""
     schema = schema_of({"_id": 1})
     assert found({"_id": 1}, row({"_id": 1}, None, planted=1, empty=None), schema) == {"planted": "no field of the source"}
     assert equality.digest(row({"_id": 1}, None, planted=1)) != equality.digest(row({"_id": 1}, None, empty=None))
 
 
 def test_types_that_no_column_of_ours_has_are_differences() -> None:
-    """A column that another hand retyped holds values that are told apart, and equal to no document's."""
+    """If someone else retyped a column, its values differ from those of any document."""
     schema = schema_of({"_id": 1, "at": {"$date": {"$numberLong": "0"}}})
     document = {"_id": 1, "at": {"$date": {"$numberLong": "0"}}}
     held = datetime.datetime(1970, 1, 1, tzinfo=UTC)
@@ -166,7 +168,7 @@ def test_types_that_no_column_of_ours_has_are_differences() -> None:
 
 
 def test_only_what_a_document_can_have_is_a_key() -> None:
-    """Anything else that a table holds in the key's place is nobody's document, and is never asked for."""
+    """Other values in the key column of a table belong to no document, and are never queried."""
     keys = ["5", '"x"', "null", '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
     assert [key_filter.is_key(each) for each in keys] == [True] * len(keys)
     others = ["", "planted", "5 ", "05", "5.0", '5,"_id":6', "5}", '{"$oid":"x"}', '{"a":', "NaN", "[" * 3000, '"\\ud800"']
@@ -176,7 +178,7 @@ def test_only_what_a_document_can_have_is_a_key() -> None:
 
 
 def test_a_repair_travels_as_a_condition() -> None:
-    """The keys come out of the filter as they went in, and become what `find` matches."""
+    """The keys survive the filter, and become the condition of `find`."""
     keys = ["5", '"x"', '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
     assert key_filter.keys_of(key_filter.filter_of(keys)) == tuple(keys)
     assert key_filter.keys_of('{"state": "new"}') is None and key_filter.keys_of(None) is None
@@ -187,7 +189,7 @@ def test_a_repair_travels_as_a_condition() -> None:
 
 
 def test_keys_are_asked_for_as_far_as_a_command_has_room() -> None:
-    """However large they are: the `_id` of a document may be a document of some MB."""
+    """Also for large keys: the `_id` of a document may be a document of some MB."""
     large = [f'"{each * 900_000}"' for each in "abc"]
     found = [*key_filter.portions(["1", "2", "3", *large, "4"], most=3)]
     assert found == [["1", "2", "3"], large[:2], [large[2], "4"]]
@@ -195,7 +197,7 @@ def test_keys_are_asked_for_as_far_as_a_command_has_room() -> None:
 
 
 def test_a_repair_asks_for_the_very_bytes_or_not_at_all() -> None:
-    """What Python, or a driver, makes of a value finds no document, and its row would be deleted."""
+    """A value that Python or a driver has converted may match no document, and then the row would be deleted."""
     repeated = b"\x03_id\0" + bson({"a": 1}, {"a": 2})
     keys = [
         '{"a":1,"a":2}',
@@ -237,14 +239,14 @@ EXACT = {
 
 @pytest.mark.parametrize(("source", "held"), EXACT)
 def test_documents_of_bronze_are_compared_as_they_are(source: str, held: str) -> None:
-    """Types, null and absent, and fields that are there twice count; the order of fields does not. Digests say the same."""
+    """Types, null against absent, and repeated fields matter; the order of fields does not. Digests agree."""
     found = equality.exact_differences(source, held)
     assert tuple((each.path, each.what) for each in found) == EXACT[source, held]
     assert (equality.exact_digest(source) == equality.exact_digest(held)) is (not found)
 
 
 def test_a_rescued_name_of_very_many_dots_is_found() -> None:
-    """The parts of a path that may be one name are those of names that there are, and not each beginning of the path."""
+    """Only parts of a path that are existing names are tried, not each prefix of the path."""
     name = "." * 20_000
     schema, _ = evolution.join(document_schema.EMPTY, observe({"_id": 1, "a": {"b.c": 1}}))
     document = equality.ExactDocument.read(json.dumps({"_id": 1, "a": {"b.c": 1, name: "x"}}))

@@ -1,4 +1,4 @@
-"""What explains a difference: a snapshot that is not at its end, for one."""
+"""Explanations of differences, for example an unfinished snapshot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.harness.without_spark import SPARK, Hop
 @pytest.mark.parametrize("kind", [KeyVerdict.MISSING, KeyVerdict.EXTRA, KeyVerdict.DIFFERENT])
 @pytest.mark.parametrize("is_being_read", [True, False])
 def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kind: KeyVerdict, is_being_read: bool) -> None:
-    """Rows of before a gap are old until the snapshot that fills it is read to its end."""
+    """Rows from before a gap are outdated until the snapshot that fills it ends."""
     unused: Any = None
     known = {
         "_in_silver": lambda *_: set(),
@@ -52,7 +52,7 @@ def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kin
 def test_a_snapshot_that_goes_on_by_itself_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, snapshot_mode: str, kind: SnapshotKind, is_paused: bool, is_awaited: bool
 ) -> None:
-    """One that is paused, or that `snapshot.mode` does not go on with, brings nothing: what differs is wrong until somebody acts."""
+    """A snapshot that is paused, or that `snapshot.mode` does not resume, changes nothing: differences are wrong until somebody acts."""
     state = SnapshotState("s", ("shop.a",), kind=kind)
     paused = SnapshotState("p", ("shop.b",), kind=SnapshotKind.INCREMENTAL, is_paused=True)
     told = [state.begun(), *([paused.begun(), paused.controlled()] if is_paused else [])]
@@ -65,7 +65,7 @@ def test_a_snapshot_that_goes_on_by_itself_is_waited_for(
 
 
 def test_what_is_advised_names_the_one_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`medallion signal` takes expressions: a dot in a collection's name would stand for any sign."""
+    """`medallion signal` takes regular expressions, in which the dots of a collection's name must be escaped."""
     monkeypatch.setattr(bronze_state.bronze_log, "is_whole", lambda *_: False)
     unused: Any = None
     with pytest.raises(errors.DecisionNeeded, match=r"--data-collections 'shop\\.a\\.b'"):
@@ -73,7 +73,7 @@ def test_what_is_advised_names_the_one_collection(monkeypatch: pytest.MonkeyPatc
 
 
 def test_of_many_events_in_quarantine_those_of_the_keys_that_are_asked_for_are_known(tmp_path: Path) -> None:
-    """Each some thousand keys of a table that differs are asked for: to list all events each time would take hours."""
+    """Differing keys are looked up by some thousands: listing all events each time would take hours."""
     with without_spark.running():
         hop = Hop(tmp_path)
         progress: Any = SimpleNamespace(spark=SPARK, layout=hop.layout, namespace=registry.Namespace("cases", "t"))

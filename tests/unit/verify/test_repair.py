@@ -1,4 +1,4 @@
-"""A repair waits for the running capture as long as it gets on."""
+"""A repair waits for the running capture as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNALS = [f"repair-{number}" for number in range(10)]
 
 
 class Clock:
-    """Time that passes where one waits; every `pace` seconds the capture has read one signal's keys again."""
+    """Time advances with each wait; every `pace` seconds the capture has read the keys of one more signal."""
 
     def __init__(self, pace: float | None) -> None:
         self.now, self.pace = 0.0, pace
@@ -64,7 +64,7 @@ def test_a_capture_that_takes_none_up_is_told_of(monkeypatch: pytest.MonkeyPatch
 def test_a_pause_that_holds_the_repair_back_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_done: bool
 ) -> None:
-    """Nothing else says why the same keys differ behind it, and behind the next one."""
+    """Otherwise nothing explains why the same keys still differ after it."""
     for layer in (capture, silver, publish):
         monkeypatch.setattr(layer, "run", lambda *_, **__: None)
     monkeypatch.setattr(repair.sparks, "sessions", lambda _: lambda: None)

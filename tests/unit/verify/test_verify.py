@@ -1,4 +1,4 @@
-"""Verification: one collection hinders no other, and what could not be judged is no success."""
+"""Verification: a failing collection does not affect the others, and rows that could not be judged are no success."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def result(name: str, **counts: Any) -> CollectionVerification:
 
 
 class Run:
-    """A run over two collections, of which the first raises, or is stopped in its midst."""
+    """A run over two collections, in which the first one raises or is stopped."""
 
     def __init__(self, error: Exception | None = None, stop: threading.Event | None = None) -> None:
         self.error, self.stop = error, stop
@@ -59,7 +59,6 @@ class Run:
 
 
 def verified(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, stop: threading.Event | None = None) -> Verification:
-    """The result of a run."""
     for name in ("server_info", "check_suitable"):
         monkeypatch.setattr(verify.mongodb_server, name, lambda *_: None)
     client = contextlib.nullcontext()
@@ -88,7 +87,7 @@ def verified(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, stop: thread
 def test_a_collection_that_cannot_be_compared_hinders_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, noted: list[str], code: int
 ) -> None:
-    """What differs in the others is shown and refused with its error; where the source is gone, none of them could be compared."""
+    """Differences in the others are shown and refused together with its error. If the source is unreachable, none can be compared."""
     run = Run(error)
     found = verified(run, tmp_path, monkeypatch)
     assert run.noted == [each.collection for each in found.collections] == noted
@@ -105,7 +104,7 @@ def test_a_collection_that_cannot_be_compared_hinders_no_other(
 def test_a_stop_ends_it_and_notes_nothing_of_what_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """No further collection is begun, and trying again compares all of them."""
+    """No further collection is compared, and the exit code asks for another attempt."""
     stop = threading.Event()
     run = Run(error, stop)
     found = verified(run, tmp_path, monkeypatch, stop)
@@ -119,7 +118,7 @@ def test_a_stop_ends_it_and_notes_nothing_of_what_was_interrupted(
 def test_a_result_that_cannot_be_written_down_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What an hour of reading has found is not lost with a full disk, or a right to read alone."""
+    """The result of an hour of reading is still shown if the disk is full, or the table is read-only."""
     run = Run()
     monkeypatch.setattr(run, "note", lambda found, run: _raise(errors.StorageExhausted("ops/verifications: no space left")))
     found = verified(run, tmp_path, monkeypatch)
@@ -136,7 +135,7 @@ def _raise(error: Exception) -> None:
 
 
 def test_a_repair_leaves_the_count_of_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of deleted documents that the settings keep are counted at the first sight, and listed in no difference."""
+    """Kept rows of deleted documents are counted at first, and are not among the differences."""
     monkeypatch.setattr(comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "gone", set()))
     monkeypatch.setattr(comparison.mongodb_server, "operation_time", lambda _: Timestamp(5, 1))
     settled = comparison._SettledKeys([KeyDifference("1", KeyVerdict.EQUAL)], 1, 0)
@@ -150,7 +149,7 @@ def test_a_repair_leaves_the_count_of_what_is_kept(monkeypatch: pytest.MonkeyPat
 
 
 def test_reads_are_later_than_what_bronze_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secondary may answer as of the time that it is asked for: what bronze got meanwhile would be in a batch that nobody looks into."""
+    """A secondary may answer with the state of the requested time; later events of bronze would be in a batch that is not read."""
     clock = iter(range(1, 9))
     monkeypatch.setattr(comparison.mongodb_server, "operation_time", lambda _: Timestamp(next(clock), 0))
     held = bronze_log.BronzePosition
@@ -162,7 +161,7 @@ def test_reads_are_later_than_what_bronze_holds(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_as_many_documents_are_held_at_once_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two thousand of a megabyte are more than a process has, as BSON, as texts and as rows; and Spark hands over no gigabyte of these."""
+    """Two thousand documents of a megabyte do not fit into memory as BSON, texts and rows; nor does Spark transfer a gigabyte."""
     monkeypatch.setattr(comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "gone", set()))
     monkeypatch.setattr(comparison.catalog, "size", lambda *_: comparison.catalog.CollectionSize(9, 2**20))
     looked: list[int] = []
@@ -181,7 +180,7 @@ def test_as_many_documents_are_held_at_once_as_there_is_room_for(monkeypatch: py
 
 
 def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silver may have been rebuilt since, with wider types: each value that is narrower in gold would be another one."""
+    """Silver may have been rebuilt since, with wider types: values that are narrower in gold would count as differences."""
     monkeypatch.setattr(
         comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "spark", without_spark.SPARK)
     )
@@ -214,7 +213,7 @@ def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatc
 
 
 def test_rows_that_wait_are_no_success() -> None:
-    """Nobody could say whether they are what the source holds: try again. What differs weighs more."""
+    """Nobody can tell whether they equal the source: the error is temporary. Differences take precedence."""
     waiting, different = result("shop.a", waiting=2), result("shop.b", different=1)
     with pytest.raises(errors.Temporary, match="2 documents"):
         verify.refuse(Verification("shop", verify.Layer.GOLD, (waiting,), 0.0))
@@ -224,7 +223,7 @@ def test_rows_that_wait_are_no_success() -> None:
 
 
 def test_what_could_not_be_judged_is_told_apart_from_equal() -> None:
-    """Whoever reads the JSON alone sees that nobody has looked at some rows."""
+    """The JSON alone shows that some rows could not be judged."""
     found = Verification("shop", verify.Layer.GOLD, (result("shop.a", waiting=2), result("shop.b")), 0.0)
     told = json.loads(verify.to_json(found))
     assert [each["is_judged"] for each in told["collections"]] == [False, True]

@@ -1,4 +1,4 @@
-"""How a collection is cut into ranges that are read inside the server's window for a snapshot."""
+"""How a collection is cut into ranges that can be read within the server's snapshot window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.verify import documents
 
 @pytest.mark.parametrize(("pace", "threads"), [(100.0, 16), (1.0, 8), (2000.0, 2), (None, 2)])
 def test_a_range_is_read_within_a_minute(monkeypatch: pytest.MonkeyPatch, pace: float | None, threads: int) -> None:
-    """However slowly, and however many threads share the pace: later the server would give up the read."""
+    """At any pace, and with any number of threads sharing it; otherwise the server would abort the read."""
     asked: list[int] = []
 
     def boundary(client: Any, collection: Any, *, lo: bytes | None, documents: int) -> None:

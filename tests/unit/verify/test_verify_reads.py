@@ -1,4 +1,4 @@
-"""What an executor cannot read of a collection comes back as data, with its class."""
+"""Errors of an executor that reads a collection are returned as data, with their class."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reading(*, is_exact: bool = False) -> documents.ReadSpec:
 def test_what_an_executor_cannot_read_is_an_outcome(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type[Exception], attempts: int
 ) -> None:
-    """An interruption is tried again behind a pause, longer each time; the other ranges of the read then fail at once."""
+    """An interruption is retried after pauses of growing length; if it persists, the other ranges of the read fail at once."""
     asked: list[int] = []
     paused: list[float] = []
 
@@ -48,7 +48,7 @@ def test_what_an_executor_cannot_read_is_an_outcome(
     monkeypatch.setattr(documents, "_failed", {})
     monkeypatch.setattr(documents.connections, "worker_client", lambda _: UNUSED)
     monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
-    # Only for this module: the threads of a client that another test left open sleep, too.
+    # Only in this module: threads of a client from another test may sleep too.
     monkeypatch.setattr(documents, "time", SimpleNamespace(sleep=paused.append, monotonic=time.monotonic))
     batches = iter([pa.RecordBatch.from_pydict({"id": [0, 1]})])
     ranges = (snapshot_read.IdRange(), snapshot_read.IdRange())
@@ -63,7 +63,7 @@ def test_what_an_executor_cannot_read_is_an_outcome(
 
 
 def test_a_time_that_the_user_gave_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server does not hold it any more, and would not the next time."""
+    """The server no longer has it, and will not have it the next time."""
 
     def read_chunk(*_: Any, **__: Any) -> Any:
         raise mongodb_failures.SnapshotExpired
