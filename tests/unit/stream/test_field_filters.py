@@ -1,4 +1,4 @@
-"""Fields leave events or change their names, in documents and in update descriptions."""
+"""Fields are excluded from events or renamed, in documents and in update descriptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fields_of(case: dict[str, Any]) -> FieldRules:
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["about"]) for case in CASES])
 def test_cases(case: dict[str, Any]) -> None:
-    """Documents and updates come out as the case says, in its order, and the originals are left alone."""
+    """Each case has its document or update as a result, in its order, and the originals are unchanged."""
     original = copy.deepcopy(case)
     fields = fields_of(case)
     if "document" in case:
@@ -60,13 +60,12 @@ def test_entries_that_are_none(entry: str) -> None:
 
 @pytest.mark.parametrize("entry", ["shop.orders.x", "shop.orders.x:", "shop.orders.x:a.b"])
 def test_renames_without_a_name(entry: str) -> None:
-    """A rename without a new name is refused."""
     with pytest.raises(values.InvalidValue):
         field_filters.read([], [entry])
 
 
 def test_collections_without_entries() -> None:
-    """A collection that no entry means is told apart, so that its events can stay bytes."""
+    """A collection without entries has no rules, so that its events can stay bytes."""
     assert field_filters.read(["shop.orders.x"], []).of("shop", "items") is None
 
 
@@ -91,7 +90,7 @@ def _holds(node: Any, path: tuple[str, ...]) -> bool:
 
 @given(DOCUMENTS, st.lists(PATHS, max_size=3).map(tuple))
 def test_what_is_excluded_is_gone(document: dict[str, Any], paths: tuple[tuple[str, ...], ...]) -> None:
-    """After an exclusion no path of it leads anywhere, and doing it again changes nothing."""
+    """After an exclusion none of its paths exists, and a repetition changes nothing."""
     fields = FieldRules(excluded=paths)
     found, _ = field_filters.document(document, fields=fields)
     assert not any(_holds(found, path) for path in paths)
@@ -100,7 +99,7 @@ def test_what_is_excluded_is_gone(document: dict[str, Any], paths: tuple[tuple[s
 
 @given(DOCUMENTS, PATHS)
 def test_a_rename_to_a_new_name_can_be_undone(document: dict[str, Any], path: tuple[str, ...]) -> None:
-    """Renaming to a name that is nowhere, and back, gives the same fields and values."""
+    """Renaming to an unused name and back gives the same document."""
     there, taken = field_filters.document(document, fields=FieldRules(renamed=(Rename(path, "new"),)))
     assert taken == ()
     assert not _holds(there, path)
@@ -110,7 +109,7 @@ def test_a_rename_to_a_new_name_can_be_undone(document: dict[str, Any], path: tu
 
 @given(DOCUMENTS, st.lists(PATHS, min_size=1, max_size=3).map(tuple))
 def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tuple[str, ...], ...]) -> None:
-    """Setting a field in an update leaves what it would leave in the document."""
+    """A field that an update sets is filtered as in a document."""
     fields = FieldRules(excluded=paths)
     whole, _ = field_filters.document(document, fields=fields)
     changed, _ = field_filters.update(UpdateDescription(updated=document), fields=fields)
@@ -118,7 +117,7 @@ def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tup
 
 
 def test_a_rename_onto_a_taken_name_is_told() -> None:
-    """The document stays as it was, and the name is given back, for the log."""
+    """The document is unchanged, and the name is returned, for the log."""
     fields = field_filters.read((), ("shop.orders.name:title",)).of("shop", "orders")
     assert fields is not None
     taken: set[str] = set()
@@ -147,17 +146,17 @@ def test_a_name_that_comes_twice_is_kept_twice_or_not_at_all(exclude: str, renam
 
 @pytest.mark.parametrize("said", [None, {}])
 def test_a_name_of_thousands_of_numbers_is_gone_through_once(said: dict[str, list[str | int]] | None) -> None:
-    """Each may be a place in an array, or a name: of all the ways along them there are more than Python calls, or a day has seconds for."""
+    """Each number may be a place in an array or a name. Trying all combinations would exceed Python's recursion limit and take for ever."""
     key = ".".join(["1"] * 3000)
     before = UpdateDescription({f"items.{key}": {"x": 1, "y": 2, "z": 3}, key: 1}, disambiguated=said)
     fields = FieldRules((("items", "x"), ("*",) * 6), (Rename(("items", "y"), "new"), Rename(("*", "*", "v"), "w")))
     found, taken = field_filters.update(before, fields=fields)
-    # Where nobody says what they are, what may be meant is left out.
+    # Without disambiguatedPaths, everything that the rule may mean is left out.
     assert found.updated == ({} if said is None else {f"items.{key}": {"z": 3, "new": 2}, key: 1}) and not taken
 
 
 def test_of_several_fields_of_an_update_none_gets_the_new_name() -> None:
-    """As of a document's: all but the last were lost."""
+    """As in a document: otherwise all but the last would be lost."""
     fields = FieldRules(renamed=(Rename(("a", "*"), "new"),))
     before = UpdateDescription({"a.x": 1, "a.y": 2}, removed=("b",))
     assert field_filters.update(before, fields=fields) == (before, ("a.new", "a.new"))
@@ -165,7 +164,7 @@ def test_of_several_fields_of_an_update_none_gets_the_new_name() -> None:
 
 
 def test_a_field_that_keeps_its_name_keeps_its_steps() -> None:
-    """The server says how its path divides: of the new name that was taken its value would go to the other field, and itself be lost."""
+    """The server says how the path is divided. With the steps of the taken name, the value would go to the other field."""
     fields = FieldRules(renamed=(Rename(("items", "b"), "z"),))
     steps = {"items.0.b": ["items", 0, "b"], "items.0.z": ["items", 0, "z"]}
     before = UpdateDescription({"items.0.b": 1, "items.0.z": 2}, disambiguated=steps)
@@ -173,7 +172,7 @@ def test_a_field_that_keeps_its_name_keeps_its_steps() -> None:
 
 
 def test_steps_that_no_server_says_are_none() -> None:
-    """A stage of cursor.pipeline may write anything there: the paths divide as they do where nothing is said."""
+    """A stage of `cursor.pipeline` may write any value there: the paths are then divided as without one."""
     fields = FieldRules(excluded=(("a", "x"),), renamed=(Rename(("a", "y"), "z"),))
     for steps in (5, "x", None, {"x": 1}):
         before = UpdateDescription({"a.x": 1, "a.y": 2}, disambiguated={"a.x": steps, "a.y": steps})  # type: ignore[dict-item]
@@ -181,7 +180,7 @@ def test_steps_that_no_server_says_are_none() -> None:
 
 
 def test_the_text_of_an_update_has_its_names_escaped() -> None:
-    """A field whose name looks like a wrapper's stands so in bronze, under its old name and under a new one."""
+    """A field that is named like a wrapper is escaped in bronze, under its old name and under a new one."""
     fields = field_filters.read(("shop.orders.$ref",), ("shop.orders.$date:$oid",)).of("shop", "orders")
     assert fields is not None
     texts = {"updatedFields": b'{"$$ref":1,"$$date":2}', "disambiguatedPaths": b'{"$$date":["$date"]}'}
@@ -192,7 +191,7 @@ def test_the_text_of_an_update_has_its_names_escaped() -> None:
 
 
 def test_a_name_of_thousands_of_digits_is_no_place_in_an_array() -> None:
-    """Python makes no number of it: the event of such a field stopped the capture at each start."""
+    """Python cannot convert it to a number, and the capture must not stop at such an event."""
     name = "1" * 5000
     before = UpdateDescription({f"items.{name}": 1, f"items.{name}.x": 1, "items.1.x": 1}, disambiguated={})
     assert field_filters.update(before, fields=FieldRules(excluded=(("items", "x"),)))[0].updated == {
@@ -202,7 +201,7 @@ def test_a_name_of_thousands_of_digits_is_no_place_in_an_array() -> None:
 
 
 def test_many_entries_are_not_looked_for_one_by_one() -> None:
-    """What a field costs does not grow with the entries of either list, which mostly mean other fields."""
+    """The cost of a field does not grow with the lists, whose entries mostly name other fields."""
     compared: list[object] = []
 
     class Step(str):

@@ -1,4 +1,4 @@
-"""Which namespaces are captured, what the server is asked, and when a stream counts as another one."""
+"""Which namespaces are captured, the pipeline that the server gets, and when a stream counts as another one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def namespaces(case: dict[str, Any], side: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("case", cases("namespaces.json"))
 def test_lists(case: dict[str, Any]) -> None:
-    """Include and exclude lists mean what Debezium's do."""
+    """Include and exclude lists have Debezium's meaning."""
     filter_ = filters.of(source(case["source"]))
     assert [ns for ns in namespaces(case, "in") if not filter_.includes(*ns)] == []
     assert [ns for ns in namespaces(case, "out") if filter_.includes(*ns)] == []
@@ -38,20 +38,20 @@ def test_lists(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases("scopes.json"))
 def test_scopes(case: dict[str, Any]) -> None:
-    """A stream is no wider than the lists and no narrower than they allow."""
+    """A stream is the narrowest that contains everything in the lists."""
     assert str(filters.stream_scope(source(case["source"]), databases=case.get("databases", ()))) == case["scope"]
 
 
 @pytest.mark.parametrize("text", ["(", "a)", "[a", "*a", "a{2,1}", "(?<name>a)", r"\p{L}", "[a--b]"])
 def test_unreadable_patterns_are_refused(text: str) -> None:
-    """What Python cannot read as a regular expression, or warns about, never becomes a filter."""
+    """Text that Python cannot compile as a regular expression, or warns about, is refused."""
     with pytest.raises(values.InvalidValue):
         patterns.regex(text)
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1))
 def test_a_literal_matches_itself(name: str) -> None:
-    """In literal mode every name matches itself, and the server can be asked for it."""
+    """In literal mode every name matches itself, and the server can filter by it."""
     pattern = patterns.literal(name)
     assert pattern.matches(name)
     assert pattern.literal == name
@@ -70,7 +70,7 @@ def test_splitting_loses_nothing(text: str, separator: str) -> None:
 @example(r"a\.b?(^a)", "a.a")
 @example(r"a\.(?<=a\.)b", "a.b")
 def test_databases_of_an_entry_cover_it(entry: str, name: str) -> None:
-    """Where an entry is taken apart into databases, exactly the names that it matches are matched."""
+    """If an entry can be split by database, the parts match exactly the names that the entry matches."""
     try:
         pattern = patterns.regex(entry)
     except values.InvalidValue:
@@ -84,7 +84,7 @@ def test_databases_of_an_entry_cover_it(entry: str, name: str) -> None:
 
 
 def test_everything_needs_no_stage() -> None:
-    """A pipeline without lists asks the server for everything."""
+    """A pipeline without lists needs no stage."""
     assert filters.server_stages(filters.Filter()) == []
 
 
@@ -100,7 +100,7 @@ def test_none_skips_nothing() -> None:
 
 
 def test_long_lists_stay_below_the_servers_limit() -> None:
-    """Thousands of collections become several regular expressions, each one that the server compiles."""
+    """Thousands of collections become several regular expressions, each of which the server can compile."""
     names = [f"shop.collection_with_a_long_name_{number}" for number in range(3000)]
     text = json.dumps(filters.pipeline(source({"collection.include.list": names})))
     condition = json.loads(text)[0]["$match"]["$or"][1]
@@ -110,7 +110,7 @@ def test_long_lists_stay_below_the_servers_limit() -> None:
 
 
 def test_one_entry_is_looked_for_in_the_oplog_and_more_in_events_alone() -> None:
-    """Where each is faster: the field that no event has keeps the server from the oplog."""
+    """Each is faster so: a field that no event has keeps the server from searching the oplog."""
     lists = (["shop.a"], ["shop.a", "shop.b"])
     assert ["medallionNoEvent" in str(filters.pipeline(source({"collection.include.list": each}))) for each in lists] == [
         False,
@@ -119,7 +119,7 @@ def test_one_entry_is_looked_for_in_the_oplog_and_more_in_events_alone() -> None
 
 
 def test_names_of_long_lists_are_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one 2,000 names took each event 5 ms where the server cannot decide alone, and each database of the server 30."""
+    """Matching 2,000 names one by one took 5 ms per event if the server cannot decide, and 30 ms per database."""
     listed = filters.of(source({"collection.include.list": [f"tenant_{number}.orders" for number in range(2000)]}))
     assert listed.includes_database("Tenant_7")
     for name in ("matches", "by_database"):
@@ -129,7 +129,7 @@ def test_names_of_long_lists_are_looked_for_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_stages_of_the_settings_stand_where_asked() -> None:
-    """`cursor.pipeline` comes after, before or instead of the filters, splitting always last."""
+    """`cursor.pipeline` comes after, before or instead of the filters; the split always comes last."""
     given_ = {
         "database.include.list": "shop",
         "cursor.pipeline": '[{"$match": {"fullDocument.total": {"$gt": {"$numberLong": "5"}}}}]',
@@ -150,7 +150,7 @@ def test_stages_of_the_settings_stand_where_asked() -> None:
 
 
 def test_images() -> None:
-    """The capture mode decides which documents an update brings."""
+    """The capture mode decides which documents an update contains."""
     asked = {
         mode: (
             filters.full_document(source({"capture.mode": mode})),
@@ -180,7 +180,7 @@ BASE = {"collection.include.list": "shop.a, shop.b"}
     ],
 )
 def test_the_same_stream_has_the_same_fingerprint(same: dict[str, Any]) -> None:
-    """Spelling, order and what has nothing to do with the stream do not make it another one."""
+    """Spelling, order and settings without effect on the stream do not change its fingerprint."""
     assert filters.fingerprint(source(same)) == filters.fingerprint(source(BASE))
 
 
@@ -201,12 +201,15 @@ def test_the_same_stream_has_the_same_fingerprint(same: dict[str, Any]) -> None:
     ],
 )
 def test_another_stream_has_another_fingerprint(other: dict[str, Any]) -> None:
-    """Whatever decides which events a stream carries changes its fingerprint."""
+    """Every setting that decides which events a stream has changes its fingerprint."""
     assert filters.fingerprint(source(other)) != filters.fingerprint(source(BASE))
 
 
 def test_an_earlier_version_named_less_of_the_same_stream() -> None:
-    """An upgrade changes no stream, and a stage that leaves nothing out, of events or documents, takes none back when it goes."""
+    """An upgrade does not change the stream.
+
+    The removal of a stage that excludes neither events nor parts of documents brings nothing back.
+    """
 
     def staged(unset: str) -> str:
         stages = f'[{{"$match": {{"x": 1}}}}, {{"$unset": "{unset}"}}]'
@@ -219,7 +222,7 @@ def test_an_earlier_version_named_less_of_the_same_stream() -> None:
 
 
 def test_a_stage_that_an_earlier_version_named_by_itself_is_not_gone() -> None:
-    """It did so of all stages: with the next change of lists, say, each would be missed that is still set."""
+    """It named all stages one by one: without this, the next change of the lists would report stages as removed that are still set."""
     changing, matching, other = {"$unset": "fullDocument.y"}, {"$match": {"x": 1}}, {"$match": {"x": 2}}
 
     def gone(before: list[Any], now: list[Any]) -> int:
@@ -232,7 +235,7 @@ def test_a_stage_that_an_earlier_version_named_by_itself_is_not_gone() -> None:
 
 
 def test_what_a_server_is_told_of_letters_makes_no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier version told it nothing of them."""
+    """An earlier version sent no variants for upper and lower case."""
     named = source({"collection.include.list": "shop.café", "cursor.pipeline": '[{"$match": {"x": {"$regex": "é"}}}]'})
     now, sent = filters.fingerprint(named), filters.pipeline(named)
     assert ["[Éé]" in str(stage) for stage in sent] == [True, False]
@@ -241,7 +244,7 @@ def test_what_a_server_is_told_of_letters_makes_no_other_stream(monkeypatch: pyt
 
 
 def test_what_no_server_takes_into_its_search_of_the_oplog_is_a_code() -> None:
-    """An apostrophe and control characters, also behind a backslash and in a class; the names that are meant are the same."""
+    """Apostrophes and control characters are sent as codes, also after a backslash and in a class; the pattern matches the same names."""
     for text, name in ((patterns.literal("a'b\n").text, "a'b\n"), (r"a\\'\'b", r"a\''b"), ("[x']+\\\t", "x'\t")):
         sent = patterns.as_sent(text)
         assert sent.isprintable() and "'" not in sent and re.fullmatch(sent, name)
@@ -260,7 +263,7 @@ def test_what_no_server_takes_into_its_search_of_the_oplog_is_a_code() -> None:
     ],
 )
 def test_lists_that_are_applied_here_are_part_of_the_fingerprint(more: dict[str, str]) -> None:
-    """The server's stages say nothing of them: a collection that they leave out for a while would never be missed."""
+    """The server's stages do not contain them: a collection that they exclude for a while would never be reported as incomplete."""
 
     def fingerprint(*names: str) -> str:
         given = {name: value.format(", ".join(names)) for name, value in more.items()}
@@ -271,7 +274,7 @@ def test_lists_that_are_applied_here_are_part_of_the_fingerprint(more: dict[str,
 
 
 def test_named_collections() -> None:
-    """The collections that the list names outright are known, so that a missing one can be reported."""
+    """The collections that the list names literally are known, so that a missing one can be reported."""
     filter_ = filters.of(source({"collection.include.list": "shop.orders, shop\\.tmp_.*, mall[.]a\\.b"}))
     assert filter_.named() == (("shop", "orders"), ("mall", "a.b"))
 
@@ -285,7 +288,7 @@ def test_snapshots_read_captured_collections_only() -> None:
 
 
 def test_nothing_outside_the_scope_is_captured() -> None:
-    """A snapshot of a collection that the stream carries no event of would stand still."""
+    """A snapshot of a collection without events in the stream would never be updated."""
     one = filters.of(source({"capture.scope": "collection", "capture.target": "shop.a.b"}))
     assert one.includes("shop", "a.b") and one.includes_database("shop")
     assert not one.includes("shop", "a") and not one.includes("mall", "a.b") and not one.includes_database("mall")
@@ -295,14 +298,13 @@ def test_nothing_outside_the_scope_is_captured() -> None:
 
 
 def test_the_collection_of_signals() -> None:
-    """The collection of signals is read, and captured only if the lists let it in."""
+    """The collection of signals is read, and only captured if the lists include it."""
     filter_ = filters.of(source({"database.include.list": "shop", "signal.data.collection": "ops.signals"}))
     assert filter_.is_signals("ops", "signals")
     assert not filter_.includes("ops", "signals")
 
 
 def test_scopes_print_as_names() -> None:
-    """A scope shows as the deployment, a database or a collection."""
     assert [
         str(filters.Scope(CaptureScope.DEPLOYMENT)),
         str(filters.Scope(CaptureScope.COLLECTION, "a", "b.c")),
@@ -331,7 +333,7 @@ def test_scopes_print_as_names() -> None:
     ],
 )
 def test_stages_that_spoil_events_are_named(stages: list[dict[str, Any]], named: list[str]) -> None:
-    """A stage that is seen to take away or change what an event needs is refused by the field's name."""
+    """A stage that removes or changes what an event needs is refused with the field's name."""
     found = cursor_pipeline.problems(stages)
     assert [problem.split(" takes ")[1].split(" ")[0] for problem in found] == named
 
@@ -340,11 +342,11 @@ def test_stages_that_spoil_events_are_named(stages: list[dict[str, Any]], named:
     "stage", [{"$unset": 5}, {"$unset": None}, {"$unset": ["a", 5]}, {"$project": [1]}, {"$set": "a"}, {"$match": []}]
 )
 def test_a_stage_of_another_type_is_refused(stage: dict[str, Any]) -> None:
-    """As a mistake in the settings, whatever JSON it is."""
+    """It is a mistake in the settings."""
     assert [problem.split(" expects ")[0] for problem in cursor_pipeline.problems([stage])] == list(stage)
 
 
 def test_stages_that_a_change_stream_does_not_take_are_refused() -> None:
-    """`$lookup`, and splitting, which has a setting of its own; a stream of partial updates needs their description."""
+    """`$lookup` is refused, and so is the split, which has its own setting. A stream of partial updates needs `updateDescription`."""
     assert len(cursor_pipeline.problems([{"$lookup": {}}, {"$changeStreamSplitLargeEvent": {}}])) == 2
     assert len(cursor_pipeline.problems([{"$unset": "updateDescription"}], needs_description=True)) == 1

@@ -1,4 +1,4 @@
-"""Resume tokens: what their `_data` says about order."""
+"""Resume tokens: the position and order in their `_data`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = json.loads((Path(__file__).parents[2] / "cases" / "resume_token" / "toke
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_tokens_of_real_servers(case: dict[str, str]) -> None:
-    """A token's position is read in every version of the format; a fragment is known as part of its event."""
+    """The position is read in every version of the format, and a fragment belongs to its event."""
     position = resume_token.position(case["data"])
     assert resume_token.sequence(position) == resume_token.sequence_of(case["data"]) == case["sequence"]
     assert resume_token.without_fragment(case["data"]) == case.get("without_fragment", case["data"])
@@ -43,7 +43,7 @@ def test_positions_come_back(seconds: int, increment: int, index: int, version: 
 
 @given(st.tuples(_uint32, _uint32, _uint32), st.tuples(_uint32, _uint32, _uint32))
 def test_sequences_sort_as_positions_do(left: tuple[int, int, int], right: tuple[int, int, int]) -> None:
-    """A sequence has 24 digits that sort as events apply; a snapshot's row comes after all at its time."""
+    """A sequence has 24 digits that sort like the events; the row of a snapshot comes after all events of its time."""
     first, second = resume_token.TokenPosition(*left), resume_token.TokenPosition(*right)
     assert (resume_token.sequence(first) < resume_token.sequence(second)) == (first < second)
     assert len(resume_token.sequence(first)) == 24
@@ -71,7 +71,7 @@ def test_sequences_sort_as_positions_do(left: tuple[int, int, int], right: tuple
     ],
 )
 def test_what_is_no_token_is_refused(data: str) -> None:
-    """A token that cannot be read raises ValueError, which says so; without_fragment leaves it alone."""
+    """A token that cannot be read raises ValueError with that reason; `without_fragment` returns it unchanged."""
     with pytest.raises(ValueError, match="resume token"):
         resume_token.position(data)
     with pytest.raises(ValueError, match="resume token"):
@@ -91,7 +91,7 @@ def _event(version: int, seconds: int, index: int, fragment: str = "") -> str:
 def test_places_compare_in_any_two_formats(
     time: int, other_time: int, index: int, other_index: int, version: int, other_version: int
 ) -> None:
-    """A server writes another format after an upgrade, and where large events are split."""
+    """A server writes another format after an upgrade, and if large events are split."""
     one, other = _event(version, time, index), _event(other_version, other_time, other_index)
     expected = (time, index), (other_time, other_index)
     assert resume_token.compare(one, other) == (expected[0] > expected[1]) - (expected[0] < expected[1])
@@ -102,7 +102,7 @@ def test_places_compare_in_any_two_formats(
 
 
 def test_the_instant_behind_an_event_comes_after_all_of_its_time() -> None:
-    """Behind an event it is the next increment; a high-water mark, and what is no token, come back as they are."""
+    """`behind` an event is the next increment. High-water marks, and texts that are no tokens, are returned unchanged."""
     events = [case["data"] for case in CASES if resume_token._has_identifier(case["data"])]
     assert events
     for data in events:

@@ -1,4 +1,4 @@
-"""Transaction metadata and fragments, over events as the server sends them."""
+"""Transaction metadata, fragments of split events, and moves between shards, with events as the server sends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = json.loads((Path(__file__).parents[2] / "cases" / "resume_token" / "tok
 
 
 def event(number: int, *, collection: str = "a", txn: int | None = None, **more: Any) -> bytes:
-    """One insert, inside transaction number `txn` where there is one."""
+    """An insert, in transaction number `txn` if given."""
     inside = {} if txn is None else {"lsid": {"id": Binary(b"s" * 16, 4)}, "txnNumber": Int64(txn)}
     fields = {
         "_id": {"_data": TOKEN.format(1_700_000_000, number)},
@@ -49,7 +49,7 @@ def landed(
 
 
 def test_a_transaction_begins_counts_and_ends_once() -> None:
-    """BEGIN comes before the first event, END with the counts before the first event that is not the transaction's."""
+    """BEGIN comes before the first event; END, with the counts, before the first event outside the transaction."""
     found = landed(
         event(1, txn=5),
         event(1, txn=5, collection="b"),
@@ -70,7 +70,7 @@ def test_a_transaction_begins_counts_and_ends_once() -> None:
 
 
 def test_one_transaction_follows_another() -> None:
-    """The END of one stands before the BEGIN of the next."""
+    """The END of one comes before the BEGIN of the next."""
     found = landed(event(1, txn=1), event(2, txn=2), tracker=transactions.TransactionTracker())
     assert [json.loads(row["payload"])["status"] for row in found if row["kind"] == "transaction"] == [
         "BEGIN", "END", "BEGIN",
@@ -78,7 +78,7 @@ def test_one_transaction_follows_another() -> None:
 
 
 def test_counting_goes_on_after_a_restart() -> None:
-    """A tracker that is given what bronze holds goes on counting, and begins nothing again."""
+    """A tracker that starts with the state in bronze continues counting, and does not begin the transaction again."""
     tracker = transactions.TransactionTracker()
     landed(event(1, txn=1), tracker=tracker)
     found = landed(event(1, txn=1), tracker=transactions.TransactionTracker(tracker.current, token="x"))
@@ -101,7 +101,7 @@ def test_fragments_become_one_event() -> None:
 
 
 def test_a_split_event_may_begin_again() -> None:
-    """After a lost connection the stream gives all fragments once more."""
+    """After a lost connection the stream sends all fragments again."""
     parts = [bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": number, "of": 2}}) for number in (1, 2)]
     fragments = split_events.Fragments()
     assert [fragments.whole(part) for part in (parts[0], parts[0])] == [None, None]
@@ -110,7 +110,7 @@ def test_a_split_event_may_begin_again() -> None:
 
 
 def test_a_split_event_may_come_again_in_one_piece() -> None:
-    """Its document was looked up anew, and is smaller by then: the event replaces its fragments. Another event does not."""
+    """Its document was looked up again and is smaller by then: the event replaces its fragments. Another event does not."""
     tokens = {case["name"]: case["data"] for case in TOKENS}
     first = bson.encode({"_id": {"_data": tokens["first fragment"]}, "splitEvent": {"fragment": 1, "of": 2}})
     whole = bson.encode({"_id": {"_data": tokens["whole event, version 2"]}, "operationType": "update"})
@@ -124,7 +124,7 @@ def test_a_split_event_may_come_again_in_one_piece() -> None:
 
 
 def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
-    """What came after the transaction's events, and is committed, must not come again after a restart."""
+    """Events after the transaction that are already committed must not be repeated after a restart."""
     rows, tracker = events.EventRows("test"), transactions.TransactionTracker()
     rows.add(event(1, txn=1), tracker=tracker)
     rows.end_transaction(tracker, token="82ff", ts_ms=1)
@@ -136,7 +136,7 @@ def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
 
 
 def test_a_missing_fragment_is_noticed() -> None:
-    """An event between fragments means that one was lost; the capture starts over behind the last whole event."""
+    """An event between fragments means that one was lost; the capture restarts after the last whole event."""
     fragments = split_events.Fragments()
     first = bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": 1, "of": 2}})
     fragments.whole(first)
@@ -149,7 +149,7 @@ def test_a_missing_fragment_is_noticed() -> None:
 
 
 def test_a_skipped_event_leaves_a_notification() -> None:
-    """An event whose documents were taken out for their size is counted and reported, not applied."""
+    """An event whose documents were removed for their size is counted and reported, not applied."""
     rows = events.EventRows("test")
     rows.add(event(1, **{events.SKIPPED: 17_000_000}))
     found = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
@@ -158,14 +158,14 @@ def test_a_skipped_event_leaves_a_notification() -> None:
 
 
 def half_of_a_move(operation: str, region: int, *, at: int, txn: int | None = 1) -> bytes:
-    """One of the two events of an update of the shard key `region`, at a time of its own shard."""
+    """One of the two events of an update of the shard key `region`, with its own shard's time."""
     more: dict[str, Any] = {"operationType": operation, "documentKey": {"region": region, "_id": 7}}
     return event(at, txn=txn, **more, **({"fullDocument": {"_id": 7, "region": region}} if operation == "insert" else {}))
 
 
 @pytest.mark.parametrize(("deleted_at", "inserted_at"), [(1, 2), (2, 2), (2, 1)])
 def test_the_document_that_moved_to_another_shard_stays(deleted_at: int, inserted_at: int) -> None:
-    """Whichever of a transaction's two events comes first, over any number of commits, and with any other event between them."""
+    """Whichever of the transaction's two events comes first, in any number of commits, and with other events between them."""
     delete, insert = half_of_a_move("delete", 900, at=deleted_at), half_of_a_move("insert", 1, at=inserted_at)
     orders = [(delete, insert)] * (deleted_at <= inserted_at) + [(insert, delete)] * (deleted_at >= inserted_at)
     for halves in orders:
@@ -173,7 +173,7 @@ def test_the_document_that_moved_to_another_shard_stays(deleted_at: int, inserte
         found = [landed(half, event(inserted_at), moves=moves)[0] for half in halves]
         assert [row["op"] for row in sorted(found, key=lambda row: row["sequence"])] == ["d", "c"]
         assert found[0]["sequence"] != found[1]["sequence"]
-        # What the row was before, and what becomes of it, keep their places.
+        # Earlier and later events of the document keep their order.
         (before,), (after,) = landed(event(0), moves=moves), landed(event(3), moves=moves)
         assert (
             before["sequence"]
@@ -184,7 +184,7 @@ def test_the_document_that_moved_to_another_shard_stays(deleted_at: int, inserte
 
 
 def test_only_the_delete_on_the_other_shard_gives_way() -> None:
-    """A document that is inserted and deleted under one key, or in two transactions, is deleted; what is long ago is forgotten."""
+    """A document that is inserted and deleted with the same key, or in two transactions, is deleted."""
     inserts = half_of_a_move("insert", 1, at=1)
     for insert, delete in [
         (inserts, half_of_a_move("delete", 1, at=2)),
@@ -196,7 +196,7 @@ def test_only_the_delete_on_the_other_shard_gives_way() -> None:
 
 
 def in_order(found: list[dict[str, Any]]) -> list[str]:
-    """The operations as they apply."""
+    """The operations in the order in which they apply."""
     return [row["op"] for row in sorted(found, key=lambda row: row["sequence"])]
 
 
@@ -219,7 +219,7 @@ def move(
 
 
 def test_a_transaction_that_moves_many_documents_keeps_them_all() -> None:
-    """One shard may tell of all its inserts before the other tells of a delete."""
+    """One shard may send all its inserts before the other sends a delete."""
     moves = transactions.ShardMoves()
     documents = range(12_000)
     inserts = landed(*(move(each, "insert", 1, at=1) for each in documents), moves=moves)
@@ -228,13 +228,13 @@ def test_a_transaction_that_moves_many_documents_keeps_them_all() -> None:
 
 
 def test_what_is_long_ago_is_forgotten() -> None:
-    """By cluster time; and the oldest where there would be too many documents."""
+    """By cluster time, and the oldest if there are too many."""
     moves = transactions.ShardMoves(seconds=60, held=3)
     landed(move(7, "insert", 1), move(8, "insert", 1, seconds=50, txn=2), moves=moves)
     assert len(moves) == 2
     landed(move(9, "insert", 1, seconds=70, txn=3), moves=moves)
     assert len(moves) == 2
-    # The only one that was forgotten is that of long ago.
+    # Only the oldest one is forgotten.
     (late,) = landed(move(8, "delete", 900, seconds=71, txn=2), moves=moves)
     assert late["sequence"] < f"{1_700_000_050:08x}{1:08x}{0:08x}"
     (*_, last) = landed(*(move(each, "insert", 1, seconds=72, txn=4) for each in range(10)), moves=moves)
@@ -261,14 +261,14 @@ def test_what_is_long_ago_is_forgotten() -> None:
     ],
 )
 def test_a_document_that_moves_several_times_stays(steps: list[tuple[str, int]]) -> None:
-    """No order of the shards ends with a delete; at one cluster time neither."""
+    """No order of the shards ends with a delete, even at the same cluster time."""
     for times in (range(1, len(steps) + 1), [1] * len(steps)):
         events_ = [move(7, operation, region, at=at) for at, (operation, region) in zip(times, steps, strict=True)]
         assert in_order(landed(*events_, moves=transactions.ShardMoves()))[-1] == "c"
 
 
 def test_a_document_that_moves_and_is_deleted_is_gone() -> None:
-    """Behind its last insert, which may have been put behind the first delete."""
+    """The last delete comes after the last insert, which may have been moved after the first delete."""
     parts = [move(7, "delete", 1, index=3), move(7, "insert", 2), move(7, "delete", 2, index=1)]
     for order in ([0, 1, 2], [1, 0, 2], [1, 2, 0]):
         found = landed(*(parts[each] for each in order), moves=transactions.ShardMoves())
@@ -276,7 +276,7 @@ def test_a_document_that_moves_and_is_deleted_is_gone() -> None:
 
 
 def test_an_update_of_a_document_that_moved_counts() -> None:
-    """Its insert was put behind a delete of the same time; what the transaction does next comes behind that."""
+    """If its insert was moved after a delete of the same time, later events of the transaction come after it."""
     moves = transactions.ShardMoves()
     steps = [
         move(7, "delete", 1, index=3),
@@ -288,13 +288,13 @@ def test_an_update_of_a_document_that_moved_counts() -> None:
     assert in_order(found) == ["d", "c", "u", "u"]
     assert len({row["sequence"] for row in found}) == 4
     assert found[2]["sequence"] < found[3]["sequence"]
-    # One of the document before it moved stays where it is, and is not held.
+    # An update before the move keeps its position, and is not remembered.
     (other,) = landed(move(7, "update", 1, index=2), moves=moves)
     assert other["sequence"] < found[1]["sequence"] and len(moves) == 1
-    # The delete stands before the insert, and not between it and its update.
+    # The delete comes before the insert, and not between the insert and its update.
     steps = [move(7, "insert", 2), move(7, "update", 2, index=1), move(7, "delete", 1, at=2)]
     assert in_order(landed(*steps, moves=transactions.ShardMoves())) == ["d", "c", "u"]
-    # Behind all that came before, also what the delete of another shard has taken away since.
+    # The update comes after everything before it, including what another shard's delete has removed since.
     parts = [
         move(7, "insert", 3),
         move(7, "insert", 2, index=3),
