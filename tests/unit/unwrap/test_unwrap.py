@@ -1,4 +1,4 @@
-"""The unwrap over events that the recordings do not have: other forms, older connectors, tables of several shapes."""
+"""The unwrap of events that are not in the recordings: other forms, older connectors, tables of several shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def partial(updated: Any, removed: list[str] | None = None, **envelope: Any) -> 
 
 
 def rows(events: list[Any], **options: Any) -> list[Any]:
-    """What becomes of the events, as JSON; option names have underscores for dots."""
+    """The results for the events, as JSON; underscores in option names stand for dots."""
     named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
     results = list(printed_records.records(events, options=named))
     return [result.to_json() if isinstance(result, printed_records.JsonRow) else result for result in results]
@@ -40,7 +40,7 @@ def values(events: list[Any], **options: Any) -> list[Any]:
 
 
 def document(one: Any, **options: Any) -> Any:
-    """The document of one event, nulls and all, before it is typed."""
+    """The document of one event, with its nulls, before it is typed."""
     named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
     return unwrap.extracted(one, options=named).document
 
@@ -71,12 +71,12 @@ NAMED_VALUE = {"schema": {"type": "struct", "name": "dbz.shop.orders.Envelope"},
     ],
 )
 def test_an_event_is_read_in_each_of_its_forms(form: Any, key: Any) -> None:
-    """With schemas or without, with its key or alone, decoded or as texts; an odd key stays as it is."""
+    """With or without schemas, with its key or alone, decoded or as texts; an unusual key is unchanged."""
     assert rows([form]) == [{"key": key, "value": {"_id": 1, "a": "x"}, "headers": []}]
 
 
 def test_a_lone_surrogate_in_a_records_text_is_replaced() -> None:
-    """As in the documents inside it: neither Arrow nor a file in UTF-8 holds one."""
+    """As in the documents inside it: neither Arrow nor a UTF-8 file can contain one."""
     value = event({"_id": 1}, source={**SOURCE, "db": "\ud800"})["value"]
     found = unwrap.extracted({"key": '{"id": "\\udc00"}', "value": json.dumps(value)}, options=unwrap_options.parse({}))
     assert isinstance(found, unwrap.ExtractedRecord)
@@ -101,14 +101,14 @@ def test_a_lone_surrogate_in_a_records_text_is_replaced() -> None:
     ],
 )
 def test_what_is_no_change_event_passes_unchanged(other: Any) -> None:
-    """Heartbeats, transaction metadata, other people's records: whatever the options are."""
+    """Heartbeats, transaction metadata and records of others, with any options."""
     assert rows([other], **{"flatten.struct": "true", "add.headers": "op", "operation.header": "true"}) == [
         unwrap.UnchangedRecord(other)
     ]
 
 
 def test_a_text_inside_an_event_that_cannot_be_read_raises_value_error() -> None:
-    """The caller knows which line or row it was."""
+    """The caller adds the line or row."""
     for bad in (event(op="c", after=None), partial({})):
         bad["value"].update(after="{bad")
         with pytest.raises(ValueError):
@@ -122,14 +122,14 @@ def test_a_text_inside_an_event_that_cannot_be_read_raises_value_error() -> None
 
 
 def test_unset_fields_of_a_partial_update_are_null() -> None:
-    """They are there, unlike fields that the update does not mention."""
+    """Unlike fields that the update does not mention, they are in the document."""
     assert document(partial({"b": 2}, ["a", "c.d"])) == {"b": 2, "a": None, "c.d": None, "_id": 1}
     flat = document(partial({"b": 2}, ["c.d"]), **{"flatten.struct": "true"})
     assert flat == {"b": 2, "c_d": None, "_id": 1}
 
 
 def test_unset_fields_of_a_whole_document_are_null_unless_a_newer_look_up_has_them() -> None:
-    """At their place, where their document is still there; nothing is invented for what is gone."""
+    """They are null in their place, if their parent still exists; nothing is added for parents that are gone."""
     description = {"updatedFields": "{}", "removedFields": ["a", "b.c", "gone.d", "back", "list.0"]}
     after = {"_id": 1, "b": {"x": 1}, "back": 5, "list": [1]}
     assert document(event(after, updateDescription=description)) == {
@@ -142,7 +142,7 @@ def test_unset_fields_of_a_whole_document_are_null_unless_a_newer_look_up_has_th
 
 
 def test_nulls_are_left_out_of_printed_rows() -> None:
-    """In documents; in arrays a null holds its place."""
+    """Except in arrays, in which a null keeps its place."""
     assert values([event({"_id": 1, "a": None, "b": {"c": None}, "d": [None, {"e": None}]})]) == [
         {"_id": 1, "b": {}, "d": [None, {}]}
     ]
@@ -187,12 +187,12 @@ def test_nulls_are_left_out_of_printed_rows() -> None:
     ],
 )
 def test_of_two_fields_that_meet_in_a_name_neither_is_lost(after: Any, options: Any, value: Any) -> None:
-    """The last has the name, as in the SMT where it does not raise; the other is rescued under its own path."""
+    """The last one gets the name, as in the SMT unless it raises; the other is rescued with its own path."""
     assert values([event(after)], **options) == [value]
 
 
 def test_dots_are_the_delimiter_in_whole_and_partial_documents_alike() -> None:
-    """An update of `a.b` and a document that has it reach one column."""
+    """An update of `a.b` and a document that contains it give the same column."""
     whole, update = values([event({"a": {"b": 1}}), partial({"a.b": 2})], **{"flatten.struct": "true"})
     assert (whole["a_b"], update["a_b"]) == (1, 2)
 
@@ -213,7 +213,7 @@ def test_dots_are_the_delimiter_in_whole_and_partial_documents_alike() -> None:
     ],
 )
 def test_deletes_and_tombstones_follow_the_mode(mode: str, with_id: str, delete: Any, tombstone: Any) -> None:
-    """`None` is dropped, `"null"` a key with a null value; the header of a tombstone is `d`."""
+    """`None` is dropped, `"null"` is a key with a null value; the header of a tombstone is `d`."""
     options = {
         "delete.tombstone.handling.mode": mode,
         "delete.tombstone.handling.mode.rewrite-with-id": with_id,
@@ -229,14 +229,14 @@ def test_deletes_and_tombstones_follow_the_mode(mode: str, with_id: str, delete:
 
 
 def test_a_rewritten_delete_is_the_document_as_it_was() -> None:
-    """With `__deleted` true at its end."""
+    """With `__deleted: true` at the end."""
     deleted = event(op="d", before='{"_id": 1, "a": {"b": 1}}')
     options = {"delete.tombstone.handling.mode": "rewrite", "flatten.struct": "true"}
     assert values([deleted], **options) == [{"_id": 1, "a_b": 1, "__deleted": True}]
 
 
 def test_older_options_can_pass_the_tombstone_and_drop_the_delete() -> None:
-    """`drop.tombstones=false` alone: `delete.handling.mode` is then drop."""
+    """With only `drop.tombstones: false`, `delete.handling.mode` is drop."""
     events = [event(op="d"), {"key": {"id": "1"}, "value": None}]
     assert rows(events, **{"drop.tombstones": "false"}) == [
         unwrap.DROPPED,
@@ -267,12 +267,12 @@ def legacy(**envelope: Any) -> dict[str, Any]:
     ],
 )
 def test_a_legacy_patch_is_a_partial_update(patch: str, expected: Any) -> None:
-    """`$set` names fields, `$unset` nulls, a patch without operators replaces; the `_id` is the filter's, typed."""
+    """`$set` gives fields, `$unset` nulls, and a patch without operators replaces. The `_id` is that of the filter, typed."""
     assert document(legacy(patch=patch)) == {**expected, "_id": {"$numberLong": "1004"}}
 
 
 def test_legacy_inserts_and_deletes_need_no_patch() -> None:
-    """An insert has `after`, a delete only the filter; an event that came without its key gets it from there."""
+    """An insert has `after`, a delete only the filter; an event without a key gets it from there."""
     inserted, deleted = legacy(after='{"_id": {"$numberLong": "1004"}, "a": 1}', op="c"), legacy(op="d")
     assert rows([inserted, deleted, deleted["value"]]) == [
         {"key": {"id": 1004}, "value": {"_id": 1004, "a": 1}, "headers": []},
@@ -282,7 +282,7 @@ def test_legacy_inserts_and_deletes_need_no_patch() -> None:
 
 
 def test_a_patch_that_says_nothing_about_fields_is_refused() -> None:
-    """`$push` has no result in it."""
+    """The patch of `$push` does not contain the result."""
     with pytest.raises(ValueError, match=r"\$push"):
         rows([legacy(patch='{"$push": {"a": 1}}')])
 
@@ -291,7 +291,7 @@ def test_a_patch_that_says_nothing_about_fields_is_refused() -> None:
 
 
 def test_fields_that_the_event_has_not_are_null_columns_and_no_headers() -> None:
-    """A field that its struct could have is a null header too."""
+    """An absent field of a known struct is also a null header."""
     options = {
         "add.fields": "nope,source.nope,nope.nope,id",
         "add.headers": "nope,nope.nope,id,updateDescription.removedFields",
@@ -309,7 +309,7 @@ def test_fields_that_the_event_has_not_are_null_columns_and_no_headers() -> None
 
 
 def test_whole_structs_can_be_added() -> None:
-    """Where the real one fails; flattened like documents where documents are."""
+    """The SMT fails for them; if documents are flattened, structs are too."""
     one = event({"_id": 1}, updateDescription={"removedFields": ["a"], "updatedFields": "{}"})
     [row] = rows([one], **{"add.fields": "source,updateDescription:u", "add.headers": "updateDescription"})
     assert row["value"]["__source"] == {"db": "shop", "collection": "orders", "ts_ms": 5}
@@ -323,7 +323,7 @@ def test_whole_structs_can_be_added() -> None:
 
 
 def test_the_events_of_a_collection_are_one_table() -> None:
-    """The first type of a column counts and widens where it can; what does not fit is rescued, type-exact."""
+    """The first type of a column is used, and widened if possible. Values that do not fit are rescued with their type."""
     events = [event({"_id": i, "v": value}) for i, value in enumerate([1, "x", 2.5, {"a": 1}, {"$numberLong": "3"}])]
     assert values(events) == [
         {"_id": 0, "v": 1.0},
@@ -335,7 +335,7 @@ def test_the_events_of_a_collection_are_one_table() -> None:
 
 
 def test_two_values_of_one_path_are_rescued_both() -> None:
-    """As in a table, the later one under `path#2`: a name with dots may be the path of another field, or of an element."""
+    """As in a table, the later one as `path#2`: a name with dots may equal the path of another field, or of an element."""
     held, odd = {"a.b": 1, "a": {"b": 1}, "c": [1], "c.0": 1}, {"a.b": "w", "a": {"b": "x"}, "c": ["y"], "c.0": "z"}
     assert values([event(held), event(odd)]) == [
         held,
@@ -344,13 +344,13 @@ def test_two_values_of_one_path_are_rescued_both() -> None:
 
 
 def test_collections_do_not_share_a_table() -> None:
-    """Not even two of one name in different databases."""
+    """Not even two with the same name in different databases."""
     other = event({"_id": "a", "v": "x"}, source={**SOURCE, "db": "archive"})
     assert values([event({"_id": 1, "v": 1}), other]) == [{"_id": 1, "v": 1}, {"_id": "a", "v": "x"}]
 
 
 def test_empty_arrays_and_documents_are_there_without_a_type() -> None:
-    """A column that was only ever empty prints what was there; one that has a type holds what fits."""
+    """A column that was always empty prints its values; one with a type holds what fits."""
     assert values([event({"_id": 1, "a": [], "b": {}, "c": [[], {}], "d": {"e": {}}})]) == [
         {"_id": 1, "a": [], "b": {}, "c": [[], {}], "d": {"e": {}}}
     ]
@@ -362,20 +362,20 @@ def test_empty_arrays_and_documents_are_there_without_a_type() -> None:
 
 
 def test_dates_of_any_year_are_milliseconds() -> None:
-    """Nothing is rescued that JSON can hold."""
+    """JSON can represent all of them, so none is rescued."""
     dates = [-(2**63), -62135596800000, 253402300800000, 2**63 - 1]
     assert values([event({"v": [{"$date": each} for each in dates]})]) == [{"v": dates}]
 
 
 def test_a_field_that_looks_like_a_wrapper_keeps_its_name() -> None:
-    """What only resembles type-exact JSON is a document, down to its column."""
+    """What only resembles a wrapper of type-exact JSON is a document, with columns of its names."""
     assert values([event({"_id": 1, "v": {"$oid": "x"}, "w": {"$date": "soon", "$ref": 1}})]) == [
         {"_id": 1, "v": {"$oid": "x"}, "w": {"$date": "soon", "$ref": 1}}
     ]
 
 
 def test_empty_documents_have_no_value() -> None:
-    """An event whose fields were all filtered away is its key and null, unless the mode marks every record."""
+    """If all fields of an event were filtered out, its value is null, unless the mode marks every record."""
     assert values([event({})]) == [None]
     assert values([event({})], **{"delete.tombstone.handling.mode": "rewrite", "add.fields": "op"}) == [
         {"__deleted": False, "__op": "u"}
@@ -440,7 +440,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @given(st.lists(st.dictionaries(st.sampled_from(["_id", "a", "b", "a.b", "a_b", ""]), VALUES), max_size=4), OPTIONS)
 def test_documents_of_any_shape_become_rows(documents: list[Any], options: dict[str, str]) -> None:
-    """Whatever they hold, and however little they have in common: a row each, which is JSON."""
+    """Each document gives one row of valid JSON, however different they are."""
     events = [event(after, key=key) for key, after in enumerate(documents)]
     printed = [json.dumps(row, allow_nan=False) for row in rows(events, **options)]
     assert len(printed) == len(documents)
@@ -448,7 +448,7 @@ def test_documents_of_any_shape_become_rows(documents: list[Any], options: dict[
 
 @given(st.lists(VALUES, max_size=4))
 def test_nothing_of_a_document_is_lost(values_of_v: list[Any]) -> None:
-    """A value that is not null is in its column, or in `__rescued` with all that is in it."""
+    """A value that is not null is in its column or in `__rescued`."""
     for value, found in zip(values_of_v, values([event({"_id": 1, "v": value}) for value in values_of_v])):
         if value is None or value == {"$undefined": True}:
             assert "v" not in found

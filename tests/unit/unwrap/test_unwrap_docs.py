@@ -1,4 +1,4 @@
-"""What `docs/unwrap.md` shows is what happens."""
+"""The examples in `docs/unwrap.md` match the code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(events: list[Any], options: dict[str, str]) -> list[Any]:
 
 @pytest.mark.parametrize(("options", "events", "expected"), EXAMPLES)
 def test_each_example_gives_the_rows_that_it_shows(options: str, events: str, expected: str) -> None:
-    """One line in, one line out."""
+    """Each line of input gives one line of output."""
     found = rows([json.loads(line) for line in events.splitlines()], json.loads(options))
     assert found == [json.loads(line) for line in expected.splitlines()]
 
@@ -56,7 +56,7 @@ def without_nulls(value: Any) -> Any:
 
 @pytest.mark.parametrize(("option_set", "run", "name", "answers"), DIFFERENCES)
 def test_each_difference_shows_both_answers(option_set: str, run: str, name: str, answers: str) -> None:
-    """The recorded one, and ours to the same event under the same options."""
+    """The recorded answer, and ours to the same event with the same options."""
     case, shown = recorded()[(option_set, run, name)], json.loads(answers)
     if "error" in case:
         assert case["error"].startswith(shown["real"])
@@ -67,13 +67,13 @@ def test_each_difference_shows_both_answers(option_set: str, run: str, name: str
 
 
 def test_every_option_has_an_example() -> None:
-    """Also the older ones, and those that have no effect."""
+    """Including older options, and those without effect."""
     shown = {name for options, _, _ in EXAMPLES for name in json.loads(options)}
     assert shown == set(unwrap_options.NAMES)
 
 
 def test_every_value_of_a_closed_set_has_an_example() -> None:
-    """But for `none`, which is the default."""
+    """Except for `none`, which is the default."""
     shown = {value for options, _, _ in EXAMPLES for value in json.loads(options).values()}
     sets = (unwrap_options.ArrayEncoding, unwrap_options.FieldNameAdjustment, unwrap_options.DELETE_MODES)
     assert {member.value for members in sets for member in members} <= shown | {"none"}

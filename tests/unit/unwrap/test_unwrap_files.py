@@ -1,4 +1,4 @@
-"""`medallion unwrap`: a file of events in, a file of rows out."""
+"""`medallion unwrap`: a file of events becomes a file of rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def decoded(data: bytes) -> list[Any]:
 
 
 def test_each_line_becomes_one_line(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
-    """Rows, deletes, dropped and unchanged records keep their places; the summary counts them."""
+    """Rows, deletes, dropped and unchanged records keep their order; the summary counts them."""
     (tmp_path / "in.jsonl").write_bytes(text(LINES) + b"\n")
     summary = unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert decoded((tmp_path / "out.jsonl").read_bytes()) == ROWS
@@ -63,20 +63,20 @@ def test_each_line_becomes_one_line(tmp_path: pathlib.Path, options: pathlib.Pat
 
 
 def test_files_may_be_compressed(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
-    """In by its content, out by its name."""
+    """The input's compression is recognized by its content, the output's by its name."""
     (tmp_path / "in").write_bytes(gzip.compress(text(LINES)))
     unwrap_files.run(str(options), str(tmp_path / "in"), str(tmp_path / "out.jsonl.gz"))
     assert decoded(gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes())) == ROWS
 
 
 def test_a_pipe_is_read_and_written_as_a_file(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
-    """As a shell's `<(…)`, which gives its lines once, and `/dev/null`, which the output took the place of; a link leads to a file."""
+    """For example a shell's `<(…)`, which can only be read once, and `/dev/null`, which must not be replaced. A link is followed."""
     given, pipe, link, file = (tmp_path / name for name in ("in", "pipe", "link", "file"))
     os.mkfifo(given)
     os.mkfifo(pipe)
     link.symlink_to(file)
     file.write_bytes(b"old")
-    file.chmod(0o600)  # documents: who may read them is for the file's owner to say
+    file.chmod(0o600)  # the file contains documents: its owner decides who may read it
     reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
     for out in (pipe, link):
         with ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,7 @@ def test_a_pipe_is_read_and_written_as_a_file(tmp_path: pathlib.Path, options: p
 
 
 def test_standard_streams_are_a_dash(monkeypatch: pytest.MonkeyPatch, options: pathlib.Path) -> None:
-    """So that it stands in a pipe."""
+    """The command can be part of a shell pipe."""
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text(LINES))))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
@@ -110,7 +110,7 @@ def test_standard_streams_are_a_dash(monkeypatch: pytest.MonkeyPatch, options: p
 def test_a_line_that_cannot_be_read_is_named_and_nothing_is_written(
     tmp_path: pathlib.Path, options: pathlib.Path, bad: bytes, message: str
 ) -> None:
-    """An output that is there already stays as it was, and no temporary file is left."""
+    """An existing output is unchanged, and no temporary file is left."""
     (tmp_path / "in.jsonl").write_bytes(text(LINES) + bad)
     (tmp_path / "out.jsonl").write_text("before\n")
     with pytest.raises(errors.SettingsError, match=f"in.jsonl:7: {message}"):
@@ -123,7 +123,7 @@ def test_a_line_that_cannot_be_read_is_named_and_nothing_is_written(
     "damaged", [gzip.compress(b"{}\n" * 9)[:-9], b"\x1f\x8b\x08\x00 is no gzip"], ids=["cut off", "no gzip"]
 )
 def test_a_compressed_file_that_is_damaged_is_named(tmp_path: pathlib.Path, options: pathlib.Path, damaged: bytes) -> None:
-    """It is not taken for the end of what a person types."""
+    """The error is not mistaken for the end of the input."""
     (tmp_path / "in.gz").write_bytes(damaged)
     with pytest.raises(errors.SettingsError, match="in.gz: "):
         unwrap_files.run(options, tmp_path / "in.gz", tmp_path / "out")
@@ -138,7 +138,7 @@ def test_an_output_without_room_is_temporary(tmp_path: pathlib.Path, options: pa
 
 
 def test_an_output_that_is_a_folder_is_named(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
-    """Nothing is left in its place."""
+    """Nothing is left beside it."""
     (tmp_path / "out").mkdir()
     with pytest.raises(errors.SettingsError, match="out: Is a directory"):
         unwrap_files.run(options, options, tmp_path / "out")
@@ -147,7 +147,7 @@ def test_an_output_that_is_a_folder_is_named(tmp_path: pathlib.Path, options: pa
 
 @pytest.mark.parametrize("missing", ["options", "in", "out"])
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: pathlib.Path, options: pathlib.Path, missing: str) -> None:
-    """As a mistake in the arguments."""
+    """It is a mistake in the arguments."""
     (tmp_path / "in.jsonl").write_bytes(text(LINES))
     paths = {"options": options, "in": tmp_path / "in.jsonl", "out": tmp_path / "out.jsonl"}
     paths[missing] = tmp_path / "nowhere" / "file"
@@ -179,13 +179,13 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: pathlib.Path, options: 
     ],
 )
 def test_options_may_be_a_whole_connector(tmp_path: pathlib.Path, written: Any, flat: bool) -> None:
-    """Only its unwrap transformation counts, whatever it is called."""
+    """Only its unwrap transformation is used, whatever its name."""
     (tmp_path / "o.json").write_text(json.dumps(written))
     assert unwrap_files.load_options(tmp_path / "o.json").flatten_struct is flat
 
 
 def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
-    """Some editors write one in front of the options, and of the events, also of one that stays as it is."""
+    """Some editors write one before the options or the events. It is removed from an unchanged record too."""
     mark = b"\xef\xbb\xbf"
     options.write_bytes(mark + options.read_bytes())
     (tmp_path / "in.jsonl").write_bytes(mark + text([LINES[5], LINES[0]]))
@@ -198,7 +198,7 @@ def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: pathlib.Path, options:
     [("[]", "a JSON object with the options"), ("{", "not JSON"), ('{"flaten.struct": "true"}', "flatten.struct")],
 )
 def test_wrong_options_are_refused_with_their_file(tmp_path: pathlib.Path, written: str, message: str) -> None:
-    """Before anything is read or written."""
+    """Nothing is read or written."""
     (tmp_path / "o.json").write_text(written)
     with pytest.raises(errors.SettingsError, match=message) as refused:
         unwrap_files.load_options(tmp_path / "o.json")

@@ -1,4 +1,4 @@
-"""The SMT's options: defaults, the older ones, and what is refused."""
+"""The SMT's options: defaults, older options, and refused values."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def problems(options: dict[str, object]) -> list[str]:
 
 
 def test_no_options_are_the_defaults_of_the_smt() -> None:
-    """An empty mapping gives what Debezium 3 does by default."""
+    """An empty mapping gives Debezium 3's defaults."""
     assert unwrap_options.parse({}) == UnwrapOptions()
     assert UnwrapOptions().delete_tombstone_handling_mode is DeleteMode.TOMBSTONE
 
 
 def test_every_option_is_read_from_strings_as_a_connector_has_them() -> None:
-    """Strings, in any case where Debezium does not mind, with the prefix of the transformation in front."""
+    """Strings, with the transformation's prefix; case is ignored where Debezium ignores it."""
     parsed = unwrap_options.parse(
         {
             "transforms.unwrap.type": "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
@@ -67,7 +67,7 @@ def test_every_option_is_read_from_strings_as_a_connector_has_them() -> None:
 
 
 def test_settings_may_hold_booleans_and_lists() -> None:
-    """YAML has both, and they mean the same as their strings."""
+    """YAML has both, and they mean the same as the strings."""
     parsed = unwrap_options.parse({"flatten.struct": True, "add.fields": ["op", "source.ts_ms"]})
     assert parsed == unwrap_options.parse({"flatten.struct": "true", "add.fields": "op,source.ts_ms"})
 
@@ -87,7 +87,7 @@ def test_settings_may_hold_booleans_and_lists() -> None:
 def test_older_delete_options_decide_together_where_the_new_one_is_not_given(
     older: dict[str, str], mode: DeleteMode
 ) -> None:
-    """`drop.tombstones` is true and `delete.handling.mode` drop where only the other is given; the new one wins."""
+    """The defaults are `drop.tombstones: true` and `delete.handling.mode: drop`; today's option takes precedence."""
     assert unwrap_options.parse(older).delete_tombstone_handling_mode is mode
     assert unwrap_options.parse({**older, "delete.tombstone.handling.mode": ""}).delete_tombstone_handling_mode is mode
     newer = {**older, "delete.tombstone.handling.mode": "tombstone"}
@@ -95,7 +95,7 @@ def test_older_delete_options_decide_together_where_the_new_one_is_not_given(
 
 
 def test_other_older_options_have_today_s_meaning() -> None:
-    """Names for Avro, a header `__op`, fields of `source`; an explicit adjustment mode wins."""
+    """Names are adjusted for Avro, a header `__op` and fields of `source` are added. An explicit adjustment mode takes precedence."""
     parsed = unwrap_options.parse(
         {
             "sanitize.field.names": "true",
@@ -112,14 +112,14 @@ def test_other_older_options_have_today_s_meaning() -> None:
 
 
 def test_a_name_is_added_once() -> None:
-    """Repetitions of `add.fields` and of `operation.header` do not add a field twice."""
+    """Repetitions in `add.fields`, and `operation.header` beside `op`, do not add a field twice."""
     parsed = unwrap_options.parse({"add.fields": "op,op", "add.headers": "op", "operation.header": "true"})
     assert parsed.add_fields == (AddedField("", "op", "__op"),)
     assert parsed.add_headers == (AddedField("", "op", "__op"),)
 
 
 def test_all_mistakes_are_refused_at_once() -> None:
-    """Each problem names the option, the closed set, and the nearest right name."""
+    """Each problem names the option, the allowed values, and the nearest valid name."""
     assert problems(
         {
             "array.encoding": "documnt",
@@ -153,13 +153,13 @@ def test_all_mistakes_are_refused_at_once() -> None:
     ],
 )
 def test_a_value_outside_its_set_is_refused(options: dict[str, object]) -> None:
-    """One problem, which names the option."""
+    """It is one problem, which names the option."""
     [problem] = problems(options)
     assert problem.startswith(f"silver.defaults.{next(iter(options))}: ")
 
 
 def test_what_kafka_and_other_transformations_read_is_accepted_and_named() -> None:
-    """They change nothing, and a warning can say why."""
+    """They have no effect, and a warning says why."""
     options = dict.fromkeys(unwrap_options.IGNORED, "true")
     assert unwrap_options.parse(options) == UnwrapOptions()
     assert [text.split(":")[0] for text in unwrap_options.ignored(options)] == list(unwrap_options.IGNORED)[1:]
@@ -167,7 +167,7 @@ def test_what_kafka_and_other_transformations_read_is_accepted_and_named() -> No
 
 @pytest.mark.parametrize("mode", list(DeleteMode))
 def test_a_delete_does_one_thing_to_a_row_and_one_to_a_record(mode: DeleteMode) -> None:
-    """Exactly one of the three answers holds in tables; a record is rewritten, dropped, or its key with a null value."""
+    """In a table exactly one of the three answers holds; a record is rewritten, dropped, or a key with a null value."""
     assert [mode.removes_row, mode.marks_deleted, mode.keeps_row].count(True) == 1
     assert not (mode.rewrites_delete and mode.drops_delete)
 
@@ -187,7 +187,7 @@ def test_a_delete_does_one_thing_to_a_row_and_one_to_a_record(mode: DeleteMode) 
     ],
 )
 def test_names_are_adjusted_as_debezium_does(name: str, avro: str, avro_unicode: str) -> None:
-    """Character by character of UTF-16; codes of three digits are not padded."""
+    """By characters of UTF-16; codes of three digits are not padded, as in Debezium."""
     assert FieldNameAdjustment.NONE.adjusted(name) == name
     assert FieldNameAdjustment.AVRO.adjusted(name) == avro
     assert FieldNameAdjustment.AVRO_UNICODE.adjusted(name) == avro_unicode

@@ -1,8 +1,8 @@
-"""Agreement with the real SMT, record by record, over everything that was recorded of it.
+"""Agreement with the SMT, record by record, over all recordings of it.
 
-Every record is compared: dropped or not, key, value, order of fields, types, headers. Where ours differs, the
-difference must be one of `Difference`, each of which says exactly how the answer differs, and how often that happens.
-Where the real one raised, an independent, untyped reading of the document says what must be there.
+Every record is compared: dropped or not, key, value, order of fields, types, headers. If ours differs, the difference must be one of
+`Difference`, each of which defines exactly how the answer differs; their numbers are fixed. If the SMT raised, an independent, untyped
+reading of the document defines what must be there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Case = dict[str, Any]
 
 
 class Difference(enum.Enum):
-    """The answers that may differ from the real SMT's, and why."""
+    """The permitted differences from the SMT, with their reasons."""
 
     OLDER_OPTIONS = "the options of older versions are honoured; the real one ignores them in silence"
     COLLISION = "of two fields that meet in a name the real one keeps the last; ours keeps the other in __rescued"
@@ -59,7 +59,7 @@ def cases() -> dict[str, list[Case]]:
 
 @functools.cache
 def by_name(option_set: str) -> dict[tuple[str, str, str], Case]:
-    """The cases of a set by run, name and key: a few names occur twice."""
+    """The cases of a set by run, name and key, because a few names occur twice."""
     return {(case["run"], case["case"], json.dumps(case["in"]["key"])): case for case in cases()[option_set]}
 
 
@@ -78,7 +78,7 @@ SAME = {"same": True}
 
 
 def without_nulls(value: Any) -> Any:
-    """Fields that are null left out, as ours are printed; nulls in arrays stay."""
+    """Without fields that are null, as ours are printed; nulls in arrays stay."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -105,7 +105,7 @@ def our_answer(result: printed_records.JsonRow | unwrap.UnchangedRecord | unwrap
 
 
 def answer(case: Case) -> dict[str, Any]:
-    """Ours, the case being a table of its own, whose columns are kept for the test that judges their types."""
+    """Our answer, with the case as the only record of its table. The table's columns are kept for the test of types."""
     result = unwrap.extracted(case["in"], options=options_of(json.dumps(case["options"])))
     if not isinstance(result, unwrap.ExtractedRecord):
         return our_answer(result)
@@ -126,17 +126,17 @@ def is_equal(ours: dict[str, Any], real: dict[str, Any]) -> bool:
 
 
 def difference(case: Case) -> Difference | None:
-    """Which permitted difference the case shows; fails where it shows another. Found once a case."""
+    """Which permitted difference the case shows; fails for any other. Computed once per case."""
     if id(case) not in FOUND:
         FOUND[id(case)] = found_difference(case)
     return FOUND[id(case)]
 
 
 FOUND: dict[int, Difference | None] = {}
-"""By the identity of a case: `cases` keeps them all."""
+"""By the identity of a case, which `cases` keeps alive."""
 
 COLUMNS: dict[int, Struct] = {}
-"""The columns of the table that a case is alone, by its identity as well."""
+"""The columns of a case's own table, by the identity of the case."""
 
 
 def found_difference(case: Case) -> Difference | None:
@@ -181,7 +181,7 @@ def difference_of_values(case: Case, ours: dict[str, Any], real: dict[str, Any])
 
 
 def values_at(value: Any, path: str) -> Iterator[Any]:
-    """The values of a document at a dotted path, whose names may hold dots themselves."""
+    """The values of a document at a dotted path, whose names may contain dots themselves."""
     for name, item in value.items() if isinstance(value, dict) else ():
         if path == name:
             yield item
@@ -197,7 +197,7 @@ def without_inner_empty_arrays(value: Any) -> Any:
 
 @pytest.mark.parametrize("option_set", sorted(set(OPTION_SETS) - REFUSED))
 def test_every_record_of_an_option_set_agrees_but_for_the_permitted_differences(option_set: str) -> None:
-    """Key, value, order of fields, headers and dropping are those of the real SMT, or a difference that we mean."""
+    """Key, value, order of fields, headers and dropping are those of the SMT, or differ as intended."""
     assert cases()[option_set]
     for case in cases()[option_set]:
         difference(case)
@@ -213,7 +213,7 @@ def test_as_many_records_agree_and_differ_as_the_documents_say() -> None:
 
 
 def test_option_sets_that_the_real_one_refuses_are_refused() -> None:
-    """Bad values do not wait for the first record."""
+    """At the start, and not at the first record."""
     for option_set in REFUSED:
         with pytest.raises(unwrap_options.errors.SettingsError):
             unwrap_options.parse(OPTION_SETS[option_set])
@@ -223,7 +223,7 @@ def test_option_sets_that_the_real_one_refuses_are_refused() -> None:
 
 
 def expected_of_older_options(case: Case) -> dict[str, Any] | None:
-    """What the real one answers under today's names of the same options; None where it raises."""
+    """The SMT's answer with today's names of the same options; None if it raises."""
     today = same_case(case, todays_option_set(case))
     if "error" in today:
         return None
@@ -247,7 +247,7 @@ def todays_option_set(case: Case) -> str:
 
 
 def with_header_and_source(case: Case, under_avro: dict[str, Any]) -> dict[str, Any]:
-    """`operation.header` is a header `__op`, `add.source.fields` a field of `source`."""
+    """`operation.header` adds a header `__op`, `add.source.fields` a field of `source`."""
     if "value" not in under_avro:
         return under_avro
     envelope = case["in"]["value"]
@@ -260,7 +260,7 @@ def with_header_and_source(case: Case, under_avro: dict[str, Any]) -> dict[str, 
 
 
 def check_where_the_real_one_raised(case: Case, ours: dict[str, Any]) -> None:
-    """Ours holds everything that the event holds: as it is, as its JSON text, or under `__rescued`."""
+    """Ours contains everything in the event: as a value, as JSON text, or in `__rescued`."""
     options = options_of(json.dumps(case["options"]))
     expected = read_plainly(case, options)
     if expected is DROPPED:
@@ -278,7 +278,7 @@ def check_where_the_real_one_raised(case: Case, ours: dict[str, Any]) -> None:
 
 
 def is_held(expected: Any, ours: Any) -> bool:
-    """Whether ours is the expected value, whose mixed parts may be JSON texts."""
+    """Whether ours equals the expected value, whose mixed parts may be JSON texts."""
     if isinstance(expected, Wrapped):
         return ours == expected.plain or (isinstance(ours, str) and json.loads(ours) == expected.wrapper)
     if isinstance(ours, str) and not isinstance(expected, str):
@@ -297,7 +297,7 @@ def is_number(value: Any) -> bool:
 
 
 class Wrapped:
-    """A scalar as it is printed, and as type-exact JSON wraps it."""
+    """A scalar as it is printed, and in type-exact JSON."""
 
     def __init__(self, plain: Any, wrapper: Any) -> None:
         self.plain = plain
@@ -309,7 +309,7 @@ def plain(value: Any) -> Any:
 
 
 def json_of(value: Any) -> Any:
-    """The value as its JSON text holds it."""
+    """The value as in its JSON text."""
     if isinstance(value, Wrapped):
         return value.wrapper
     if isinstance(value, dict):
@@ -318,7 +318,7 @@ def json_of(value: Any) -> Any:
 
 
 def read_plainly(case: Case, options: UnwrapOptions) -> dict[str, Any]:
-    """The record that the event must become, read without regard for types."""
+    """The expected record of the event, without regard for types."""
     envelope = case["in"]["value"]
     mode = options.delete_tombstone_handling_mode
     key = {"id": shaped(debezium_json.parse(case["in"]["key"]["id"]), options)}
@@ -355,7 +355,7 @@ def document_pairs(envelope: dict[str, Any], identity: Any, options: UnwrapOptio
 
 
 def source_document(envelope: dict[str, Any], identity: Any) -> dict[str, Any]:
-    """What the event says of the document: whole, partial, or as it was before."""
+    """The event's document: whole, partial, or as it was before."""
     text = envelope["after"] or (envelope["updateDescription"] or {}).get("updatedFields") or envelope["before"]
     document = debezium_json.parse(text or "{}")
     if envelope["after"] is None and envelope["updateDescription"] is not None:
@@ -384,7 +384,7 @@ def adjusted(name: str, options: UnwrapOptions) -> str:
 
 
 def shaped(value: Any, options: UnwrapOptions, *, is_nested: bool = True) -> Any:
-    """The value as it is printed; one level of it where documents are flattened."""
+    """The value as it is printed; only its first level if documents are flattened."""
     match value:
         case [] if options.field_names.adjustment is not FieldNameAdjustment.NONE:
             return None
@@ -432,7 +432,7 @@ STRUCT_FIELDS = {
 
 
 def looked_up(envelope: dict[str, Any], added: unwrap_options.AddedField) -> Iterator[Any]:
-    """The metadata that an entry names, if the event has it; `snapshot` prints as "false" where it is null."""
+    """The metadata that an entry names, if the event has it; `snapshot` is null for "false"."""
     source = envelope["source"]
     envelope = {**envelope, "source": {**source, "snapshot": source["snapshot"].replace("false", "") or None}}
     part = envelope if not added.struct else envelope.get(added.struct) or {}
@@ -457,7 +457,7 @@ SCALARS = {
 
 
 def has_type(type_: Any, compact: Any, value: Any) -> bool:
-    """Whether a column type is the one of the SMT's schema; what only ever was null or empty has no type yet."""
+    """Whether a column type is that of the SMT's schema; a value that is only null or empty has no type."""
     if type_ is None:
         return is_hollow(value)
     if isinstance(compact, str):
@@ -510,7 +510,7 @@ def test_columns_of_metadata_have_their_types_even_where_they_are_small() -> Non
 
 @pytest.mark.parametrize("option_set", ["default", "flatten", "array_document", "avro", "delete_rewrite", "add_fields"])
 def test_records_of_compatible_shape_agree_as_one_table_too(option_set: str) -> None:
-    """A record whose values fit the table's columns is what it is alone, however many others share the table."""
+    """A record whose values fit the table's columns is the same as alone, however many others share the table."""
     by_collection: dict[tuple[str, str], list[Case]] = collections.defaultdict(list)
     for case in cases()[option_set]:
         if "error" not in case and difference(case) is None and "value" in real_answer(case):
@@ -521,7 +521,7 @@ def test_records_of_compatible_shape_agree_as_one_table_too(option_set: str) -> 
 
 
 def compatible_groups(every: list[Case]) -> Iterator[list[Case]]:
-    """Tables of cases: those with a value that does not fit the columns go to the next table."""
+    """Tables of cases: those with a value that does not fit the columns are in the next table."""
     options = options_of(json.dumps(every[0]["options"]))
     while every:
         results = [our_answer(row) for row in printed_records.records([case["in"] for case in every], options=options)]
@@ -538,7 +538,7 @@ def compatible_groups(every: list[Case]) -> Iterator[list[Case]]:
 
 
 def test_removed_fields_are_null_where_the_real_one_forgets_them() -> None:
-    """Each path of `removedFields` in a partial update is a field of the record, and null."""
+    """Each path of `removedFields` in a partial update is a null field of the record."""
     checked = 0
     for case in cases()["default"]:
         description = (case["in"]["value"] or {}).get("updateDescription") or {}
