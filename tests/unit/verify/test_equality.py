@@ -120,8 +120,7 @@ def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
     texts = {'"5"': "5", "5.0": 5.0, '{"$numberLong":"5"}': {"$numberLong": "5"}}
     for text, value in texts.items():
         document = {"_id": 1, "n": value}
-        if "n" not in equality.ExactDocument.read(json.dumps(document)).expected(schema).rescued:
-            continue
+        assert equality.ExactDocument.read(json.dumps(document)).expected(schema).rescued == {"n": text}
         assert found(document, row({"_id": 1}, {"n": text}), schema) == {}
         for other in texts.keys() - {text}:
             assert found(document, row({"_id": 1}, {"n": other}), schema)
