@@ -298,7 +298,7 @@ def test_a_helper_that_somebody_stopped_is_not_waited_for(
         assert helper._process is not None
         helper._process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(chunk_reader, "_HELPERS", helpers)
-    monkeypatch.setattr(chunk_reader, "HELPER_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(chunk_reader, "HELPER_SECONDS", 0.1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
     meta = {"outcome": "read", "at": [1, 1], "cut": None}
