@@ -327,10 +327,10 @@ def test_other_names_are_not_foreign(name: str) -> None:
 
 
 def test_options_of_the_smt_in_the_wrong_place() -> None:
-    """An unwrap option under `source` is one problem."""
+    """The message of an unwrap option under `source` says where it belongs."""
     for name in unwrap_options.NAMES:
-        found = problems(source={name: "x"})
-        assert len(found) == 1
+        (problem,) = problems(source={name: "x"})
+        assert problem == f"source.{name}: it is an option of silver (put it under silver.defaults)"
 
 
 @pytest.mark.parametrize(
