@@ -125,14 +125,12 @@ def test_every_property_that_works_has_its_test() -> None:
 
 
 def test_every_supported_property_is_read_by_the_code() -> None:
-    """Each documented property is used outside the settings, or documented as without effect."""
+    """Each documented property is read outside the settings, or documented as without effect."""
     files = [path for package in ("cdc_core", "pipelines") for path in (ROOT / package).rglob("*.py")]
     texts = (path.read_text(encoding="utf-8") for path in files if path.parent.name not in ("properties", "settings"))
-    words = {word for text in texts for word in re.findall(r"\w+", text)}
-    for each in PROPERTIES:
-        is_read = each.attribute in words
-        expected = each.name not in (*render.WITHOUT_EFFECT, "topic.prefix")
-        assert is_read or not expected, each.name
+    read = {name for text in texts for name in re.findall(r"\.(\w+)", text)}
+    unread = {each.name for each in PROPERTIES if each.attribute not in read}
+    assert unread == {*render.WITHOUT_EFFECT, "topic.prefix"}
 
 
 def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:
@@ -179,10 +177,9 @@ def test_every_command_that_is_shown_exists(path: Path) -> None:
         assert {part for part in rest if part.startswith("--")} <= options, f"medallion {line}"
 
 
-def test_every_verb_is_in_the_changelog_and_in_the_readme_or_the_guide() -> None:
-    guide = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
-    for verb in command_line.medallion.commands:
-        assert re.search(rf"medallion[^\n]*\b{verb}\b", guide), verb
+def test_every_verb_is_in_the_readme_or_the_guide() -> None:
+    guide = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS if path.name != "CHANGELOG.md")
+    assert [verb for verb in command_line.medallion.commands if not re.search(rf"medallion {verb}\b", guide)] == []
 
 
 def test_spark_and_delta_are_the_same_everywhere() -> None:
