@@ -49,12 +49,16 @@ def test_the_image_runs_medallion_as_a_user_and_looks_at_the_metrics() -> None:
     assert copied == {line.removeprefix("!") for line in ignored if line.startswith("!")}
 
 
-def test_the_unit_starts_again_what_is_temporary_and_leaves_what_a_person_must_decide(tmp_path: Path) -> None:
-    """Exit codes 2 and 3 need a decision, so systemd does not restart after them; SIGTERM has enough time."""
+def _service() -> configparser.SectionProxy:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(FOLDER / "medallion-capture@.service")
-    service = unit["Service"]
+    return unit["Service"]
+
+
+def test_the_unit_starts_again_what_is_temporary_and_leaves_what_a_person_must_decide(tmp_path: Path) -> None:
+    """Exit codes 2 and 3 need a decision, so systemd does not restart after them; SIGTERM has enough time."""
+    service = _service()
     assert service["Restart"] == "on-failure" and service["RestartPreventExitStatus"].split() == ["2", "3"]
     assert service["KillSignal"] == "SIGTERM" and int(service["TimeoutStopSec"]) >= 30 and service["User"] != "root"
     command = shlex.split(service["ExecStart"])
@@ -121,10 +125,7 @@ def test_the_manifests_probes_ask_a_port_that_its_settings_open(tmp_path: Path) 
 
 def test_a_unit_that_sees_no_home_has_a_place_for_jars() -> None:
     """The first start downloads Delta's jars."""
-    unit = configparser.ConfigParser(interpolation=None, strict=False)
-    unit.optionxform = str  # type: ignore[method-assign,assignment]
-    unit.read(FOLDER / "medallion-capture@.service")
-    service = unit["Service"]
+    service = _service()
     assert service["ProtectHome"] == "true"
     assert service["Environment"] == f"XDG_CACHE_HOME=/var/cache/{service['CacheDirectory']}"
 
