@@ -6,6 +6,7 @@ import errno
 import json
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,27 @@ from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunk_reader, chunks, snapshot
 
 COLLECTION = catalog.SourceCollection("db", "a", None)
+UNREACHABLE = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
+
+
+def executors(execute: Callable[[Any], pa.Table], asked: list[str] | None = None) -> Any:
+    """A Spark whose workers do this with what they are given."""
+
+    def executed(read: Any, _: str) -> Any:
+        if asked is not None:
+            asked.append("a worker")
+        return SimpleNamespace(toArrow=lambda: execute(read))
+
+    return SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
+
+
+def run(read: Any) -> pa.Table:
+    return pa.Table.from_batches(read(iter(())))
+
+
+def answer(**meta: str) -> Callable[[Any], pa.Table]:
+    """Workers that answer without reading."""
+    return lambda _: pa.table({"meta": [json.dumps(meta)], "rows": pa.array([None], pa.binary())})
 
 
 @pytest.fixture
@@ -45,7 +67,7 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
 
     halt = Halt()
     connection: Any = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))
-    spark: Any = Expired()
+    spark = executors(answer(outcome="expired"))
     reader = chunk_reader.ChunkReader(spark, connection, after=Timestamp(1, 1), chunk_bytes=1 << 20, stopped=halt)
     given: dict[str, Any] = {"log": None, "name": "shop", "collections": [COLLECTION], "reader": reader, "threads": 1}
     return snapshot.Snapshot(**given, state=SnapshotState("s", ("db.a",)), stopped=halt)
@@ -157,19 +179,6 @@ def test_a_chunk_costs_the_same_however_many_collections_there_are(
     ]
 
 
-class Expired:
-    """A Spark whose executors always report that the server's snapshot window has expired."""
-
-    def range(self, *_: Any, **__: Any) -> Expired:
-        return self
-
-    def mapInArrow(self, *_: Any) -> Expired:
-        return self
-
-    def toArrow(self) -> pa.Table:
-        return pa.table({"meta": ['{"outcome": "expired"}'], "rows": pa.array([None], pa.binary())})
-
-
 @pytest.mark.parametrize("where", ["chunk", "boundary"])
 def test_a_collection_that_the_server_gives_up_fails_alone(
     taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch, where: str
@@ -223,26 +232,13 @@ def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
 def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """If executors cannot reach MongoDB, as on serverless compute, the driver reads, and does not ask them again."""
     asked: list[str] = []
-    error = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
-    unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
-    frame = SimpleNamespace(toArrow=lambda: asked.append("an executor") or unreachable)  # type: ignore[func-returns-value]
-    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
     meta = {"outcome": "read", "at": [1, 1], "cut": None}
     monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, chunks.ROWS.empty_table())]))
-    reader = replace(taking.reader, spark=spark)
+    reader = replace(taking.reader, spark=executors(answer(**UNREACHABLE), asked))
     reader.without_helpers.set()
     for _ in range(2):
         assert reader.read(COLLECTION, snapshot_read.IdRange(), condition=None).at == (1, 1)
-    assert asked == ["an executor"]
-
-
-def executing() -> Any:
-    """A Spark whose executors run what they are given."""
-
-    def executed(read: Any, _: str) -> Any:
-        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
-
-    return SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
+    assert asked == ["a worker"]
 
 
 @pytest.mark.parametrize("harm", [None, "unwritten", "gone", "no folder"])
@@ -272,15 +268,10 @@ def test_on_one_machine_a_helper_reads_a_chunk(
             raise helper_processes.HelperGone("it ended with exit code -9")
         return function((given[0], "/dev/full") if harm else given, None)
 
-    def executed(read: Any, _: str) -> Any:
-        asked.append("a worker")
-        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
-
     monkeypatch.setattr(helper_processes.HelperProcess, "call", call)
     if harm == "no folder":
         monkeypatch.setattr("pipelines.spark.scratch.folder", folder)
-    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
-    reader = replace(taking.reader, spark=spark)
+    reader = replace(taking.reader, spark=executors(run, asked))
     for _ in range(2):
         assert reader.read(COLLECTION, snapshot_read.IdRange(), condition=None).rows.to_pylist() == rows.to_pylist() * 2
     assert asked == (["a helper", "a worker", "a worker"] if harm else ["a helper", "a helper"])
@@ -303,7 +294,7 @@ def test_a_helper_that_somebody_stopped_is_not_waited_for(
     monkeypatch.setattr("pipelines.spark.session.is_local", lambda _: True)
     meta = {"outcome": "read", "at": [1, 1], "cut": None}
     monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, chunks.ROWS.empty_table())]))
-    reader = replace(taking.reader, spark=executing(), connection=connections.Connection("mongodb://nobody"))
+    reader = replace(taking.reader, spark=executors(run), connection=connections.Connection("mongodb://nobody"))
     found = []
     reads = threading.Thread(
         target=lambda: found.append(reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)), daemon=True
@@ -339,12 +330,8 @@ def test_a_chunk_that_was_given_up_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_source_that_nobody_reaches_is_told(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the driver does not reach it either, the source itself is unreachable, and executors are asked again."""
-    error = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
-    unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
-    frame = SimpleNamespace(toArrow=lambda: unreachable)
-    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
-    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(error, None)]))
-    reader = replace(taking.reader, spark=spark)
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(UNREACHABLE, None)]))
+    reader = replace(taking.reader, spark=executors(answer(**UNREACHABLE)))
     with pytest.raises(errors.SourceUnreachable):
         reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
     assert not reader.on_driver.is_set()
@@ -362,7 +349,7 @@ def test_a_time_that_a_server_never_hears_of_gives_up_one_collection(
             raise driver.OperationFailure("InvalidOptions", 72)
 
     monkeypatch.setattr(chunks, "encoded_chunk", behind)
-    reader = replace(taking.reader, spark=executing())
+    reader = replace(taking.reader, spark=executors(run))
     with pytest.raises(mongodb_failures.ReadRefused, match="72"):
         reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
     assert len(reads) == chunk_reader.ATTEMPTS
