@@ -39,6 +39,7 @@ _OPAQUE = re.compile(
 _OPAQUE_OR_COMMENT = re.compile(rf"(?P<opaque>{_OPAQUE.pattern})|\{{#.*?#\}}", re.DOTALL)
 _OPAQUE_OR_TAG = re.compile(f"(?P<opaque>{_OPAQUE.pattern})|{_TAG.pattern}", re.DOTALL)
 _END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
+_OPAQUE_OR_END = re.compile(f"(?P<opaque>{_OPAQUE.pattern})|{_END.pattern}", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
 
@@ -257,10 +258,10 @@ def _columns(found: object) -> tuple[str, ...]:
 
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
     """The query without a final semicolon and the comments after it."""
-    query_parts = [part for part in parts if part != ""]
-    if query_parts and isinstance(query_parts[-1], str):
-        query_parts[-1] = _END.sub("", query_parts[-1])
-    return tuple(query_parts)
+    found = [part for part in parts if part != ""]
+    if found and isinstance(found[-1], str):
+        found[-1] = _OPAQUE_OR_END.sub(lambda each: each["opaque"] or "", found[-1])
+    return tuple(found)
 
 
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:

@@ -76,7 +76,15 @@ def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
         "m", f"{quiet}{{{{ ref('c.d') }}}} -- {{{{ ref('e') }}}};\n ;;\n/* done; */ -- really;\n", where="m.sql"
     )
     assert (found.names, found.materialized) == (("c.d",), sql_model.Materialization.TABLE)
-    assert found.query(lambda ref: ref.name).rstrip() == f"{quiet}c.d -- {{{{ ref('e') }}}}"
+    assert found.query(lambda ref: ref.name).rstrip() == f"{quiet}c.d -- {{{{ ref('e') }}}};"
+
+
+@pytest.mark.parametrize("last", ["'a; -- b'", "`;/**/`", '"x;"', "'a' -- b; -- c"])
+def test_what_looks_like_the_end_of_a_query_in_its_last_string_is_text(last: str) -> None:
+    """Only a semicolon outside strings and comments ends the query."""
+    for end in ("", "; -- done;\n"):
+        found = sql_model.parse("m", f"SELECT * FROM {{{{ ref('c.d') }}}} WHERE a = {last}\n{end}", where="m.sql")
+        assert found.parts[-1] == f" WHERE a = {last}\n"
 
 
 def test_what_looks_like_a_comment_in_a_string_is_text() -> None:
