@@ -32,13 +32,22 @@ from cdc_core.properties import types as values
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # A closing tag alone is text, as in dbt: JSON in a query ends with }}.
 _TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
+
+
+def _bracketed(levels: int) -> str:
+    """A comment in brackets, which may contain others."""
+    inner = f"{_bracketed(levels - 1)}|" if levels else ""
+    return rf"/\*(?:{inner}[^*/]|\*(?!/)|/(?!\*))*\*/"
+
+
+_COMMENT = rf"--(?:\\\n|[^\n])*|{_bracketed(5)}"
 _OPAQUE = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
+    rf"""{_COMMENT}|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
 )
 """SQL comments, strings and quoted names, whose content is text."""
 _OPAQUE_OR_COMMENT = re.compile(rf"(?P<opaque>{_OPAQUE.pattern})|\{{#.*?#\}}", re.DOTALL)
 _OPAQUE_OR_TAG = re.compile(f"(?P<opaque>{_OPAQUE.pattern})|{_TAG.pattern}", re.DOTALL)
-_END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
+_END = re.compile(rf";(?:[\s;]|{_COMMENT})*\Z", re.DOTALL)
 _OPAQUE_OR_END = re.compile(f"(?P<opaque>{_OPAQUE.pattern})|{_END.pattern}", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
@@ -266,9 +275,7 @@ def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
 
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:
     """Contradictions within one model."""
-    if not any(
-        isinstance(part, Ref) or re.sub(r"--[^\n]*|/\*.*?\*/", "", part, flags=re.DOTALL).strip() for part in model.parts
-    ):
+    if not any(isinstance(part, Ref) or re.sub(_COMMENT, "", part).strip() for part in model.parts):
         yield errors.Problem(model.where, "there is no query in it")
     keyed_refs = [ref for ref in model.refs if ref.key]
     if model.materialized is not Materialization.INCREMENTAL:

@@ -87,6 +87,15 @@ def test_what_looks_like_the_end_of_a_query_in_its_last_string_is_text(last: str
         assert found.parts[-1] == f" WHERE a = {last}\n"
 
 
+def test_a_comment_of_sql_is_as_long_as_spark_takes_it() -> None:
+    """One in brackets may contain others, and a backslash continues a simple one on the next line."""
+    quiet = "/* {{ ref('a') }} /* one; */ {{ ref('b') }} ) ; */ SELECT 1 -- {{ ref('c') }} \\\n {{ ref('d') }};\nFROM "
+    found = sql_model.parse("m", f"{quiet}{{{{ ref('e.f') }}}}; /* /**/ ; */ -- \\\n done", where="m.sql")
+    assert found.parts == (quiet, sql_model.Ref("e.f"), "")
+    with pytest.raises(errors.SettingsError, match="there is no query in it"):
+        sql_model.parse("m", "/* /* SELECT */ 1 */ -- \\\n 2", where="m.sql")
+
+
 def test_what_looks_like_a_comment_in_a_string_is_text() -> None:
     """The text between two of them would be lost, and the query would be another one."""
     query = "SELECT regexp_replace(a, '{#', '') AS `{#b#}`, regexp_replace(a, '#}', '') AS c -- {# #}\nFROM t"
