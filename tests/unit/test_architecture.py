@@ -215,7 +215,7 @@ TABLES_OF_DATA = {"cdc_core/properties/source.py"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_house_is_made_of_small_parts(package: str) -> None:
+def test_files_and_classes_are_small(package: str) -> None:
     """No file has more than 500 lines, except tables of data, and no class more than 20 methods."""
     for module in MODULES:
         if module.package == package:
@@ -232,7 +232,7 @@ def test_no_two_modules_need_each_other() -> None:
     assert not _circle(needs)
 
 
-FLOORS = (
+LEVELS = (
     {"clock", "helper_processes", "memory", "new_commits", "settings", "spark"},
     {"delta", "mongodb", "standstill"},
     {"bronze", "channels", "schema"},
@@ -246,19 +246,19 @@ FLOORS = (
 """The packages of `pipelines/`, from the lowest level to the highest."""
 
 
-def test_a_package_uses_only_floors_below_its_own() -> None:
+def test_a_package_imports_only_lower_levels() -> None:
     """Layers communicate through tables: capture, silver and gold do not import each other.
 
     Packages that show or start them are on a higher level.
     """
-    floor = {package: number for number, packages in enumerate(FLOORS) for package in packages}
-    assert set(floor) == {
+    level = {package: number for number, packages in enumerate(LEVELS) for package in packages}
+    assert set(level) == {
         path.stem for path in (PROJECT / "pipelines").iterdir() if path.stem[0] != "_" and path.name != "py.typed"
     }
     for module in MODULES:
         if module.package == "pipelines" and (own := _package(_dotted(module))):
             used = {_package(name) for name in _imported(module.tree) if name.startswith("pipelines.")} - {own}
-            assert not {name for name in used if floor[name] >= floor[own]}, module.name
+            assert not {name for name in used if level[name] >= level[own]}, module.name
 
 
 def test_packages_of_the_core_need_each_other_in_one_direction() -> None:

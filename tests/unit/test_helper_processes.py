@@ -34,16 +34,16 @@ def echoed(given: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBa
     return (os.getpid(), given), columns
 
 
-class Riddle:
+class BrokenPickle:
     """An object that can be pickled and not unpickled."""
 
     def __reduce__(self) -> Any:
         return int, ("x",)
 
 
-def riddle(_: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBatch | None]:
+def broken_pickle(_: Any, columns: pa.RecordBatch | None) -> tuple[Any, pa.RecordBatch | None]:
     """Runs in a helper process."""
-    return Riddle(), columns
+    return BrokenPickle(), columns
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_one_that_is_killed_is_gone_and_the_next_call_starts_another(helper: hel
 
 def test_what_is_left_of_an_answer_is_none_to_the_next_call(helper: helper_processes.HelperProcess) -> None:
     with pytest.raises(helper_processes.HelperGone):
-        helper.call(riddle, None, pa.RecordBatch.from_pydict({"number": [1]}))
+        helper.call(broken_pickle, None, pa.RecordBatch.from_pydict({"number": [1]}))
     (_, given), columns = helper.call(echoed, "next")
     assert (given, columns) == ("next", None)
 

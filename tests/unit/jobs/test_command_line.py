@@ -428,7 +428,7 @@ def test_a_table_that_fails_hides_no_maintenance_of_another(
     assert "checkpoint written" in shown.out and "medallion repair" in shown.err
 
 
-def test_a_terminal_of_few_signs_ends_no_command(settings_file: Path) -> None:
+def test_characters_that_a_terminal_lacks_are_escaped(settings_file: Path) -> None:
     """Characters that its encoding lacks are escaped, in names of collections too."""
     settings_file.write_text(
         f"name: shop\nlakehouse: {{root: {settings_file}}}\nsource:\n"

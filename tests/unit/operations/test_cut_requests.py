@@ -70,7 +70,7 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
         assert asked == ["now"] and rows[cut_requests.MADE]["cut"] == "c1"
 
 
-def test_a_spark_that_requests_alone_miss_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_spark_ends_the_service_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that apply few events do not use Spark, and would continue while requests remain unanswered."""
     with without_spark.running():
         chosen = Hop(tmp_path).settings

@@ -139,7 +139,7 @@ def bronze_in_duckdb(rows: Mapping[str, Sequence[Any]]) -> Iterator[Callable[[st
         yield sql
 
 
-def test_no_old_event_goes_behind_a_younger_one() -> None:
+def test_no_old_event_is_removed_after_a_younger_one() -> None:
     """A replayed event keeps its old time. If it were removed alone, an event would be missing between those that are left."""
     namespace, old, young = registry.Namespace(bronze_rows.DB, "t"), 5, 10**12
     rows: dict[str, list[Any]] = {"batch": [1, 2, 3, 4], "ts_ms": [old, young, old, young]}

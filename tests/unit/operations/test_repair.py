@@ -74,7 +74,7 @@ def test_schemas_go_all_together() -> None:
     assert tables_repair._plan(files, files[:1], ("ops", "schemas"))[0] == files
 
 
-def test_what_is_left_of_bronze_names_the_settings_by_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_of_bronze_keeps_the_settings_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next start continues from there, and reports again what those settings left out."""
     own = {"writer": "w", "log": "one"}
     commits = [

@@ -77,7 +77,7 @@ def test_a_snapshot_that_reads_no_more_says_so() -> None:
     assert [each for each in said if each not in text] == []
 
 
-def test_names_that_nobody_chose_for_a_page() -> None:
+def test_names_of_any_characters_are_text() -> None:
     """Names with tags, quotes, control characters or two hundred letters are shown as text, and shortened beside a bar."""
     content = seen()
     hostile = ("</title><script>x</script>", "shop.\x01\x0b]]>&\"'", f"shop.{'long' * 50}")

@@ -123,7 +123,7 @@ def test_a_second_join_changes_nothing(history: list[Any]) -> None:
 
 
 @hypothesis.given(HISTORY, DOCUMENT)
-def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
+def test_every_value_is_in_a_column_or_rescued(history: list[Any], document: Any) -> None:
     """With any schema, every value of any document is in its column or rescued."""
     schema = joined(history)
     _, rescued = cast.cast(document, schema.struct)

@@ -268,7 +268,7 @@ def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, 
     assert isinstance(told, errors.DecisionNeeded) and os.strerror(errno.EAGAIN) in str(told)
 
 
-def test_of_a_trace_its_words_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And not its last line, which only counts further lines."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trace = 'Exception in thread "main" X: Too many open files\n\tat a.B.c(B.java:1)\nCaused by: Y: no more\n\t... 34 more\n'
