@@ -267,10 +267,10 @@ def _columns(found: object) -> tuple[str, ...]:
 
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
     """The query without a final semicolon and the comments after it."""
-    found = [part for part in parts if part != ""]
-    if found and isinstance(found[-1], str):
-        found[-1] = _OPAQUE_OR_END.sub(lambda each: each["opaque"] or "", found[-1])
-    return tuple(found)
+    query_parts = [part for part in parts if part != ""]
+    if query_parts and isinstance(query_parts[-1], str):
+        query_parts[-1] = _OPAQUE_OR_END.sub(lambda each: each["opaque"] or "", query_parts[-1])
+    return tuple(query_parts)
 
 
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:
