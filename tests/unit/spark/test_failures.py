@@ -253,7 +253,7 @@ def test_what_fails_when_jobs_were_cancelled_is_told_as_no_fault(
     found = parallel.Failures()
     found.note("shop.orders", ValueError())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    with pytest.raises(ValueError):
+    with pytest.raises(errors.Temporary):
         found.raised()
 
 
