@@ -141,32 +141,19 @@ def check_catalog(catalog: str | None, settings: Mapping[str, str]) -> None:
 
 
 def defaults() -> dict[str, str]:
-    """The settings of `SPARK_CONF_DIR/spark-defaults.conf`; none where the variable is not set."""
+    """The settings of `SPARK_CONF_DIR/spark-defaults.conf`, in the format of Java's properties; none where the variable is not set."""
     folder = os.environ.get("SPARK_CONF_DIR")
     if not folder or not Path(folder, "spark-defaults.conf").is_file():
         return {}
-    text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
-    pairs = ((_unescaped(key), _unescaped(value).strip()) for key, value in _PROPERTY.findall(text) if key)
-    return {key: value for key, value in pairs if value}
+    import javaproperties  # takes 50 ms, and few have the file
 
-
-# The format of Java's properties (`java.util.Properties.load`), with which Spark reads the file.
-_PROPERTY = re.compile(
-    r"^[ \t\f]*(?:[#!].*|((?:\\[\s\S]|[^\\\s=:])+)[ \t\f]*[=:]?[ \t\f]*((?:\\[\s\S]|[^\\\n])*)\\?)$", re.MULTILINE
-)
-_ESCAPE = re.compile(r"\\(?:(\n[ \t\f]*)|u([0-9a-fA-F]{4})|([\s\S]))")
-
-
-def _unescaped(text: str) -> str:
-    """A key or a value without the escapes and line breaks of Java's properties."""
-
-    def plain(found: re.Match[str]) -> str:
-        line_break, code, sign = found.groups()
-        if line_break:
-            return ""
-        return chr(int(code, 16)) if code else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(sign, sign)
-
-    return _ESCAPE.sub(plain, text)
+    path = Path(folder, "spark-defaults.conf")
+    try:
+        found = javaproperties.loads(path.read_text(encoding="utf-8"))
+    except javaproperties.InvalidUEscapeError as error:
+        hint = r"write a backslash as \\: Spark does not start with this file"
+        raise errors.SettingsError(errors.Problem(str(path), str(error), hint)) from None
+    return {name: value.strip() for name, value in found.items() if value.strip()}
 
 
 def startable(options: str) -> str:

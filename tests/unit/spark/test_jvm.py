@@ -75,6 +75,11 @@ def test_the_defaults_are_read_as_spark_reads_them(started: Any) -> None:
     }
 
 
+def test_defaults_that_spark_refuses_are_a_mistake_in_their_file(started: Any) -> None:
+    with pytest.raises(errors.SettingsError, match=r"spark-defaults\.conf: .*\\users.*write a backslash as"):
+        started(r"spark.my.folder C:\users")
+
+
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "yarn", "spark://host:7077"])
 def test_executors_of_a_cluster_reach_the_driver(started: Any, master: str) -> None:
     shown = started(f"spark.master {master}\n")
