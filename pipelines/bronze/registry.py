@@ -214,6 +214,11 @@ class CaughtUp:
         )
 
 
+def is_other_log(log: str | None, other: str | None) -> bool:
+    """Whether batch numbers of the bronze `log` mean nothing for the `other` one; unnamed logs count as the same."""
+    return None not in (log, other) and log != other
+
+
 @dataclass(frozen=True)
 class SilverPosition:
     """The position of a silver table at its `version`."""
@@ -247,7 +252,7 @@ class SilverPosition:
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` is a batch of another history of bronze than `log`."""
-        return None not in (log, self.log) and self.log != log
+        return is_other_log(self.log, log)
 
     @property
     def extra(self) -> dict[str, object]:

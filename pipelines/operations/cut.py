@@ -284,8 +284,9 @@ def _applied(
     histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
     silver_positions = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
     log = bronze_log.newest(spark, table).log
-    # The batch numbers of another bronze log mean nothing here: none of this one's events are applied.
-    if log is not None and {*(each.log for each in silver_positions.values()), *(at.log for _, at in held)} - {None, log}:
+    # From another bronze log, none of this one's events are applied.
+    applied_logs = [*(each.log for each in silver_positions.values()), *(position.log for _, position in held)]
+    if any(registry.is_other_log(each, log) for each in applied_logs):
         return 0
     starts = {namespace: each.to for namespace, each in silver_positions.items()}
     counts, sweeps = survey.surveyed(spark, table, BatchRange(min(starts.values()), newest), starts=starts)

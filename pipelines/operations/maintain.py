@@ -332,10 +332,8 @@ class _MaintenanceRun:
 
     def _position(self, table: TableRef) -> int:
         metadata = table_history.standing(self.spark, table).metadata
-        # The batch numbers of another bronze log mean nothing for this one.
-        is_of_other = None not in (metadata.get("log"), self._log) and metadata["log"] != self._log
         to = metadata.get("to")
-        return to if isinstance(to, int) and not is_of_other else 0
+        return to if isinstance(to, int) and not registry.is_other_log(metadata.get("log"), self._log) else 0
 
     def _trim(self, table: TableRef, words: _ResultLines) -> None:
         """Remove old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""

@@ -210,8 +210,7 @@ class _TableProgress:
 
     def of_bronze(self, log: str | None) -> _TableProgress:
         """The same, but at batch 0 if its batch numbers are of another bronze log than `log`: it has applied nothing of this one."""
-        is_of_other = None not in (log, self.log) and self.log != log
-        return dataclasses.replace(self, batch=0, before=0) if is_of_other else self
+        return dataclasses.replace(self, batch=0, before=0) if registry.is_other_log(self.log, log) else self
 
 
 @dataclass(frozen=True)
