@@ -206,15 +206,11 @@ def _are_explained(blocked: Mapping[str, int], updates: Sequence[PartialUpdate])
     for path, last_number in blocked.items():
         # Only updates that name the path or a parent of it: there may be a hundred thousand, and as many paths.
         candidates = itertools.chain.from_iterable(
-            numbers_by_path.get(prefix, ()) for prefix in itertools.accumulate(path.split("."), _joined)
+            numbers_by_path.get(prefix, ()) for prefix in itertools.accumulate(path.split("."), "{}.{}".format)
         )
         if not any(number > last_number and _explains(updates[number], path) for number in candidates):
             return False
     return True
-
-
-def _joined(parent: str, name: str) -> str:
-    return f"{parent}.{name}"
 
 
 def _cut_paths(update: PartialUpdate) -> Sequence[str]:

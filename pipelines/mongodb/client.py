@@ -82,13 +82,13 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     return errors.SettingsError(errors.Problem(path, "not a valid connection string", hint))
 
 
-def _given(uri: str) -> dict[str, str]:
+def uri_options(uri: str) -> dict[str, str]:
     """The options of a connection string, after the last @: a password may hold an unencoded ?."""
-    options = (part.partition("=") for part in split_options(uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
+    options = (part.partition("=") for part in _split_options(uri.rpartition("@")[2].partition("?")[2]) if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
 
 
-def split_options(query: str) -> list[str]:
+def _split_options(query: str) -> list[str]:
     """The options of a connection string, each as ``name=value``, from the text after its `?`."""
     # The driver accepts either separator, and refuses a mixture.
     return [part for part in re.split("[&;]", query) if part]
@@ -96,7 +96,7 @@ def split_options(query: str) -> list[str]:
 
 def left_out(uri: str) -> tuple[str, ...]:
     """The options of a connection string that the driver ignores: unknown ones, and those with an invalid value."""
-    return tuple(name for name, value in _given(uri).items() if not _is_valid(name, value))
+    return tuple(name for name, value in uri_options(uri).items() if not _is_valid(name, value))
 
 
 @functools.lru_cache
@@ -175,5 +175,5 @@ def direct_uri(uri: str, host: str) -> str:
     credentials = authority.rpartition("@")[0]
     database, _, query = options.lstrip("/").partition("?")
     set_options = {name.lower() for name in _OF_A_SET}
-    remaining = [part for part in split_options(query) if part.partition("=")[0].lower() not in set_options]
+    remaining = [part for part in _split_options(query) if part.partition("=")[0].lower() not in set_options]
     return f"mongodb://{credentials and credentials + '@'}{host}/{database}{'?' if remaining else ''}{'&'.join(remaining)}"

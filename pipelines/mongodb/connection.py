@@ -48,7 +48,7 @@ def connection(source: Source) -> Connection:
     Raises `SettingsError` where a secret cannot be resolved.
     """
     uri = secrets.resolve(source.mongodb_connection_string)
-    uri_options = _given(uri)
+    uri_options = {name.lower() for name in mongodb.uri_options(uri)}
     options: dict[str, Any] = {
         "connectTimeoutMS": source.mongodb_connect_timeout_ms or None,
         "serverSelectionTimeoutMS": source.mongodb_server_selection_timeout_ms,
@@ -64,11 +64,6 @@ def connection(source: Source) -> Connection:
     return Connection(
         uri, {name: value for name, value in options.items() if value is not None and name.lower() not in uri_options}
     )
-
-
-def _given(uri: str) -> set[str]:
-    """The names of the connection string's options, in lower case."""
-    return {part.partition("=")[0].lower() for part in mongodb.split_options(uri.partition("?")[2])}
 
 
 def _credentials(source: Source) -> dict[str, Any]:

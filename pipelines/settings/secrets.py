@@ -26,8 +26,8 @@ def resolve(
     """The text with every reference replaced by its value.
 
     The value of a user or password in a connection string, or of both as `user:password`, is percent-encoded if it contains characters
-    that are not allowed there (`p@ss`); a value that is already encoded stays. Raises `SettingsError` with all variables that are not set and secrets that
-    this machine cannot read, and `AccessRefused` for a secret that Databricks refuses.
+    that are not allowed there (`p@ss`); a value that is already encoded stays. Raises `SettingsError` with all variables that are not
+    set and secrets that this machine cannot read, and `AccessRefused` for a secret that Databricks refuses.
     """
     template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
     variables = os.environ if environment is None else environment
