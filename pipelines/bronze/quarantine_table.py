@@ -161,14 +161,15 @@ def held_among(spark: SparkSession, table: tables.TableRef, keys: Sequence[str])
     return {row.key for row in held_events.select("key").distinct().collect()}
 
 
-def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
-    """The keys, as `__key`, of documents with held events of this sequence or later; None where there is no quarantine."""
+def without_waiting(rows: DataFrame, table: tables.TableRef, *, since: str) -> DataFrame:
+    """The rows without those of documents, by `__key`, that have held events of this sequence or later: these documents exist."""
+    spark = rows.sparkSession
     if not delta.exists(spark, table):
-        return None
+        return rows
     held_events = quarantine_rules.held(spark.table(str(table))).where(
         (F.col("sequence") >= since) & F.col("key").isNotNull()
     )
-    return held_events.select(F.col("key").alias("__key")).distinct()
+    return rows.join(held_events.select(F.col("key").alias("__key")).distinct(), "__key", "left_anti")
 
 
 def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:

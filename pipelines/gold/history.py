@@ -440,18 +440,14 @@ class History:
         is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {sequence})"
         ended_versions = stored_versions.where(f"{is_open} AND `__sequence` < {sequence}").select("__key", "__sequence")
         if is_snapshot:
-            ended_versions = self._but_waiting(ended_versions, sweep.first)
+            ended_versions = quarantine_table.without_waiting(
+                ended_versions, self.layout.quarantine(*self.namespace), since=sweep.first
+            )
         end = {"__until": sequence, "valid_to": f"timestamp_seconds({int(sweep.first[:8], 16)})"}
         if self.marks_deleted:
             end["__deleted"] = "true"
         statement = sql_merge.Merge(SAME_VERSION, (sql_merge.Clause(end),))
         self.writer.merge(ended_versions, statement, to=reached.to, extra=reached.extra)
-
-    def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
-        """The rows, without those of documents that have events in quarantine from `since` or later: these documents exist."""
-        table = self.layout.quarantine(*self.namespace)
-        waiting_keys = quarantine_table.waiting_keys(self.spark, table, since=since)
-        return rows if waiting_keys is None else rows.join(waiting_keys, "__key", "left_anti")
 
 
 def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:

@@ -6,7 +6,6 @@ Why a drop is a sweep, and what the floor is for: docs/decisions/a-drop-is-a-swe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
@@ -20,9 +19,6 @@ from pipelines.silver import batch as batches
 from pipelines.silver import in_process, write
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import CollectionWork, SilverCollection
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[Sweep], list[Sweep]]:
@@ -47,7 +43,7 @@ def apply(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
     if in_process.swept(collection, sweep, next_position, number=range_.to):
         return
     older_rows = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
-    swept_rows = _without_waiting(collection, older_rows, since=sweep.first)
+    swept_rows = quarantine_table.without_waiting(older_rows, collection.quarantine, since=sweep.first)
     if collection.mode.marks_deleted and "__deleted" in swept_rows.columns:  # the mode may be newer than all rows
         swept_rows = swept_rows.where("NOT coalesce(`__deleted`, false)")
     bounds = swept_rows.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
@@ -66,9 +62,3 @@ def apply(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
         deletes=Deletes(swept_rows.select("__key", F.lit(sweep.first).alias("__sequence")), bounds.rows),
     )
     batches.through(write.STEPS, collection, batch)
-
-
-def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:
-    """The rows, without those of documents that have events in quarantine from `since` or later: these documents exist."""
-    waiting_keys = quarantine_table.waiting_keys(collection.spark, collection.quarantine, since=since)
-    return rows if waiting_keys is None else rows.join(waiting_keys, "__key", "left_anti")
