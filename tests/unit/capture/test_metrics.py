@@ -18,7 +18,7 @@ from pipelines.capture import byte_queue, metrics, oplog_watch
 from pipelines.mongodb import change_stream
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot.controls import SnapshotControls
-from tests.harness import captures
+from tests.harness import captures, processes
 
 ROOT = Path(__file__).resolve().parents[3]
 ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))
@@ -201,9 +201,7 @@ def test_who_connects_and_asks_nothing_keeps_no_thread(
 ) -> None:
     """A host that vanished before its request stays silent: over months there may be many."""
     monkeypatch.setattr(metrics._SilentHandler, "timeout", 0.2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = processes.free_port()
     before = threading.active_count()
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
@@ -249,8 +247,6 @@ def has_ipv6() -> bool:
 @pytest.mark.parametrize("address", ["::", "::1"] if has_ipv6() else ["0.0.0.0"])
 def test_an_address_of_ipv6(address: str) -> None:
     """The port listens there, and status finds it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = processes.free_port()
     with metrics.serve(metrics.Metrics("shop"), port=port, address=address):
         assert metrics.scrape("shop", port=port, address=address)["medallion_restarts"] == 0

@@ -18,6 +18,7 @@ from cdc_core import errors
 from pipelines.capture import metrics
 from pipelines.operations import status
 from pipelines.page import audits, page
+from tests.harness import processes
 from tests.harness.page_content import judged, layer, seen
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -155,7 +156,7 @@ def test_the_port_shows_metrics_and_the_page() -> None:
             raise ValueError("a document's text")
         return "<p>a page</p>"
 
-    port = _free_port()
+    port = processes.free_port()
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole):
         assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_commits"] == 0
         assert [_asked(port), _asked(port), len(made)] == ["<p>a page</p>", "<p>a page</p>", 1]
@@ -171,14 +172,6 @@ def test_the_port_shows_metrics_and_the_page() -> None:
 def _asked(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
         return str(answer.read().decode())
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
