@@ -46,14 +46,16 @@ def is_on(properties: Mapping[str, str], name: str) -> bool:
     return (properties.get(name) or "").lower() == "true"  # a Java map has no `get` with a default
 
 
-def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
-    """A table's definition for CREATE TABLE: its name, columns, clustering and properties."""
+def ddl(
+    table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str], *, sets_all: bool
+) -> str:
+    """A table's definition for CREATE TABLE: its name, columns, clustering and properties.
+
+    Without `sets_all` the properties leave out those that a catalog sets for its managed tables, which raise an error.
+    """
     delta_properties = {**REQUIRED, **properties, **checkpoints(table, properties)}
-    all_properties = {
-        FORMAT_PROPERTY: FORMAT,
-        **(delta_properties if table.path is not None else _of_ours(delta_properties)),
-    }
-    rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
+    set_properties = {name: value for name, value in delta_properties.items() if sets_all or name not in CATALOGS_OWN}
+    rendered = ", ".join(f"'{name}' = '{value}'" for name, value in {FORMAT_PROPERTY: FORMAT, **set_properties}.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
 
@@ -71,8 +73,3 @@ def checkpoints(table: tables.TableRef, properties: Mapping[str, str]) -> dict[s
     interval = base_interval + zlib.crc32(str(table).encode("utf-8", "surrogatepass")) % base_interval
     is_folder = table.path is not None and table.path.startswith(("/", "file:")) and not table.path.startswith("/Volumes/")
     return {CHECKPOINTS: str(interval * CHECKPOINTS_TO_ONE_OF_DELTA if is_folder else interval)}
-
-
-def _of_ours(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties without those that a catalog sets for its managed tables, which raise an error."""
-    return {name: value for name, value in properties.items() if name not in CATALOGS_OWN}

@@ -38,7 +38,7 @@ def clear(spark: SparkSession, table: tables.TableRef, location: str | None) -> 
     it is in the catalog: its folder is removed where it has only an old first commit of this project, and no rows.
     """
     folder = local_log.folder(table)
-    if folder is not None:
+    if folder is not None and table.path is not None:
         _clear_local(folder)
         return True
     if location is None:

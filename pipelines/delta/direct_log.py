@@ -1,7 +1,8 @@
 """Commits through Delta's own transaction in the JVM. Only this module and `log_actions` call Delta's private classes.
 
-For path tables with a classic Spark session. A commit is a compare-and-set on the version, and takes no Spark job where the rows are
-few. Everywhere else (catalogs, Databricks, Spark Connect, another Delta) `of` returns None, and public statements do the same.
+For path tables, and those of Spark's own catalog (`catalog_places`), with a classic Spark session. A commit is a compare-and-set on the
+version, and takes no Spark job where the rows are few. Everywhere else (other catalogs, Databricks, Spark Connect, another Delta) `of`
+returns None, and public statements do the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import (
+    catalog_places,
     checkpoint_writer,
     data_file,
     deleted_rows,
@@ -435,16 +437,16 @@ class _NoDirectLog(Exception):
 
 
 def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
-    folder = local_log.folder(table)
-    if table.path is None:
+    location, folder = catalog_places.locate(spark, table), local_log.folder(table)
+    if location is None:
         raise _NoDirectLog("a catalog holds the tables")
     if not sparks.is_classic(spark):
         raise _NoDirectLog("Spark runs in another process (Spark Connect)")
     if folder is None and sparks.is_databricks():
         raise _NoDirectLog("Databricks commits to its stores itself")
-    files = stored_files.StoredFiles(spark, table.path) if folder is None else table_files.LocalFiles(folder)
+    files = stored_files.StoredFiles(spark, location) if folder is None else table_files.LocalFiles(folder)
     try:
-        return DirectLog(spark, table.path if folder is None else str(folder), files)
+        return DirectLog(spark, location if folder is None else str(folder), files)
     except (AttributeError, TypeError, Py4JError) as error:  # raised for a missing class or method
         if not isinstance(error, Py4JJavaError) and jvm.is_gone():
             raise

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, file_statistics, stored_files, table_files, table_schema
+from pipelines.delta import catalog_places, checkpoint, file_statistics, stored_files, table_files, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,24 +79,26 @@ class AddedFile:
 
 
 def place(spark: SparkSession, table: tables.TableRef) -> Path | None:
-    """The folder where this process reads a path table: the table's own, or that of its copies, which may be out of date (`readable`)."""
+    """The folder where this process reads a table: the table's own, or that of its copies, which may be out of date (`readable`)."""
+    location = catalog_places.locate(spark, table)
     local_folder = folder(table)
-    return local_folder if local_folder is not None or table.path is None else stored_files.place(spark, table.path)
+    return local_folder if local_folder is not None or location is None else stored_files.place(spark, location)
 
 
 def folder(table: tables.TableRef) -> Path | None:
-    """The folder of a path table on a local file system, or None."""
-    if table.path is None:
+    """The folder of a table on a local file system, or None; of a catalog's table only once it was located (`catalog_places`)."""
+    location = catalog_places.location(table)
+    if location is None:
         return None
-    path = "/" + table.path[len("file:") :].lstrip("/") if table.path.startswith("file:") else table.path
-    if not path.startswith("/") or table.path.startswith("/Volumes/"):
+    path = "/" + location[len("file:") :].lstrip("/") if location.startswith("file:") else location
+    if not path.startswith("/") or location.startswith("/Volumes/"):
         return None
     # Hadoop takes `a/../b` for `b`. Where `a` is a link, the operating system would resolve it to another folder.
     return Path(os.path.normpath(path))
 
 
 def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:
-    """The folder where this process reads a path table in its current version: the table's own, or that of its copies.
+    """The folder where this process reads a table in its current version: the table's own, or that of its copies.
 
     None where there is neither, or the store cannot be reached.
     """

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from cdc_core.sql import arrow
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import data_file, direct_log, local_log, store_exclusion, table_errors
+from pipelines.delta import catalog_places, data_file, direct_log, local_log, store_exclusion, table_errors
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, 
 
     `statistics` is as in `Writer.append_arrow`. Takes no Spark job where there is a direct log.
     """
-    store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
+    store_exclusion.check(spark, catalog_places.locate(spark, table) or delta.catalog_location(spark, table))
     direct = direct_log.of(spark, table)
     if direct is None:
         with table_errors.translating(table):

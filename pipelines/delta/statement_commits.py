@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from cdc_core.sql import merge as sql_merge
 from cdc_core.tables import definition
 from pipelines.delta import (
+    catalog_places,
     fenced_commits,
     owners,
     query_execution,
@@ -76,7 +77,8 @@ class StatementCommits(fenced_commits.FencedCommits):
         """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
         if not query_execution.takes_settings(self.spark):  # properties and clustering stay the same
             return self.overwrite(df, to=to, extra=extra, overwrite_schema=True)
-        ddl = definition.ddl(self.table, "", properties, cluster_by)
+        sets_all = catalog_places.is_open(self.spark, self.table)
+        ddl = definition.ddl(self.table, "", properties, cluster_by, sets_all=sets_all)
         return self._executed(
             lambda view: f"CREATE OR REPLACE TABLE {ddl} AS SELECT * FROM {view}", df, lambda: (to, extra), {}
         )

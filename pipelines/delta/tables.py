@@ -21,6 +21,7 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
     abandoned,
+    catalog_places,
     data_file,
     deleted_rows,
     direct_log,
@@ -55,6 +56,8 @@ def layout(lakehouse: Any) -> tables.Layout:
 
 def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether the Delta table exists."""
+    if table.path is None and catalog_places.is_open(spark, table):
+        return catalog_places.has(spark, table)
     folder = local_log.readable(spark, table)
     if folder is not None:
         return local_log.exists(folder)
@@ -89,7 +92,9 @@ def create(
     Raises `TableNotOurs` where there is a table of another project, `DecisionNeeded` where its folder cannot be used, and
     `CommitConflict`.
     """
-    sql = f"CREATE TABLE IF NOT EXISTS {definition.ddl(table, f' ({columns})', properties or {}, cluster_by)}"
+    sets_all = catalog_places.is_open(spark, table)
+    ddl = definition.ddl(table, f" ({columns})", properties or {}, cluster_by, sets_all=sets_all)
+    sql = f"CREATE TABLE IF NOT EXISTS {ddl}"
     if table.path is not None:
         store_exclusion.check(spark, table.path)
     location = table.path
@@ -119,7 +124,12 @@ def create(
             may_be_made, is_last = abandoned.clear(spark, table, location), attempt + 1 == table_errors.COMMIT_ATTEMPTS
             if is_last and not may_be_made:
                 raise abandoned.left(table, location)
-            if is_last and local_log.folder(table) is not None and _shown(spark, table) is not None:
+            if (
+                is_last
+                and table.path is not None
+                and local_log.folder(table) is not None
+                and _shown(spark, table) is not None
+            ):
                 raise errors.DecisionNeeded(
                     f"{table.label}: Spark resolves this path on another file system than this machine's; write lakehouse.root "
                     "with its scheme (hdfs://…, dbfs:/…, or file:/… for a shared disk)"
@@ -168,7 +178,11 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
 @stored_files.one_look()
 def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | None:
     """The properties of the table; None where there is none. Raises `TableNotOurs`."""
-    folder = local_log.readable(spark, table)
+    is_named = table.path is None and catalog_places.is_open(spark, table)
+    if is_named and catalog_places.has(spark, table):
+        return check_ours(spark, table)
+    # Otherwise the name may be that of a view, or of a table of another format.
+    folder = None if is_named else local_log.readable(spark, table)
     if folder is not None:
         return check_ours(spark, table) if local_log.exists(folder) else None
     table_properties = _shown(spark, table)

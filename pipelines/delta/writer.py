@@ -21,6 +21,7 @@ from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
+    catalog_places,
     data_file,
     direct_log,
     fenced_commits,
@@ -81,7 +82,7 @@ class Writer(StatementCommits):
                 properties = delta.check_ours(spark, table)
                 standing = table_history.standing(spark, table)
             if not attempt:
-                store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
+                store_exclusion.check(spark, catalog_places.location(table) or delta.catalog_location(spark, table))
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, standing.last)
             writer = Writer(spark, table, identity=owners.identity(errand), base=standing.position)

@@ -104,7 +104,7 @@ def _settings(settings: Settings) -> Iterator[Finding]:
 def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:
     layout = delta.layout(settings.lakehouse)
     bronze = layout.bronze(settings.name)
-    if local_log.folder(bronze) is None:
+    if bronze.path is None or local_log.folder(bronze) is None:
         if bronze.path is None and session is not None:
             yield _catalog(bronze, session)
             return

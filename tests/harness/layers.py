@@ -91,8 +91,8 @@ class Hop:
         if not delta.exists(self.spark, table):
             return []
         # By delta-rs if it sees the table, because a Spark query takes many times as long.
-        is_here = local_log.folder(table) is not None
-        found = oracle.rows(oracle.read(table.path or ""), by="__key") if is_here else rows_by_spark(self.spark, table)
+        folder = local_log.folder(table)
+        found = rows_by_spark(self.spark, table) if folder is None else oracle.rows(oracle.read(str(folder)), by="__key")
         return [plain(row) for row in found]
 
     def copied(self, root: Path) -> Hop:

@@ -22,10 +22,16 @@ from pipelines.silver import tables as silver
 def test_no_ddl_for_a_catalog_names_what_the_catalog_decides(properties: dict[str, str]) -> None:
     """A catalog refuses a managed table with other deletion vectors, checkpoints or column mapping than its own."""
     for own in definition.CATALOGS_OWN:
-        assert own not in definition.ddl(TableRef.named("main", "bronze", "shop"), " (a INT)", properties, ())
+        assert own not in definition.ddl(
+            TableRef.named("main", "bronze", "shop"), " (a INT)", properties, (), sets_all=False
+        )
     kept = set(properties) - definition.CATALOGS_OWN
-    assert all(f"'{name}'" in definition.ddl(TableRef.named("main", "s", "t"), "", properties, ()) for name in kept)
-    assert all(f"'{name}'" in definition.ddl(TableRef.at("/lake/t"), "", properties, ()) for name in properties)
+    assert all(
+        f"'{name}'" in definition.ddl(TableRef.named("main", "s", "t"), "", properties, (), sets_all=False) for name in kept
+    )
+    assert all(
+        f"'{name}'" in definition.ddl(TableRef.at("/lake/t"), "", properties, (), sets_all=True) for name in properties
+    )
 
 
 def test_tables_that_are_written_together_do_not_write_their_checkpoints_together() -> None:
@@ -33,7 +39,8 @@ def test_tables_that_are_written_together_do_not_write_their_checkpoints_togethe
 
     def interval(name: str) -> int:
         found = re.search(
-            rf"'{definition.CHECKPOINTS}' = '(\d+)'", definition.ddl(TableRef.at(name), "", silver.PROPERTIES, ())
+            rf"'{definition.CHECKPOINTS}' = '(\d+)'",
+            definition.ddl(TableRef.at(name), "", silver.PROPERTIES, (), sets_all=True),
         )
         assert found is not None
         return int(found[1])
@@ -46,7 +53,7 @@ def test_tables_that_are_written_together_do_not_write_their_checkpoints_togethe
         0,
         1,
     ]
-    assert definition.CHECKPOINTS not in definition.ddl(TableRef.at("/lake/t"), "", {}, ())
+    assert definition.CHECKPOINTS not in definition.ddl(TableRef.at("/lake/t"), "", {}, (), sets_all=True)
 
 
 @pytest.mark.parametrize("name", ("delta.enableChangeDataFeed", "delta.enableRowTracking"))

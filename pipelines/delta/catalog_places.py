@@ -1,0 +1,74 @@
+"""Where a catalog keeps the tables whose logs this process may read and commit to itself.
+
+These are the tables of Spark's own catalog with Delta's implementation, as over a Hive metastore or AWS Glue: a table is a folder, and
+the catalog takes no part in its commits. In Unity Catalog and on Databricks it does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc_core.tables import layout as tables
+from pipelines.delta import table_errors
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import jvm
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SESSION_CATALOG = "spark_catalog"
+_PREFIX = f"`{SESSION_CATALOG}`."
+
+_LOCATIONS: dict[str, str] = {}
+"""The last answers of the catalog, by `TableRef.key`."""
+
+
+def location(table: tables.TableRef) -> str | None:
+    """The folder or URL of a table, as far as it is known without the catalog: a path, or the last answer of `locate`."""
+    return table.path if table.path is not None else _LOCATIONS.get(table.key)
+
+
+def locate(spark: SparkSession, table: tables.TableRef) -> str | None:
+    """The folder or URL of a table, or where it would be created; None where only the catalog may read or write its log.
+
+    The catalog is asked once, and again by `has`.
+    """
+    known_location = location(table)
+    if known_location is None and is_open(spark, table):
+        has(spark, table)
+    return location(table)
+
+
+def has(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether the catalog, for which `is_open` is true, has this table of Delta now: it may have been dropped, or be another one since."""
+    state = spark._jsparkSession.sessionState()
+    catalog, name = state.catalog(), state.sqlParser().parseTableIdentifier(table.identifier.removeprefix(_PREFIX))
+    _LOCATIONS.pop(table.key, None)
+    is_there = False
+    try:
+        place = catalog.defaultTablePath(name)
+        if catalog.tableExists(name):
+            metadata = catalog.getTableMetadata(name)
+            if metadata.provider().isEmpty() or metadata.provider().get().lower() != "delta":
+                return False
+            place, is_there = metadata.location(), True
+    except table_errors.SPARK_ERRORS as error:
+        if table_errors.is_missing(error):  # the schema, or the table since just now
+            return False
+        raise table_errors.translated(error, table) from error
+    _LOCATIONS[table.key] = str(jvm.java_class(spark, "org.apache.hadoop.fs.Path")(place).toString())
+    return is_there
+
+
+def is_open(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether no catalog takes part in the table's commits or sets properties of its own."""
+    if table.path is not None:
+        return True
+    if not table.identifier.startswith(_PREFIX):
+        return False
+    # In Unity Catalog, too, this may be the catalog's name.
+    is_of_delta = (
+        sparks.is_classic(spark) and spark.conf.get(f"spark.sql.catalog.{SESSION_CATALOG}", "") == spark_conf.CATALOG
+    )
+    return is_of_delta and not sparks.is_databricks()
