@@ -2,14 +2,15 @@
 
     python -m bench.environments [--rows 2000] [--events 50] [--batches 6] [--check]
 
-The places are a local disk and an emulated S3, each with direct commits to Delta's log and through Spark's statements, and a session that
-takes no settings. `--check` fails if S3 costs more than `MAX_REQUESTS` requests per commit of bronze, or `MAX_CPU` times the CPU seconds
+The places are a local disk and an emulated S3, each with direct commits to Delta's log and through Spark's statements, Spark's own catalog
+on the disk, and a session that takes no settings. `--check` fails if S3 costs more than `MAX_REQUESTS` requests per commit of bronze, or `MAX_CPU` times the CPU seconds
 of the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import statistics
@@ -21,6 +22,8 @@ from typing import Any
 
 from bench import ground
 from bench import silver as bench_silver
+from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.demo.emulated_s3 import EmulatedS3
@@ -33,8 +36,10 @@ from tests.harness.environments import Environment
 MAX_REQUESTS = 60
 MAX_CPU = 1.5
 
+CATALOG = "spark_catalog"
 PLACES = (
     ("disk", "file", Environment.DISK),
+    ("Spark's catalog", CATALOG, Environment.DISK),
     ("S3", "s3a", Environment.STORE),
     ("S3, by statements", "s3a", Environment.STATEMENTS),
     ("disk, by statements", "file", Environment.STATEMENTS),
@@ -75,10 +80,18 @@ def _cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(meter: Meter, root: str, *, rows: int, events: int, batches: int) -> dict[str, Cost]:
+def in_catalog(spark: Any, chosen: settings.Settings, folder: Path) -> settings.Settings:
+    """The settings with tables in Spark's own catalog, in schemas below the folder."""
+    lakehouse = dataclasses.replace(chosen.lakehouse, root=None, catalog=CATALOG, schema_prefix="bench_")
+    for layer in tables.FOLDERS:
+        schema = delta.layout(lakehouse).schema(layer)
+        spark.sql(f"CREATE SCHEMA {schema} LOCATION 'file:{folder}/{layer}'")
+    return dataclasses.replace(chosen, lakehouse=lakehouse)
+
+
+def measured(meter: Meter, chosen: settings.Settings, *, rows: int, events: int, batches: int) -> dict[str, Cost]:
     """The median cost of a warm batch of each layer."""
     spark = meter.spark
-    chosen = ground.pipeline("mongodb://127.0.0.1", root)
     documents = bench_silver.Documents()
     log = bronze.BronzeLog.open(spark, delta.layout(chosen.lakehouse).bronze(chosen.name))
     bench_silver.fill(log, documents, rows=rows)
@@ -110,7 +123,10 @@ def places(spark: Any, store: EmulatedS3, folder: Path, **size: int) -> Iterator
     for number, (name, scheme, environment) in enumerate(PLACES):
         root = f"s3a://bench/{number}" if scheme == "s3a" else str(folder / str(number))
         with environments.session(spark, environment) as session:
-            yield name, measured(Meter(session, store), root, **size)
+            chosen = ground.pipeline("mongodb://127.0.0.1", root)
+            if scheme == CATALOG:
+                chosen = in_catalog(session, chosen, Path(root))
+            yield name, measured(Meter(session, store), chosen, **size)
 
 
 def too_dear(found: dict[str, dict[str, Cost]]) -> list[str]:

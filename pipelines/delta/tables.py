@@ -178,13 +178,15 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
 @stored_files.one_look()
 def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | None:
     """The properties of the table; None where there is none. Raises `TableNotOurs`."""
-    is_named = table.path is None and catalog_places.is_open(spark, table)
-    if is_named and catalog_places.has(spark, table):
+    if table.path is not None or not catalog_places.is_open(spark, table):
+        folder = local_log.readable(spark, table)
+        if folder is not None:
+            return check_ours(spark, table) if local_log.exists(folder) else None
+    elif catalog_places.has(spark, table):
         return check_ours(spark, table)
-    # Otherwise the name may be that of a view, or of a table of another format.
-    folder = None if is_named else local_log.readable(spark, table)
-    if folder is not None:
-        return check_ours(spark, table) if local_log.exists(folder) else None
+    elif catalog_places.location(table) is not None:
+        return None
+    # The name may be that of a view, or of a table of another format.
     table_properties = _shown(spark, table)
     return None if table_properties is None else _of_ours(table, table_properties)
 
