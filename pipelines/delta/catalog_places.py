@@ -42,23 +42,30 @@ def locate(spark: SparkSession, table: tables.TableRef) -> str | None:
 
 def has(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether the catalog, for which `is_open` is true, has this table of Delta now: it may have been dropped, or be another one since."""
+    place, is_there = _of_catalog(spark, table)
+    if place is None:
+        _LOCATIONS.pop(table.key, None)
+    else:
+        _LOCATIONS[table.key] = place
+    return is_there
+
+
+def _of_catalog(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, bool]:
+    """The location of a table, or of one that would be created, and whether it is there; no location for a view or another format."""
     state = spark._jsparkSession.sessionState()
     catalog, name = state.catalog(), state.sqlParser().parseTableIdentifier(table.identifier.removeprefix(_PREFIX))
-    _LOCATIONS.pop(table.key, None)
-    is_there = False
     try:
-        place = catalog.defaultTablePath(name)
-        if catalog.tableExists(name):
+        place, is_there = catalog.defaultTablePath(name), catalog.tableExists(name)
+        if is_there:
             metadata = catalog.getTableMetadata(name)
             if metadata.provider().isEmpty() or metadata.provider().get().lower() != "delta":
-                return False
-            place, is_there = metadata.location(), True
+                return None, False
+            place = metadata.location()
     except table_errors.SPARK_ERRORS as error:
         if table_errors.is_missing(error):  # the schema, or the table since just now
-            return False
+            return None, False
         raise table_errors.translated(error, table) from error
-    _LOCATIONS[table.key] = str(jvm.java_class(spark, "org.apache.hadoop.fs.Path")(place).toString())
-    return is_there
+    return str(jvm.java_class(spark, "org.apache.hadoop.fs.Path")(place).toString()), is_there
 
 
 def is_open(spark: SparkSession, table: tables.TableRef) -> bool:
