@@ -301,14 +301,14 @@ class Source:
     )
     field_exclude_list: tuple[str, ...] = _property(
         "field.exclude.list",
-        values.NameList(),
+        values.SelectionList(),
         (),
         "Fields to remove from every event, as database.collection.field.nested. * stands for any characters in "
         "the database or collection name, and for one whole field of the path.",
     )
     field_renames: tuple[str, ...] = _property(
         "field.renames",
-        values.NameList(),
+        values.SelectionList(),
         (),
         "New names for fields, as database.collection.field.nested:name, applied in the order of the list. A field "
         "is not renamed to a name that the document already has (a warning says so); an update that holds only its "

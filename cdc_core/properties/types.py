@@ -197,7 +197,19 @@ class NameList:
 
 
 @dataclass(frozen=True)
-class Patterns(NameList):
+class SelectionList(NameList):
+    """A list that selects something, of which commas alone, or empty entries, are refused: without an entry it would select everything."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        names = super().read(value)
+        is_empty = not value.strip() if isinstance(value, str) else not value
+        if not names and not is_empty:
+            raise InvalidValue(self.expected, "name at least one entry, or leave the setting out")
+        return names
+
+
+@dataclass(frozen=True)
+class Patterns(SelectionList):
     """Regular expressions; a comma in a group, a set or a quantifier, or after a backslash, does not separate."""
 
     expected: str = "a comma-separated list of regular expressions"

@@ -77,7 +77,7 @@ def _read_property(reader: SectionReader, each: Property, section: Mapping[str, 
         if each.is_required:
             reader.refuse(path, f"{each.type.expected} is expected", "${env:MONGODB_URI}, for example")
         return default
-    type_ = values.NameList() if is_literal and isinstance(each.type, values.Patterns) else each.type
+    type_ = values.SelectionList() if is_literal and isinstance(each.type, values.Patterns) else each.type
     return reader.value(path, type_, value, default)
 
 

@@ -87,6 +87,17 @@ def test_values_as_a_connector_holds_them() -> None:
     )
 
 
+@pytest.mark.parametrize("value", [",", " , ,", [""], [" ", ""]])
+@pytest.mark.parametrize("name", ["database.include.list", "collection.include.list", "snapshot.include.collection.list"])
+@pytest.mark.parametrize("mode", ["regex", "literal"])
+def test_a_list_of_nothing_but_separators_is_refused(name: str, value: object, mode: str) -> None:
+    """Read as no list, it would capture everything. Without any text the setting is as if it were not set."""
+    (problem,) = problems(source={name: value, "filters.match.mode": mode})
+    assert problem.startswith(f"source.{name}: a comma-separated list ")
+    assert problem.endswith("(name at least one entry, or leave the setting out)")
+    assert parsed(source={name: "", "filters.match.mode": mode}) == parsed(source={"filters.match.mode": mode})
+
+
 def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
     """`schema` of a collection overrides `map.fields` of the defaults: it gives the type of the map's values, or another type."""
     own = settings.CollectionSettings(map_fields=("a", "b", "c"), schema={"a": "map<double>", "b": "string"})
