@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cdc_core import errors
@@ -48,6 +48,19 @@ def parse_pins(pins: Mapping[str, str], *, where: str = "schema") -> Pins:
     if problems:
         raise errors.SettingsError(problems)
     return pins_by_path
+
+
+def without_effect(pins: Pins) -> Iterator[tuple[str, str]]:
+    """The paths that another pin leaves without effect, each with the path of the other one, which is above it.
+
+    A type has no fields. In a map only the values can be pinned, at `*`, and only once: `map<int>` pins them too.
+    """
+    for path in pins:
+        for length in range(1, len(path)):
+            pin = pins.get(path[:length])
+            if pin is not None and not (pin.is_map and pin.type is None and path[length] == "*"):
+                yield ".".join(path), ".".join(path[:length])
+                break
 
 
 def _pin(text: str) -> Pin:

@@ -17,7 +17,7 @@ from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.source import Source
-from cdc_core.schema.pins import Pins, parse_pins
+from cdc_core.schema.pins import Pins, parse_pins, without_effect
 from cdc_core.settings.section_reader import SectionKey, SectionReader
 from cdc_core.settings.source_section import read_source
 from cdc_core.stream import filters
@@ -336,14 +336,19 @@ def _collection(reader: SectionReader, path: str, shared: Mapping[str, Any], own
         name: (reader if name in section else silent_reader).key(path, name, key, merged)
         for name, key in _COLLECTION.items()
     }
-    schema = {**_pins(silent_reader, path, shared.get("schema")), **_pins(reader, path, section.get("schema"))}
+    maps = dict.fromkeys(options["map.fields"], "map")
+    own_maps = maps if "map.fields" in section else {}
+    own_pins = _pins(reader, path, section.get("schema"), maps=own_maps)
+    shared_pins = {} if is_default else _pins(silent_reader, path, shared.get("schema"))
+    # An inherited pin yields to one of the collection that contradicts it.
+    contradictory = _contradictory({**maps, **shared_pins, **own_pins}) - own_pins.keys() - own_maps.keys()
     return CollectionSettings(
         unwrap=_unwrap(reader, path, section, merged),
-        schema=schema,
+        schema={name: type_ for name, type_ in {**shared_pins, **own_pins}.items() if name not in contradictory},
         on_conflict=options["schema.on.conflict"],
         history=options["history"],
         keep_document=options["keep.document"],
-        map_fields=options["map.fields"],
+        map_fields=tuple(name for name in maps if name not in contradictory),
         max_batch_events=options["max.batch.events"],
         on_drop=options["collection.drop.handling.mode"],
         on_rename=options["collection.rename.handling.mode"],
@@ -367,15 +372,30 @@ def _unwrap(
         return unwrap_options.UnwrapOptions()
 
 
-def _pins(reader: SectionReader, path: str, found: object) -> dict[str, str]:
-    """Pinned types in one spelling; `parse_pins` validates them."""
+def _pins(reader: SectionReader, path: str, found: object, *, maps: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Pinned types in one spelling, none if one is invalid; `maps` are those of `map.fields` in the same section."""
     section = reader.section(f"{path}.schema", found)
     pins = {name: _pin(reader, f"{path}.schema.{name}", text) for name, text in section.items()}
     try:
         parse_pins(pins, where=f"{path}.schema")
     except errors.SettingsError as error:
         reader.problems.extend(error.problems)
+        return {}
+    all_pins = {**(maps or {}), **pins}
+    for below, above in without_effect(parse_pins(all_pins)):
+        where = f"{path}.schema.{below}" if below in pins else f"{path}.map.fields"
+        hint = (
+            f"remove one of them, or pin the map's values, as {above}.*"
+            if all_pins[above] == "map"
+            else "remove one of them"
+        )
+        reader.refuse(where, f"{below} cannot be pinned, because {above} is pinned to {all_pins[above]}", hint)
     return pins
+
+
+def _contradictory(pins: Mapping[str, str]) -> set[str]:
+    """The pins that contradict each other."""
+    return {name for pair in without_effect(parse_pins(pins)) for name in pair}
 
 
 def _pin(reader: SectionReader, path: str, found: object) -> str:

@@ -104,6 +104,49 @@ def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
     assert own.pins == settings.parse_pins({"a": "map<double>", "b": "string", "c": "map"})
 
 
+@pytest.mark.parametrize(
+    ("section", "where", "message"),
+    [
+        ({"schema": {"a.b": "int", "a": "string"}}, "schema.a.b", "a is pinned to string (remove one of them)"),
+        ({"schema": {"m": "map<int>", "m.*": "bigint"}}, "schema.m.*", "m is pinned to map<int> (remove one of them)"),
+        (
+            {"schema": {"m": "map", "m.*": "int", "m.*.x": "int"}},
+            "schema.m.*.x",
+            "m.* is pinned to int (remove one of them)",
+        ),
+        (
+            {"schema": {"m": "map", "m.x.y": "int"}},
+            "schema.m.x.y",
+            "m is pinned to map (remove one of them, or pin the map's values, as m.*)",
+        ),
+        ({"map.fields": "a.b", "schema": {"a": "string"}}, "map.fields", "a is pinned to string (remove one of them)"),
+    ],
+)
+def test_contradictory_pins_are_refused(section: dict[str, Any], where: str, message: str) -> None:
+    """One of them would have no effect, and nothing would say so."""
+    for silver in ({"defaults": section}, {"collections": {"shop.orders": section}}):
+        path = "silver.defaults" if "defaults" in silver else "silver.collections.shop.orders"
+        (problem,) = problems(silver=silver)
+        assert problem.startswith(f"{path}.{where}: ")
+        assert problem.endswith(f" cannot be pinned, because {message}")
+
+
+def test_pins_that_do_not_contradict_each_other() -> None:
+    """A map's values are pinned at `*`, and flattened documents by their paths."""
+    pins = {"m": "map", "m.*": "map", "m.*.*": "int", "a.b": "int", "a.c": "string", "ab": "int"}
+    silver = parsed(silver={"defaults": {"flatten.struct": True, "schema": pins, "map.fields": "x,m"}}).silver
+    assert silver.defaults.pins == settings.parse_pins({**pins, "x": "map"})
+
+
+def test_an_inherited_pin_yields_to_a_contradictory_one() -> None:
+    """What a collection sets itself takes precedence, as with every other key."""
+    defaults = {"schema": {"a": "string", "b.c": "int", "d": "int"}, "map.fields": "m,n"}
+    own = {"schema": {"a.x": "int", "b": "string", "m.k": "int"}}
+    silver = parsed(silver={"defaults": defaults, "collections": {"shop.orders": own}}).silver
+    expected = settings.parse_pins({**own["schema"], "d": "int", "n": "map"})
+    assert silver.for_collection("shop.orders").pins == expected
+
+
 def test_collections_override_defaults_key_by_key() -> None:
     """A collection inherits all keys that it does not set; an unlisted one inherits all of them."""
     silver = settings_file.load(CASES / "accepted" / "connector_strings.yml").silver
