@@ -56,12 +56,22 @@ def _connector(path: Path) -> object:
     try:
         # Some editors write a byte order mark, which would be read as part of the first key.
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-        return javaproperties.loads(content.decode()) if path.suffix == ".properties" else orjson.loads(content)
+        return javaproperties.loads(_properties_text(content)) if path.suffix == ".properties" else orjson.loads(content)
     except orjson.JSONDecodeError as error:
         hint = "" if content.lstrip()[:1] in b"{[" else "files with Java properties must have the extension .properties"
         problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", hint)
         raise errors.SettingsError(problem) from None
-    except ValueError as error:  # an invalid escape, or not UTF-8
+    except ValueError as error:  # an invalid escape, or UTF-16
         raise errors.SettingsError(errors.Problem(where, f"not valid Java properties: {error}")) from None
     except OSError as error:
         raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None
+
+
+def _properties_text(content: bytes) -> str:
+    """The text of a properties file: UTF-8, as editors and Debezium Server have it, or Latin-1, as Kafka Connect reads it."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        if b"\0" in content:  # UTF-16
+            raise
+        return content.decode("latin-1")

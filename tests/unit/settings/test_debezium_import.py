@@ -252,7 +252,15 @@ def test_a_byte_order_mark_belongs_to_no_key(suffix: str, tmp_path: Path) -> Non
     assert debezium_connector._connector(marked) == debezium_connector._connector(plain) == given
 
 
-@pytest.mark.parametrize("content", [b"topic.prefix=\\u12", b"topic.prefix=\xff"])
+def test_java_properties_may_be_latin_1(tmp_path: Path) -> None:
+    """Kafka Connect reads them so."""
+    path = tmp_path / "connector.properties"
+    for encoding in ("latin-1", "utf-8"):
+        path.write_bytes("# Größe\ncollection.include.list=shop.größe\n".encode(encoding))
+        assert debezium_connector._connector(path) == {"collection.include.list": "shop.größe"}
+
+
+@pytest.mark.parametrize("content", [b"topic.prefix=\\u12", "topic.prefix=a".encode("utf-16")])
 def test_what_is_no_file_of_properties(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "connector.properties"
     path.write_bytes(content)
