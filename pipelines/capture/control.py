@@ -64,7 +64,7 @@ class ControlEvents:
     def handle_received(self, rows: events.EventRows, *, token: str) -> None:
         """Handle the signals from the channels, at `token`, up to which the stream is in `rows` or in bronze.
 
-        A channel drops a signal when its row is committed: a capture that is killed before that reads it again.
+        A channel drops a signal when its row is committed. A capture that is killed before the commit reads it again.
         """
         for channel, received_signal in self.inbox.take():
             self._handle_signal(rows, received_signal.signal, token=token, row=received_signal.mark)
@@ -109,8 +109,8 @@ class ControlEvents:
             # With a row as well: without one, each restart would read and refuse the signal again.
             request, refusal = None, {"refused": str(error)}
             log.warning("signal %s (%s) refused: %s", signal.id, signal.type, error)
-        # The row of the table or the offset of the topic: by it a restart knows which signals are handled.
-        payload = signal.payload(**refusal, **({"row": row} if signal.channel in ("table", "kafka") else {}))
+        # The channel's mark: by it a restart knows which signals are handled.
+        payload = signal.payload(**refusal, **({} if row is None else {"row": row}))
         rows.mark(events.OtherRow(token, bronze.RowKind.SIGNAL, payload, db, collection))
         match request:
             case None:

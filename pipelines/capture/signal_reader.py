@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
@@ -63,11 +64,8 @@ class SignalReader:
     def run(self) -> None:
         """Read signals and write notifications until the run ends."""
         session, source = self.session(), self.settings.source
-        # Only these two channels need bronze's handled signals: a file's handled lines are removed.
-        is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
-        is_noted = is_noted or SignalChannel.KAFKA in source.signal_enabled_channels
         # Read once: only this capture adds rows to bronze, and each channel remembers the signals that it returned.
-        handled_marks = bronze_log.handled_signals(session, self.log.table) if is_noted else set()
+        handled_marks = bronze_log.handled_signals(session, self.log.table) if self._may_be_handled(session) else set()
         open_channels = channels.channels(session, self.settings, done=handled_marks)
         try:
             while True:
@@ -82,6 +80,16 @@ class SignalReader:
         finally:
             for channel in open_channels:
                 channel.close()
+
+    def _may_be_handled(self, session: SparkSession) -> bool:
+        """Whether a channel may have signals that an earlier run has handled."""
+        source = self.settings.source
+        return (
+            delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
+            or SignalChannel.KAFKA in source.signal_enabled_channels
+            # Handled lines of a file are removed: usually there are none at a start.
+            or (SignalChannel.FILE in source.signal_enabled_channels and channels.has_lines(Path(source.signal_file)))
+        )
 
     def _poll(self, channel: channels.Channel) -> list[signals.ReceivedSignal]:
         """The new signals of a channel; none where it cannot be read, which the next poll tries again."""

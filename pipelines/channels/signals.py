@@ -1,18 +1,21 @@
 """The channels of signals beside the source's own collection: a file, a Kafka topic, and a Delta table that `medallion signal`
 writes.
 
-A channel returns each signal once, and drops it when its row is in bronze: a capture that is killed in between reads it again.
-The table is append-only and shared by the pipelines of a lakehouse; bronze records which of its rows are handled.
+A channel returns each signal once. Bronze records the marks of the handled ones, by which a restarted capture knows them: the table
+is append-only and shared by the pipelines of a lakehouse, and a capture may be killed before it has removed a handled line of a file.
 """
 
 from __future__ import annotations
 
+import codecs
 import fcntl
+import hashlib
 import json
 import logging
 import os
+import re
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -69,7 +72,7 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
     for channel in settings.source.signal_enabled_channels:
         match channel:
             case SignalChannel.FILE:
-                open_channels.append(FileChannel(Path(settings.source.signal_file)))
+                open_channels.append(FileChannel(Path(settings.source.signal_file), set(done)))
             case SignalChannel.TABLE:
                 table = delta.layout(settings.lakehouse).ops("signals")
                 open_channels.append(TableChannel(spark, table, settings.name, set(done)))
@@ -89,51 +92,53 @@ class FileChannel:
     """
 
     path: Path
-    _waiting: list[str] = field(default_factory=list)
-    _is_refused: bool = False
+    done: Collection[str] = ()
+    _waiting: dict[str, str] = field(default_factory=dict)
+    """The lines of the signals that are returned and not handled, by their marks."""
+    _refusal: str = ""
 
     def poll(self) -> list[signals.ReceivedSignal]:
         """The signals of new, whole lines; none of a file that is not writable, because they would come again at each start."""
-        if self.path.exists() and not os.access(self.path, os.W_OK):
-            if not self._is_refused:
-                log.warning(
-                    "%s: signals are not read, because the file is not writable and handled signals could not be removed",
-                    self.path,
-                )
-            self._is_refused = True
+        waiting_lines = list(self._waiting.values())  # Before the file is read: `handled` first removes a line there.
+        try:
+            file = SignalFile.read(self.path)
+        except FileNotFoundError:
             return []
-        self._is_refused = False
-        new_signals = []
-        waiting_lines = list(self._waiting)
-        for line in self._lines():
+        if self._is_refused(file):
+            return []
+        new_signals, new_lines = [], {}
+        for mark, line in file.lines():
             if line in waiting_lines:
                 waiting_lines.remove(line)
                 continue
+            if mark in self.done:
+                self._take_out(line)
+                continue
             try:
-                new_signals.append(signals.ReceivedSignal(signals.from_json(line, channel="file"), line))
+                new_signals.append(signals.ReceivedSignal(signals.from_json(line, channel="file"), mark))
+                new_lines[mark] = line
             except signals.SignalRefused as error:
                 log.warning("%s: skipping a signal that cannot be read: %s", self.path, error)
                 self._take_out(line)
-        self._waiting += [each.mark for each in new_signals]  # Only when all are read: a failure would lose the first ones.
+        self._waiting |= new_lines  # Only when all are read: a failure would lose the first ones.
         return new_signals
 
     def handled(self, received: signals.ReceivedSignal) -> None:
         """Remove its line from the file; where that fails, the line is not returned again by this process."""
-        if self._take_out(received.mark) and received.mark in self._waiting:
-            self._waiting.remove(received.mark)
+        line = self._waiting.get(received.mark)
+        if line is not None and self._take_out(line):
+            del self._waiting[received.mark]
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
-    def _lines(self) -> list[str]:
-        """The lines, without a last one that is not JSON and has no line end: it is still being written."""
-        try:
-            lines = [_text(line) for line in self.path.read_bytes().split(b"\n")]
-        except OSError:
-            return []
-        if lines[-1] and not _is_json(lines[-1]):
-            lines.pop()
-        return [line for line in lines if line]
+    def _is_refused(self, file: SignalFile) -> bool:
+        """Whether the file cannot be used; the reason is logged when it changes."""
+        refusal = file.refusal() if os.access(self.path, os.W_OK) else _NOT_WRITABLE
+        if refusal and refusal != self._refusal:
+            log.warning("%s: signals are not read, because %s", self.path, refusal)
+        self._refusal = refusal
+        return bool(refusal)
 
     def _take_out(self, line: str) -> bool:
         """Remove a line from the file; returns False where that fails."""
@@ -152,6 +157,48 @@ class FileChannel:
             log.warning("%s: a handled signal cannot be removed (%s)", self.path, error.strerror)
             return False
         return True
+
+
+def has_lines(path: Path) -> bool:
+    """Whether a signal file has lines that are not removed; False where it cannot be read."""
+    try:
+        return any(SignalFile.read(path).lines())
+    except OSError:
+        return False
+
+
+_NOT_WRITABLE = "the file is not writable and handled signals could not be removed"
+_UTF_16 = "it is encoded in UTF-16: save it in UTF-8 (in PowerShell, write it with Out-File -Encoding utf8)"
+
+
+@dataclass(frozen=True)
+class SignalFile:
+    """The content of a signal file, and what identifies this state of the file: any change of the file changes it too."""
+
+    content: bytes
+    state: str
+
+    @staticmethod
+    def read(path: Path) -> SignalFile:
+        with path.open("rb") as file:
+            # Before reading: of a line that is appended in between, the state is then one that no later reading finds.
+            status = os.fstat(file.fileno())
+            # Not the time of modification, which a copy may preserve: the same signal may be sent again in this way.
+            return SignalFile(file.read(), f"{status.st_ino}:{status.st_ctime_ns}")
+
+    def refusal(self) -> str:
+        """Why the file cannot be read; empty if it can."""
+        is_utf_16 = self.content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or re.search(rb'"\0|\0"', self.content)
+        return _UTF_16 if is_utf_16 else ""
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Each line with its mark, without a last one that is not JSON and has no line end: it is still being written."""
+        offset = 0
+        *whole_lines, last_line = self.content.split(b"\n")
+        for line in [*whole_lines, last_line] if _is_json(_text(last_line)) else whole_lines:
+            if text := _text(line):
+                yield hashlib.sha256(f"{self.state}:{offset}:{text}".encode()).hexdigest()[:32], text
+            offset += len(line) + 1
 
 
 def _text(line: bytes) -> str:
