@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -14,9 +15,9 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.settings.parse import Settings
 from cdc_core.signals import signal as signals
 from pipelines.bronze import log as bronze_log
-from pipelines.capture.logger import log
 from pipelines.channels import notifier
 from pipelines.channels import signals as channels
+from pipelines.channels.trouble import Trouble
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SignalReader:
     notifier: notifier.Notifier
     halt: threading.Event
     inbox: Inbox
-    _warned: set[str] = field(default_factory=set)
+    _troubles: dict[str, Trouble] = field(default_factory=dict)
 
     def run(self) -> None:
         """Read signals and write notifications until the run ends."""
@@ -93,25 +94,23 @@ class SignalReader:
 
     def _poll(self, channel: channels.Channel) -> list[signals.ReceivedSignal]:
         """The new signals of a channel; none where it cannot be read, which the next poll tries again."""
-        try:
-            received_signals = channel.poll()
-        except Exception as error:
-            self._warn_once(type(channel).__name__, "signals cannot be read from %s (%s)", error)
-            return []
-        self._warned.discard(type(channel).__name__)
-        return received_signals
+        what = f"signals cannot be read from {type(channel).__name__}"
+        with self._logged(what):
+            return channel.poll()
+        return []
 
     def _notify(self) -> None:
         """Write the waiting notifications; where that fails, the next poll tries again."""
-        try:
+        with self._logged("notifications cannot be written to ops/notifications"):
             self.notifier.flush()
-        except Exception as error:
-            self._warn_once("ops/notifications", "notifications cannot be written to %s (%s)", error)
-        else:
-            self._warned.discard("ops/notifications")
 
-    def _warn_once(self, what: str, message: str, error: Exception) -> None:
-        """Warn when a failure begins, not at each poll. A foreign error is named by its class: its text may hold data."""
-        if what not in self._warned:
-            log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
-        self._warned.add(what)
+    @contextlib.contextmanager
+    def _logged(self, what: str) -> Iterator[None]:
+        """Log a failure when it begins, not at each poll. A foreign error is named by its class: its text may hold data."""
+        trouble = self._troubles.setdefault(what, Trouble(what))
+        try:
+            yield
+        except Exception as error:
+            trouble.say(str(error) if isinstance(error, errors.MedallionError) else type(error).__name__)
+        else:
+            trouble.is_over()

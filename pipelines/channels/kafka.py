@@ -7,6 +7,7 @@ answer does not stop the capture: it is logged once, and the next poll tries aga
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import queue
@@ -20,6 +21,7 @@ from cdc_core.properties import source as properties
 from cdc_core.signals import notification as notifications
 from cdc_core.signals import signal as signals
 from pipelines import clock
+from pipelines.channels.trouble import Trouble
 from pipelines.settings import secrets
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ LAST_SECONDS = 10.0
 
 
 _QUIET = {"log_level": 0, "reconnect.backoff.ms": 1_000}
-"""The client would print its errors, twenty times a second; `_Trouble` logs each once."""
+"""The client would print its errors, twenty times a second; `Trouble` logs each once."""
 
 
 def library() -> Any:
@@ -116,26 +118,10 @@ def _text(error: confluent_kafka.KafkaError) -> str:
 _AWAY = "no broker answers"
 
 
-@dataclass
-class _Trouble:
-    """Logs each kind of error once, until a request succeeds."""
-
-    what: str
-    _logged: set[str | int] = field(default_factory=set)
-
-    def __call__(self, error: confluent_kafka.KafkaError) -> None:
-        text = _text(error)
-        # By its code: the text holds milliseconds, and is different each time.
-        self.say(text, kind=text if text == _AWAY else error.code())
-
-    def say(self, text: str, *, kind: str | int | None = None) -> None:
-        kind = text if kind is None else kind
-        if kind not in self._logged:
-            self._logged.add(kind)
-            log.warning("%s: %s", self.what, text)
-
-    def is_over(self) -> None:
-        self._logged.clear()
+def _say(trouble: Trouble, error: confluent_kafka.KafkaError) -> None:
+    text = _text(error)
+    # By its code: the text holds milliseconds, and is different each time.
+    trouble.say(text, kind=text if text == _AWAY else str(error.code()))
 
 
 @dataclass
@@ -164,8 +150,8 @@ class KafkaTopic:
 
     def __post_init__(self) -> None:
         self.name = signal_topic(self.settings)
-        self._trouble = _Trouble(f"signals of the topic {self.name} cannot be read now")
-        options = {**consumer_options(self.settings), "error_cb": self._trouble}
+        self._trouble = Trouble(f"signals of the topic {self.name} cannot be read now")
+        options = {**consumer_options(self.settings), "error_cb": functools.partial(_say, self._trouble)}
         self._consumer = _client(library().Consumer, options, "signal.consumer.")
 
     def poll(self) -> list[signals.ReceivedSignal]:
@@ -179,7 +165,7 @@ class KafkaTopic:
             self._has_polled = True
         except kafka.KafkaException as error:
             self._has_failed = True
-            self._trouble(error.args[0])
+            _say(self._trouble, error.args[0])
         return new_signals
 
     def handled(self, received: signals.ReceivedSignal) -> None:
@@ -192,7 +178,7 @@ class KafkaTopic:
         try:
             self._commit()
         except kafka.KafkaException as error:
-            self._trouble(error.args[0])
+            _say(self._trouble, error.args[0])
         self._consumer.close()
 
     def _assign(self) -> bool:
@@ -304,8 +290,8 @@ class KafkaSink:
 
     def __init__(self, settings: Settings) -> None:
         self.topic = settings.source.notification_sink_topic_name
-        self._trouble = _Trouble(f"notifications cannot be sent to the topic {self.topic} now")
-        options = {**producer_options(settings), "error_cb": self._trouble}
+        self._trouble = Trouble(f"notifications cannot be sent to the topic {self.topic} now")
+        options = {**producer_options(settings), "error_cb": functools.partial(_say, self._trouble)}
         self._producer = _client(library().Producer, options, "producer.override.")
 
     def send(self, notification: notifications.Notification) -> None:

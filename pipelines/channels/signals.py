@@ -30,6 +30,7 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
+from pipelines.channels.trouble import Trouble
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 
@@ -95,7 +96,10 @@ class FileChannel:
     done: Collection[str] = ()
     _waiting: dict[str, str] = field(default_factory=dict)
     """The lines of the signals that are returned and not handled, by their marks."""
-    _refusal: str = ""
+    _trouble: Trouble = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._trouble = Trouble(f"{self.path}: signals are not read")
 
     def poll(self) -> list[signals.ReceivedSignal]:
         """The signals of new, whole lines; none of a file that is not writable, because they would come again at each start."""
@@ -133,11 +137,12 @@ class FileChannel:
         """Do nothing: nothing is open."""
 
     def _is_refused(self, file: SignalFile) -> bool:
-        """Whether the file cannot be used; the reason is logged when it changes."""
+        """Whether the file cannot be used."""
         refusal = file.refusal() if os.access(self.path, os.W_OK) else _NOT_WRITABLE
-        if refusal and refusal != self._refusal:
-            log.warning("%s: signals are not read, because %s", self.path, refusal)
-        self._refusal = refusal
+        if refusal:
+            self._trouble.say(refusal)
+        else:
+            self._trouble.is_over()
         return bool(refusal)
 
     def _take_out(self, line: str) -> bool:
@@ -188,7 +193,9 @@ class SignalFile:
 
     def refusal(self) -> str:
         """Why the file cannot be read; empty if it can."""
-        is_utf_16 = self.content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or re.search(rb'"\0|\0"', self.content)
+        is_utf_16 = self.content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or re.search(
+            rb'"\0|\0"', self.content
+        )
         return _UTF_16 if is_utf_16 else ""
 
     def lines(self) -> Iterator[tuple[str, str]]:

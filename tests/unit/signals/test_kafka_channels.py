@@ -12,6 +12,7 @@ import pytest
 from cdc_core.settings import parse as settings
 from cdc_core.signals import notification as notifications
 from pipelines.channels import kafka
+from pipelines.channels.trouble import Trouble
 
 SETTINGS = settings.parse(
     {
@@ -153,19 +154,20 @@ def test_a_notification_that_cannot_be_sent_ends_nothing(
 
 def test_an_error_is_told_once_however_often_it_comes(caplog: pytest.LogCaptureFixture) -> None:
     """Its text contains the elapsed milliseconds: an unreachable broker would otherwise fill the log."""
-    trouble = kafka._Trouble("signals cannot be read now")
+    trouble = Trouble("signals cannot be read now")
     for milliseconds in range(50):
         resolving = f"broker:9092/bootstrap: Failed to resolve 'broker:9092' (after {milliseconds}ms in state CONNECT)"
-        trouble(confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, resolving))
-        trouble(
-            confluent_kafka.KafkaError(confluent_kafka.KafkaError._ALL_BROKERS_DOWN, f"{milliseconds}/50 brokers are down")
+        kafka._say(trouble, confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, resolving))
+        kafka._say(
+            trouble,
+            confluent_kafka.KafkaError(confluent_kafka.KafkaError._ALL_BROKERS_DOWN, f"{milliseconds}/50 brokers are down"),
         )
-        trouble(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TRANSPORT, "Connection refused"))
+        kafka._say(trouble, confluent_kafka.KafkaError(confluent_kafka.KafkaError._TRANSPORT, "Connection refused"))
     assert caplog.messages == [
         "signals cannot be read now: broker:9092/bootstrap: Failed to resolve 'broker:9092' (after 0ms in state CONNECT)",
         "signals cannot be read now: no broker answers",
     ]
     trouble.is_over()
     trouble.say("the topic does not exist")
-    trouble(confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, "Failed to resolve"))
+    kafka._say(trouble, confluent_kafka.KafkaError(confluent_kafka.KafkaError._RESOLVE, "Failed to resolve"))
     assert len(caplog.messages) == 4
