@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.bronze import collection_ends
+from cdc_core.bronze import collection_ends, last_event
 from cdc_core.bronze import columns as bronze
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import literal
@@ -59,9 +59,8 @@ COMPACT_EVERY = 400
 FEW_ROWS = 500_000
 """Up to so many rows this process lists the collections itself; with more, Spark is faster."""
 
-OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set")
-"""The names in a commit's metadata that describe the source and the settings, for the next start to compare: the fingerprint of the
-stream, the lists of fields and of snapshots, a digest of the snapshots' filters, and the replica set's name."""
+OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set", last_event.NAME)
+"""The names in a commit's metadata that describe the source and the settings, for the next start to compare."""
 
 RowFactory = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once per commit."""
@@ -101,6 +100,7 @@ class BronzeLog:
     commits: int = 0
     complete: str | None = None
     """The token up to which the stream was read and everything is in the table, where that is known."""
+    event: last_event.LastEvent = field(init=False)
     numbered: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _compaction: threading.Thread | None = None
@@ -109,6 +109,7 @@ class BronzeLog:
 
     def __post_init__(self) -> None:
         self.numbered = max(self.writer.metadata.get("batch") or 0, self.position.batch if self.position else 0)
+        self.event = last_event.LastEvent.of(self.writer.metadata, self._token)
         self._compacted = -(self.numbered % COMPACT_EVERY)  # The commits of earlier runs count as well.
 
     @staticmethod
@@ -155,11 +156,12 @@ class BronzeLog:
             first_offset = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first_offset)
             last_token = token or rows.column("resume_token")[-1].as_py()
-            extra = {**self.extra, **self._numbers(batch)}
+            event = self.event.at(last_token)
+            extra = {**self.extra, **self._numbers(batch), **event.metadata(last_token)}
             self.writer.append_arrow(*bronze.row_groups(rows), to=last_token, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
             # After the commit: a failed one must not change position and number.
-            self.position = BronzePosition(last_token, batch, rows.column("offset")[-1].as_py())
+            self.position, self.event = BronzePosition(last_token, batch, rows.column("offset")[-1].as_py()), event
             self.commits += 1
         return self.position
 
@@ -188,7 +190,6 @@ class BronzeLog:
         return self.position.token if self.position else None
 
     def _numbers(self, batch: int) -> dict[str, object]:
-        """The metadata of every commit about batches."""
         return {"batch": batch, "log": self.log}
 
     @contextlib.contextmanager

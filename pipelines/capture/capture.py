@@ -172,6 +172,7 @@ class Capture:
             custom=self._custom,
             is_other_stream=existing.is_other_stream,
             replica_sets=(existing.replica_set, replica_set),
+            last_event=existing.last_event,
         )
         open_stream = opener.open_or_restart(existing.position)
         extra = {**gaps.settings_metadata(source), "replica_set": replica_set}

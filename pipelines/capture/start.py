@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
+from cdc_core.bronze import last_event
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
@@ -52,6 +53,8 @@ class CaptureStart:
     def begin(self, opened: OpenStream) -> StartPlan:
         """Commit the first position of a new stream, and what changed settings require; returns the plan of the run."""
         gap = opened.gap
+        if gap is not None or self.is_other_stream:  # This source or stream may not have the event.
+            self.log.event = last_event.LastEvent(forgotten=tokens.token_of(self.log))
         has_position = self.log.position is not None and gap is None
         heartbeats = (
             bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log.table) if self.log.position is not None else []

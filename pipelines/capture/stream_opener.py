@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
+from cdc_core.bronze import last_event
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
@@ -40,11 +41,12 @@ AHEAD_SECONDS = 60
 @dataclass(frozen=True)
 class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, whether it was written with another filter, and the
-    name of the replica set that it was captured from, where its commits name it."""
+    name of the replica set that it was captured from and its last event, where its commits name them."""
 
     found: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
     replica_set: str | None = None
+    last_event: str | None = None
 
     @property
     def position(self) -> bronze_log.BronzePosition | None:
@@ -61,8 +63,10 @@ class ExistingBronze:
         metadata = standing.metadata or (standing.last.metadata if standing.last else None) or {}
         old_fingerprint = metadata.get("stream")
         is_other = old_fingerprint is not None and not filters.is_same_stream(old_fingerprint, fingerprint)
-        position = bronze_log.UnclaimedPosition(standing.version, bronze_log.read_position(spark, table))
-        return ExistingBronze(position, is_other, metadata.get("replica_set"))
+        position = bronze_log.read_position(spark, table)
+        event = last_event.LastEvent.of(metadata, None if position is None else position.token)
+        found = bronze_log.UnclaimedPosition(standing.version, position)
+        return ExistingBronze(found, is_other, metadata.get("replica_set"), event.token)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class StreamOpener:
     """Opens the change stream of a run.
 
     `is_other_stream`: bronze was written with another filter, whose tokens may be unknown to this stream. `replica_sets` are the
-    names of the replica set that bronze was captured from and of the source's; None where unknown.
+    names of the replica set that bronze was captured from and of the source's, `last_event` the token of bronze's last event; None
+    where unknown.
     """
 
     deployment: Deployment
@@ -92,6 +97,7 @@ class StreamOpener:
     custom: snapshot_mode.Snapshotter | None = None
     is_other_stream: bool = False
     replica_sets: tuple[str | None, str | None] = (None, None)
+    last_event: str | None = None
 
     def open_or_restart(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """`open`, or a stream that begins now, with the gap before it, where the position is lost and the snapshot mode replaces it.
@@ -129,7 +135,8 @@ class StreamOpener:
         by_time = change_stream.StreamStart(at=tokens.cluster_time(position.token))
         # A resume token is valid for the pipeline that returned it: with another filter the server may not find its event. A
         # cluster time is valid for any.
-        starts = [by_time] if self.is_other_stream else [change_stream.StreamStart(position.token), by_time]
+        by_token = change_stream.StreamStart(position.token, event=self.last_event)
+        starts = [by_time] if self.is_other_stream else [by_token, by_time]
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 
     def _first_accepted(

@@ -41,10 +41,14 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class StreamStart:
-    """Where a stream begins: after a token, at a cluster time (inclusive), or now."""
+    """Where a stream begins: after a token, at a cluster time (inclusive), or now.
+
+    `event` is the token of the last event before it, by which the oplog is known (`_check_oplog`).
+    """
 
     token: str | None = None
     at: Timestamp | None = None
+    event: str | None = None
 
 
 class EventBatch(NamedTuple):
@@ -146,6 +150,7 @@ class ChangeStream:
     def __post_init__(self) -> None:
         self.token: str | None = self.start.token
         self.begins: str | None = None
+        self._event: str | None = self.start.event  # The last event, also of earlier runs.
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
@@ -170,6 +175,8 @@ class ChangeStream:
         """Open the cursor; returns the token of its position."""
         stage = self._stage()
         reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages])
+        if self._behind is not None and not resume_token.is_invalidate(self._behind):
+            _check_oplog(self, self._event)
         token = reply.get("postBatchResumeToken")
         if token:
             self.begins = self.begins or token["_data"]
@@ -274,6 +281,8 @@ class ChangeStream:
         token = rest.get("postBatchResumeToken")
         new_events = self._unseen(events)
         self._behind = None if events else self._behind
+        if events and not resume_token.resumes_alone(last_token := event_token(events[-1])):
+            self._event = last_token
         # Never a position inside a split event: the stream would resume with its second fragment.
         if events and split_events.is_unfinished(events[-1]):
             whole_events = [event for event in events if not split_events.is_unfinished(event)]
@@ -364,12 +373,30 @@ class ChangeStream:
         if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
             return False
         old_options, self.options = self.options, self.resolved()
+        self._event = None  # The new namespace may not have it.
         return (old_options.db, old_options.collection) != (self.options.db, self.options.collection)
 
 
 def event_token(event: bytes) -> str:
     """The token of a raw event. Its documents are not decoded, because some cannot be."""
     return str(RawBSONDocument(event)["_id"]["_data"])
+
+
+def _check_oplog(stream: ChangeStream, event: str | None) -> None:
+    """Raise `HistoryLost` where the stream resumes after a time without an event, and the oplog lacks the event before it.
+
+    The server accepts such a time whatever it holds: also where an older copy of its data was restored, or in another deployment. An
+    event that an oplog no longer reaches says nothing, nor does one of a sharded cluster, of which a shard may have been removed.
+    """
+    try:
+        is_known = event is None or stream.connection.is_mongos or stream.holds(event)
+    except driver.OperationFailure as error:
+        if mongodb_failures.is_resumable(error):
+            raise
+        return
+    if not is_known:
+        stream.close()
+        raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
 
 
 def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: str) -> bool:
@@ -381,18 +408,21 @@ def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: 
     if stream.options.show_expanded_events:
         stage["showExpandedEvents"] = True
     # Read raw: the driver's own stream decodes the events, and refuses some collection names.
-    cursor = stream_cursor.StreamCursor(stream.connection)
+    cursor, batch_size = stream_cursor.StreamCursor(stream.connection), 1
     try:
         cursor.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
         while cursor.is_open and not stream.stopped.is_set():
-            _, events, rest = cursor.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
+            _, events, rest = cursor.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=batch_size)
+            for event in map(event_token, events):
+                if resume_token.position(event)[:2] > position[:2]:
+                    return False
+                if event[_VERSION] != token[_VERSION] or resume_token.without_fragment(event) == wanted_token:
+                    return True
             batch_token = rest.get("postBatchResumeToken")
-            reached_token = event_token(events[0]) if events else batch_token["_data"] if batch_token else token
-            if resume_token.position(reached_token)[:2] > position[:2]:
+            if not events and batch_token and resume_token.position(batch_token["_data"])[:2] > position[:2]:
                 return False
-            is_other_format = reached_token[_VERSION] != token[_VERSION]
-            if events and (is_other_format or resume_token.without_fragment(reached_token) == wanted_token):
-                return True
+            # Usually it is the first event. Behind it a transaction may have a hundred thousand.
+            batch_size = min(2 * batch_size, 1000)
     finally:
         cursor.close()
     # A stop ended it, and nothing is known; or an invalidate did, and the event would have come before that.

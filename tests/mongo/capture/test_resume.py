@@ -139,6 +139,43 @@ def test_a_position_of_another_oplog_is_lost(database: Any, recorded: tuple[str 
         read(stream(database.client, database.name, foreign), 1)
 
 
+def test_a_time_without_an_event_is_of_this_oplog_if_its_last_event_is(
+    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
+) -> None:
+    """The server accepts any time. After an older copy of its data was restored, and in another deployment, the event is missing."""
+    began, events = recorded
+    assert began is not None
+    of_this = events[3][0]
+    foreign = of_this.replace(resume_token_uuid(of_this), "00" * 16)
+    for event, is_lost in ((None, False), (of_this, False), (foreign, True)):
+        start = change_stream.StreamStart(began, event=event)
+        opened = change_stream.ChangeStream(database.client, change_stream.StreamOptions(db=database.name), start)
+        with pytest.raises(mongodb_failures.HistoryLost) if is_lost else contextlib.nullcontext():
+            opened.open()
+        assert opened.is_open is not is_lost
+        opened.close()
+
+
+def test_a_server_that_comes_back_with_older_data_is_told(database: Any) -> None:
+    """While the stream was quiet: it resumes at a time, and the oplog lacks its last event."""
+    opened = stream(database.client, database.name, None)
+    with contextlib.closing(opened):
+        opened.open()
+        database.x.insert_one({"_id": 1})
+        while not opened.next().events:
+            pass
+        database.client.admin.command("appendOplogNote", 1, data={})
+        while not resume_token.resumes_alone(opened.token or ""):
+            opened.next()
+        opened._cursor.close()
+        opened.next()
+        assert opened._event is not None
+        opened._event = opened._event.replace(resume_token_uuid(opened._event), "00" * 16)
+        opened._cursor.close()
+        with pytest.raises(mongodb_failures.HistoryLost):
+            opened.next()
+
+
 def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mongodb_uri: str, mongo: Any) -> None:
     """An oplog that has never rolled accepts a time before its beginning, but its events are another deployment's. A position ahead of
     the server's time would be waited for, and all events until then would be lost.

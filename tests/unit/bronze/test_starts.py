@@ -69,12 +69,13 @@ def test_a_restored_bronze_was_written_as_its_rows_say(tmp_path: Path) -> None:
         hop.append((1, b"\5\0\0\0\0"))
         for version, stream in ((2, "narrow"), (3, "wide")):
             said = {"writer": "by hand", "released": True, "batch": 1, "stream": stream, "replica_set": f"rs-{stream}"}
+            said["event"] = f"event-{stream}"
             without_spark.write(folder, version, [], userMetadata=json.dumps(said))
         found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
-        assert (found.is_other_stream, found.replica_set) == (False, "rs-wide")
+        assert (found.is_other_stream, found.replica_set, found.last_event) == (False, "rs-wide", "event-wide")
         without_spark.write(folder, 4, [], "RESTORE", operationParameters={"version": 2})
         found = ExistingBronze.read(SPARK, hop.bronze, fingerprint="wide")
-        assert (found.is_other_stream, found.replica_set) == (True, "rs-narrow")
+        assert (found.is_other_stream, found.replica_set, found.last_event) == (True, "rs-narrow", "event-narrow")
 
 
 def test_the_end_of_a_collection_whose_snapshot_failed_is_told(tmp_path: Path) -> None:

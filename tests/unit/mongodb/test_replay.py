@@ -137,3 +137,43 @@ def test_a_stream_begins_behind_the_end_of_another_namespace(monkeypatch: pytest
         with pytest.raises(mongodb_failures.HistoryLost):
             stream.next()
     assert ["startAfter" in each for each in opened] == [True, False]
+
+
+def lost(code: int) -> driver.OperationFailure:
+    return driver.OperationFailure("", code)
+
+
+@pytest.mark.parametrize(
+    ("is_mongos", "holds", "expected"),
+    [
+        (False, True, None),
+        (False, False, mongodb_failures.HistoryLost),
+        (False, lost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST), None),
+        (False, lost(mongodb_failures.CURSOR_NOT_FOUND), driver.OperationFailure),
+        (True, False, None),
+    ],
+    ids=["in the oplog", "in another oplog", "older than the oplog", "interrupted", "of a shard that is gone"],
+)
+def test_a_time_without_an_event_is_known_by_the_event_before_it(
+    monkeypatch: pytest.MonkeyPatch, is_mongos: bool, holds: bool | Exception, expected: type[Exception] | None
+) -> None:
+    """The server accepts any time: only an oplog that reaches back to the event and lacks it is another one."""
+    connection: Any = SimpleNamespace(is_mongos=is_mongos)
+    mark = "826B0137A5000000022B0429296E1404"
+    start = change_stream.StreamStart(mark, event=token(2, 1))
+    stream = change_stream.ChangeStream(connection, change_stream.StreamOptions(), start)
+    cursor = SimpleNamespace(is_open=False, open=lambda *_: {}, close=lambda: None)
+    monkeypatch.setattr(stream, "_cursor", cursor)
+
+    def answer(self: change_stream.ChangeStream, event: str) -> bool:
+        assert event == token(2, 1)
+        if isinstance(holds, Exception):
+            raise holds
+        return holds
+
+    monkeypatch.setattr(change_stream.ChangeStream, "holds", answer)
+    if expected is None:
+        assert stream.open() == mark
+        return
+    with pytest.raises(expected):
+        stream.open()
