@@ -192,17 +192,21 @@ class StreamOpener:
 
         All events until then would count as older than silver's rows.
         """
-        least_time, client = tokens.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
-        if least_time <= mongodb_server.operation_time(client).time:
-            return
-        # A newly started mongos learns the cluster time from its shards' first answers.
-        catalog.database_names(client)
-        if least_time > mongodb_server.operation_time(client).time:
+        if self._is_ahead(tokens.cluster_time(position.token).time):
             raise errors.SourceUnsuitable(
                 f"source: the server's time is behind bronze's position {tokens.utc(position.token)}. It is not the "
                 "deployment that was captured, or its clock was set back. Nothing was changed. Capture it under another "
                 "name or lakehouse root: in these tables its documents would count as older than the existing ones"
             )
+
+    def _is_ahead(self, seconds: int) -> bool:
+        """Whether a cluster time is in the server's future."""
+        least_time, client = seconds - AHEAD_SECONDS, self.deployment.client
+        if least_time <= mongodb_server.operation_time(client).time:
+            return False
+        # A newly started mongos learns the cluster time from its shards' first answers.
+        catalog.database_names(client)
+        return least_time > mongodb_server.operation_time(client).time
 
     def _wait_for_time_of(self, position: bronze_log.BronzePosition) -> None:
         """Wait until the server's time reaches the position, which may be slightly ahead of it (`_check_not_ahead`).
@@ -246,10 +250,16 @@ class StreamOpener:
         )
 
     def _first_start(self) -> change_stream.StreamStart:
-        """The start of a stream without a position: `capture.start.op.time`, or now."""
+        """The start of a stream without a position: `capture.start.op.time`, or now.
+
+        Raises `SettingsError` for a time in the server's future: the server would wait for it, and the changes until then be lost.
+        """
         op_time = self.deployment.source.capture_start_op_time
-        return (
-            change_stream.StreamStart()
-            if op_time < 0
-            else change_stream.StreamStart(at=Timestamp(op_time >> 32, op_time & 0xFFFFFFFF))
-        )
+        if op_time < 0:
+            return change_stream.StreamStart()
+        at = Timestamp(op_time >> 32, op_time & 0xFFFFFFFF)
+        if self._is_ahead(at.time):
+            message = "it is in the server's future, and all changes until then would be missing"
+            hint = "seconds since 1970 * 2^32 + increment, or -1 for now"
+            raise errors.SettingsError(errors.Problem("source.capture.start.op.time", message, hint))
+        return change_stream.StreamStart(at=at)

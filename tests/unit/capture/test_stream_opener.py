@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -55,3 +56,23 @@ def test_the_time_of_another_deployment_is_waited_for(monkeypatch: pytest.Monkey
     times += [NOW - 1] * 1000
     with pytest.raises(errors.SourceUnreachable, match="has not reached"):
         opener.open_or_restart(position)
+
+
+def test_a_start_in_the_servers_future_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server accepts it and sends nothing until then. A snapshot would be taken now, and the changes in between would be lost."""
+    monkeypatch.setattr(stream_opener.mongodb_server, "operation_time", lambda _: Timestamp(NOW, 1))
+    monkeypatch.setattr(stream_opener.catalog, "database_names", lambda _: [])
+    starts: list[change_stream.StreamStart] = []
+    accepted: Any = SimpleNamespace(begins="begins")
+    monkeypatch.setattr(
+        stream_opener.StreamOpener, "_first_accepted", lambda _, places, __: starts.extend(places) or accepted
+    )
+    for seconds, is_refused in ((NOW + 3600, True), (NOW, False)):
+        source = SimpleNamespace(capture_start_op_time=seconds << 32 | 7, snapshot_mode=SnapshotMode.INITIAL)
+        deployment: Any = SimpleNamespace(client=None, source=source)
+        opener = stream_opener.StreamOpener(deployment, change_stream.StreamOptions(), threading.Event())
+        with (
+            pytest.raises(errors.SettingsError, match="start.op.time: it is in") if is_refused else contextlib.nullcontext()
+        ):
+            opener.open_or_restart(None)
+    assert starts == [change_stream.StreamStart(at=Timestamp(NOW, 7))]
