@@ -220,10 +220,12 @@ class OlderDeleteMode(enum.Enum):
     REWRITE = "rewrite"
 
 
+_NO_PREDICATES = "the options apply to every event; silver.collections sets others for a collection"
+
 IGNORED: Mapping[str, str] = {
     "type": "the class of the transformation: Kafka Connect reads it",
-    "predicate": "Kafka Connect reads it",
-    "negate": "Kafka Connect reads it",
+    "predicate": _NO_PREDICATES,
+    "negate": _NO_PREDICATES,
     "route.by.field": "only the SMT for relational databases reads it",
     "replace.null.with.default": "documents are JSON strings, and have no defaults",
     "drop.fields.header.name": "only the SMT for relational databases reads it",

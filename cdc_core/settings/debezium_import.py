@@ -64,6 +64,13 @@ _SERVER_ONLY: Mapping[str, str] = {
 }
 """Prefixes of Debezium Server's properties that have no meaning here, and why."""
 
+_INSTEAD: Mapping[str, str] = {
+    "ReplaceField": "field.exclude.list removes fields, field.renames renames them",
+    "MaskField": "field.exclude.list removes fields",
+    "Filter": "cursor.pipeline leaves events out",
+}
+"""The properties to use instead of other transformations: what one of these leaves out would reach the tables."""
+
 _NOT_OURS = "it configures Debezium Server"
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
 _NO_CHANNELS = {"jmx": "there is no Java management here", "in-process": "there is no engine in a Java process here"}
@@ -230,7 +237,8 @@ class _ConnectionReader:
         options = [f"replicaSet={replica_set.strip()}"] if slash else []
         if is_direct:
             members, options = members.partition(",")[0], [*options, "directConnection=true"]
-        self.report.note("mongodb.hosts", "it is part of mongodb.connection.string now")
+        routers = "if they are config servers, give the mongos routers there"
+        self.report.note("mongodb.hosts", f"it is part of mongodb.connection.string now; {routers}")
         return f"mongodb://{members}/" + (f"?{'&'.join(options)}" if options else "")
 
     def _without_secrets(self, uri: str) -> str:
@@ -331,7 +339,9 @@ class _ConnectorReader:
             elif kind in UNWRAP:
                 unwrap_aliases.append(alias)
             else:
-                self.report.note(f"transforms.{alias}", f"only ExtractNewDocumentState is applied here, not {kind}")
+                hint = _INSTEAD.get(kind.rpartition(".")[2].partition("$")[0])
+                remark = f"only ExtractNewDocumentState is applied here, not {kind}"
+                self.report.note(f"transforms.{alias}", f"{remark} ({hint})" if hint else remark)
         for alias in unwrap_aliases[1:]:
             self.report.refuse(f"transforms.{alias}.type", f"{unwrap_aliases[0]} applies ExtractNewDocumentState already")
         for alias in unwrap_aliases[:1]:
