@@ -44,7 +44,9 @@ def parse_pins(pins: Mapping[str, str], *, where: str = "schema") -> Pins:
         try:
             pins_by_path[tuple(path.split("."))] = _pin(str(text).strip())
         except ValueError as error:
-            problems.append(errors.Problem(f"{where}.{path}", str(error)))
+            is_cut = text.count("(") > text.count(")")
+            hint = "put the type in quotes: between braces a comma ends the value" if is_cut else ""
+            problems.append(errors.Problem(f"{where}.{path}", str(error), hint))
     if problems:
         raise errors.SettingsError(problems)
     return pins_by_path

@@ -233,7 +233,15 @@ def _not_yaml(error: Exception, where: str) -> errors.SettingsError:
     if any(word in reason for word in ("alias", "anchor", "tag", "handle", "directive")):
         reason = re.sub(r"'.*'", "'…'", reason)
     hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
+    if "mapping values" in reason and ": " not in _line_before(mark):
+        # The first colon of its line: the line goes on with the value above it.
+        hint = "indent the line as those beside it"
     return errors.SettingsError(errors.Problem(f"{where}:{mark.line + 1}:{mark.column + 1}", f"not YAML: {reason}", hint))
+
+
+def _line_before(mark: yaml.Mark) -> str:
+    """The text of the marked line before the mark."""
+    return (mark.buffer or "")[: mark.pointer].rpartition("\n")[2]
 
 
 _HINTS = {
