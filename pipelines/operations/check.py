@@ -20,6 +20,7 @@ from pipelines.capture import custom_mode, deployment
 from pipelines.channels import kafka
 from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
+from pipelines.gold import expectations, models
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
@@ -72,7 +73,7 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     class of a custom snapshot mode cannot be instantiated.
     """
     custom_mode.snapshotter(settings.source)
-    findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
+    findings = [*_settings(settings), *_gold(settings), *_lakehouse(settings, session), *_kafka(settings)]
     connection = connections.connection(settings.source)
     findings.extend(_connection_string(connection.uri))
     client = connection.client()
@@ -99,6 +100,29 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     yield Finding("settings", CheckVerdict.FINE, f"pipeline {settings.name}, {settings.source.capture_mode.value}")
     for warning in settings.warnings:
         yield Finding("settings", CheckVerdict.WARNING, warning)
+
+
+def _gold(settings: Settings) -> Iterator[Finding]:
+    """Read the files of models and suites as a service does at its start, which it ends for a mistake in them."""
+    for about, read in (("models", _models), ("expectations", _suites)):
+        try:
+            if found := read(settings):
+                yield Finding(about, CheckVerdict.FINE, found)
+        except errors.SettingsError as error:
+            yield _wrong(about, error)
+
+
+def _models(settings: Settings) -> str:
+    if settings.gold.models is None:
+        return ""
+    files = models.files(settings)
+    files.check()
+    return f"{len(files.models)} in {settings.gold.models}; medallion models check also analyses their queries"
+
+
+def _suites(settings: Settings) -> str:
+    found = len(expectations.read(settings))
+    return "" if settings.gold.expectations is None else f"{found} suites in {settings.gold.expectations}"
 
 
 def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from pipelines.operations import check
 from tests.harness import layers
 
 WRONG, FINE = check.CheckVerdict.WRONG, check.CheckVerdict.FINE
+SOURCE = {"mongodb.connection.string": "mongodb://127.0.0.1:1/"}
 
 
 @pytest.mark.parametrize("below", ["", "/lakehouse"])
@@ -35,6 +36,23 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
         told = (f"{tmp_path}/file is not a folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
         assert (found.verdict, found.found, found.mend) == (verdict, *told)
         application._profile(placed, is_service=False)
+
+
+def test_the_files_of_gold_are_read(tmp_path: Path) -> None:
+    """A mistyped folder, or a mistake in a model, refuses a service at its start: it is known before."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "totals.sql").write_text("SELECT 1 AS one")
+    gold = {"models": str(tmp_path / "models"), "expectations": str(tmp_path / "none")}
+    placed = settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": SOURCE, "gold": gold})
+    fine, wrong = check._gold(placed)
+    assert (fine.about, fine.verdict) == ("models", FINE) and fine.found.startswith("1 in ")
+    assert (wrong.about, wrong.verdict) == ("expectations", WRONG) and f"there is no folder {tmp_path}/none" in wrong.found
+    with pytest.raises(errors.SettingsError, match="1 problem to fix"):
+        check.refuse([fine, wrong])
+    (tmp_path / "models" / "totals.sql").write_text("SELECT {{ nothing }}")
+    [wrong, _] = check._gold(placed)
+    assert wrong.verdict is WRONG and "totals.sql" in wrong.found
+    assert not [*check._gold(dataclasses.replace(placed, gold=settings.GoldSettings()))]
 
 
 def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_path: Path) -> None:
