@@ -102,7 +102,7 @@ class EmbeddedMongoDB:
     def start(self, *, timeout: float = 60) -> EmbeddedMongoDB:
         """Start the server, and return when it accepts writes. Does nothing if it runs.
 
-        Raises `DecisionNeeded` if no mongod is found, it is too old, or it does not start.
+        Raises `DecisionNeeded` if no mongod is found, it is too old, or it does not start; `Temporary` if it takes longer than `timeout`.
         """
         if self._process is not None and self._process.poll() is None:
             return self
@@ -209,7 +209,7 @@ class EmbeddedMongoDB:
         return [*arguments, *options.arguments]
 
     def _until_listening(self, deadline: float) -> int | None:
-        """None once the server listens; its exit code if it ended, -1 after the deadline."""
+        """None once the server listens, its exit code if it ended; raises `Temporary` after the deadline."""
         assert self._process is not None
         while True:
             status = self._process.poll()
@@ -218,7 +218,9 @@ class EmbeddedMongoDB:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return None
             if time.monotonic() > deadline:
-                return -1
+                raise errors.Temporary(
+                    f"mongod does not answer yet; the machine may be busy. Try again later (log: {self.log_file})"
+                )
             time.sleep(0.05)
 
     def _become_primary(self, deadline: float) -> None:

