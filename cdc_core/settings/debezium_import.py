@@ -75,6 +75,8 @@ _NOT_OURS = "it configures Debezium Server"
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
 _NO_CHANNELS = {"jmx": "there is no Java management here", "in-process": "there is no engine in a Java process here"}
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
+_LOGIN = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+"""User and password in `sasl.jaas.config`, of the modules for PLAIN and SCRAM."""
 _SECRET_OPTIONS = {name.lower(): variable for name, variable in values.SECRET_OPTIONS.items()}
 
 
@@ -401,13 +403,29 @@ class _ConnectorReader:
         """Puts an option of a Kafka client under `source`; options that only the Java client has are reported with the
         alternative.
         """
-        if (reason := properties.of_javas_client(option)) is not None:
+        login = dict(_LOGIN.findall(_text(self.given, origin))) if option == "sasl.jaas.config" else {}
+        if login.keys() == {"username", "password"}:
+            self._take_login(origin.removesuffix("jaas.config"), login)
+            self.report.note(origin, "it is sasl.username and sasl.password now")
+        elif (reason := properties.of_javas_client(option)) is not None:
             self.report.note(origin, f"it is an option of Kafka's Java client: {reason}")
         elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:
             name = re.sub(r"[^A-Z0-9]+", "_", f"KAFKA_{option}".upper())
             self.source[origin] = self.report.variable(name, origin)
         else:
             self.source[origin] = self.given[origin]
+
+    def _take_login(self, start: str, login: Mapping[str, str]) -> None:
+        """Puts a login under `source`, as options that begin with `start`; options of the connector itself win."""
+        user = re.sub(r"\\(.)", r"\1", login["username"])
+        if "${" in _ENV.sub("", user):
+            user = self.report.variable("KAFKA_SASL_USERNAME", f"{start}username")
+        password = self.report.variable("KAFKA_SASL_PASSWORD", f"{start}password")
+        self.source |= {
+            name: value
+            for name, value in ((f"{start}username", user), (f"{start}password", password))
+            if name not in self.given
+        }
 
     def _read_brokers(self) -> None:
         """Adds a variable for the brokers of Kafka Connect, which take the notifications and do not appear in a connector."""

@@ -170,6 +170,25 @@ def test_options_of_kafkas_clients() -> None:
     assert sink["producer.override.bootstrap.servers"] == "${env:KAFKA_BOOTSTRAP_SERVERS}"
 
 
+@pytest.mark.parametrize("module", ["plain.PlainLoginModule", "scram.ScramLoginModule"])
+def test_a_login_of_javas_client_becomes_one_of_librdkafka(module: str) -> None:
+    """Without user and password `medallion check` refuses the settings. An option that stands beside the login wins."""
+    jaas = f'org.apache.kafka.common.security.{module} required username="r\\"1" password="hidden";'
+    given = {"signal__enabled__channels": "source,kafka", "signal__kafka__bootstrap__servers": "b:9092"}
+    name = "signal.consumer.sasl.jaas.config"
+    for start in ("signal__consumer__sasl", "producer__override__sasl"):
+        found = source_of(**given, **{f"{start}__jaas__config": jaas})
+        start = start.replace("__", ".")
+        assert found[f"{start}.username"] == 'r"1' and found[f"{start}.password"] == "${env:KAFKA_SASL_PASSWORD}"
+    assert notes(**given, signal__consumer__sasl__jaas__config=jaas)[name] == "it is sasl.username and sasl.password now"
+    beside = {"signal__consumer__sasl__username": "own", "signal__consumer__sasl__jaas__config": jaas}
+    assert source_of(**given, **beside)["signal.consumer.sasl.username"] == "own"
+    secret = jaas.replace('r\\"1', "${file:/secrets:user}")
+    assert source_of(**given, signal__consumer__sasl__jaas__config=secret)["signal.consumer.sasl.username"] == (
+        "${env:KAFKA_SASL_USERNAME}"
+    )
+
+
 TRANSLATED = {*debezium_import.OLDER, "transforms", "mongodb.hosts"}
 
 
