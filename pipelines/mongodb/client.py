@@ -40,15 +40,20 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
         _looked_up.add(_host(uri))
         return mongo_client
     except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
-        # Not a `SettingsError`: a capture continues when the name server answers again.
-        if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
-            raise errors.SourceUnreachable(
-                f"source.mongodb.connection.string: the SRV lookup failed ({type(error.__cause__).__name__}); check that "
-                "the name server is reachable"
-            ) from None
+        if uri.startswith("mongodb+srv://"):
+            # Not a `SettingsError`: a capture continues when the name server answers again.
+            if _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
+                raise errors.SourceUnreachable(
+                    f"{_PATH}: the SRV lookup failed ({type(error.__cause__).__name__}); check that the name server is reachable"
+                ) from None
+            if _is_lookup(error, is_known=True):
+                hint = "check its spelling, or write mongodb:// with the names of the servers"
+                raise errors.SettingsError(errors.Problem(_PATH, "its host has no SRV record", hint)) from None
         # `from None`: the driver's error quotes the string with its password.
         raise _unusable(uri, options) from None
 
+
+_PATH = "source.mongodb.connection.string"
 
 _looked_up: set[str] = set()
 """The hosts of the connection strings for which this process has created clients."""
@@ -69,17 +74,16 @@ def _host(uri: str) -> str:
 
 def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     """The error for a connection string or an option, without the driver's text, which quotes the password."""
-    path = "source.mongodb.connection.string"
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme not in ("mongodb", "mongodb+srv"):
-        return errors.SettingsError(errors.Problem(path, "it must begin with mongodb:// or mongodb+srv://"))
+        return errors.SettingsError(errors.Problem(_PATH, "it must begin with mongodb:// or mongodb+srv://"))
     bad_options = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
     if bad_options:
-        return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad_options)} is not valid"))
+        return errors.SettingsError(errors.Problem(_PATH, f"the value of {', '.join(bad_options)} is not valid"))
     hint = "in user name and password, percent-encode / : @ ? # [ ] and %: write p%40ss for p@ss"
     if scheme == "mongodb+srv":
-        hint += "; the host of mongodb+srv:// must have an SRV record, and no port"
-    return errors.SettingsError(errors.Problem(path, "not a valid connection string", hint))
+        hint += "; mongodb+srv:// takes one host name, and no port"
+    return errors.SettingsError(errors.Problem(_PATH, "not a valid connection string", hint))
 
 
 def uri_options(uri: str) -> dict[str, str]:
