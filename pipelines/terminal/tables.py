@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cdc_core import errors
@@ -62,7 +62,7 @@ def _text(content: str, style: str = "") -> Text:
 def findings(found: Sequence[Finding]) -> None:
     """Show the findings of `medallion check`, one per line, with what to fix below."""
     marks = {"fine": Text("ok", "green"), "warning": Text("warning", "yellow"), "wrong": Text("error", "red")}
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table(*(Column(overflow="fold") for _ in range(3)), box=None, show_header=False, padding=(0, 2, 0, 0))
     for finding in found:
         text = _text(finding.found)
         if finding.mend:

@@ -81,6 +81,16 @@ def test_a_name_is_shown_as_it_is(show: Callable[[str], None], capsys: pytest.Ca
     assert r"shop.\x1b[2J\x9b" in shown and shown.replace("\n", "").isprintable()
 
 
+def test_a_check_is_shown_whole_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path or a command that is longer than its column goes on in the next line: cut, it would be of no use."""
+    path = f"/data/{'x' * 50}/tables"
+    monkeypatch.setattr(report, "console", lambda: report.Console(width=40))
+    report.findings([check.Finding("lakehouse", check.CheckVerdict.FINE, path)])
+    assert path in "".join(capsys.readouterr().out.split())
+
+
 def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Names of fields and keys may contain control characters and line breaks, which are escaped."""
     name = "a\x1b[2J\nb\u202ec\x9b"
