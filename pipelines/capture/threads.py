@@ -49,8 +49,9 @@ class Threads:
 
         # A daemon: a thread that waits for an unreachable server must not keep the process alive.
         thread = threading.Thread(target=guarded, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        # Not before: a thread that the system refuses to start cannot be joined.
+        self._threads.append(thread)
 
     def end(self) -> None:
         """Signal the end to all threads."""
