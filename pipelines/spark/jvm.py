@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -304,15 +305,31 @@ def java_class(spark: SparkSession, name: str) -> Any:
     return jvm_names.known(spark._jvm, name)
 
 
+_SCARCE = (
+    os.strerror(errno.EAGAIN),
+    os.strerror(errno.ENOMEM),
+    "unable to create native thread",
+    "insufficient memory for the Java Runtime",
+)
+"""What the system, a shell or a JVM says where it has no process, thread or memory left."""
+
+
 def _why_not(error: Exception) -> errors.MedallionError:
-    """The error for a JVM that did not start: no Java, an old one, no jars; else the last line of its log."""
+    """The error for a JVM that did not start: no processes or memory left, no Java, an old one, no jars; else the last line of its log."""
+    output = log_file().read_text(errors="replace") if log_file().exists() else ""
+    lines = [line.strip() for line in output.splitlines()]
+    # First, because then Java cannot be asked for its version either.
+    if scarcity := next((line for line in (str(error), *lines) if any(text in line for text in _SCARCE)), ""):
+        return errors.Temporary(
+            f"Spark did not start: {scarcity} (log: {log_file()}). The system has no memory or processes left: free some, or "
+            "raise this user's limits, and start again"
+        )
     advice = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     version = _java_version()
     if version is None:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but there is none: {advice}")
     if version < JAVA_NEEDED:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but this is Java {version}: {advice}")
-    output = log_file().read_text(errors="replace") if log_file().exists() else ""
     if "unresolved dependenc" in output or "FAILED DOWNLOADS" in output:
         return errors.Temporary(
             "Delta's jars could not be downloaded from Maven Central: the first start needs network access (log: "
@@ -320,8 +337,7 @@ def _why_not(error: Exception) -> errors.MedallionError:
         )
     fallback = error.strerror if isinstance(error, OSError) else "no output"
     # Skips the lines of a stack trace below its message.
-    lines = (line.strip() for line in reversed(output.splitlines()))
-    last_line = next((line for line in lines if line and not line.startswith(("at ", "... "))), fallback)
+    last_line = next((line for line in reversed(lines) if line and not line.startswith(("at ", "... "))), fallback)
     return errors.DecisionNeeded(f"Spark did not start: {last_line} (log: {log_file()})")
 
 

@@ -266,11 +266,45 @@ def test_java_says_in_english_what_the_system_says() -> None:
     assert options["env"] == {"LANG": "de_DE.UTF-8", "LC_MESSAGES": "C"}
 
 
-def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As when the number of processes is limited: the JVM has written nothing then."""
+SCARCE = (
+    ("spark-submit: fork: retry: Resource temporarily unavailable", "Resource temporarily unavailable"),
+    (
+        "Error occurred during initialization of VM\njava.lang.OutOfMemoryError: unable to create native thread: possibly out of memory or "
+        "process/resource limits reached\n\tat java.lang.Thread.start0(Native Method)",
+        "unable to create native thread",
+    ),
+    (
+        "#\n# There is insufficient memory for the Java Runtime Environment to continue.\n# /tmp/hs_err_pid7.log",
+        "insufficient memory for the Java Runtime Environment",
+    ),
+)
+"""What a shell and a JVM write where they get no process, thread or memory, and what of it is quoted."""
+
+
+@pytest.mark.parametrize(("output", "quoted"), SCARCE)
+def test_a_jvm_that_gets_no_memory_or_processes_is_tried_again(
+    output: str, quoted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A service that starts a JVM after the one before was killed must not wait for a person."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    told = jvm._why_not(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
-    assert isinstance(told, errors.DecisionNeeded) and os.strerror(errno.EAGAIN) in str(told)
+    jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
+    jvm.log_file().write_text(output)
+    told = jvm._why_not(EOFError())
+    assert type(told) is errors.Temporary and quoted in str(told) and "\n" not in str(told)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_a_system_that_starts_no_process_is_quoted(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The JVM has written nothing then, and Java cannot be asked for its version: it is not missing."""
+    refused = OSError(number, os.strerror(number))
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise refused
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", refuse)
+    told = jvm._why_not(refused)
+    assert type(told) is errors.Temporary and os.strerror(number) in str(told)
 
 
 def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
