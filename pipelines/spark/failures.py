@@ -144,7 +144,12 @@ def is_server_gone(error: BaseException) -> bool:
     return condition(error).startswith("INVALID_HANDLE.SESSION") or (not condition(error) and status in _NO_ANSWER)
 
 
-_FAILS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+_FAILS = (
+    *(errno.EIO, errno.ENODEV, errno.ENXIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    # A network disk, or the program that serves a file system.
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.ECONNABORTED),
+)
 
 
 def is_full(error: BaseException) -> bool:

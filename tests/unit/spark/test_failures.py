@@ -94,13 +94,16 @@ def test_a_folder_that_arrow_may_not_write_is_for_a_person() -> None:
         OSError(errno.EMFILE, "Too many open files", "/lake/_delta_log"),
         Raised("java.nio.file.FileSystemException: /lake/_delta_log: Too many open files"),
         Raised("java.io.IOException: Stale file handle"),
+        OSError(errno.ENOTCONN, "Transport endpoint is not connected", "/lake/bronze"),
+        Raised("java.nio.file.FileSystemException: /lake/bronze: Connection timed out"),
+        Raised('java.io.IOException: Cannot run program "python3": error=11, Resource temporarily unavailable'),
         MemoryError(),
         pa.ArrowMemoryError("malloc of size 64 failed"),
         RuntimeError("can't start new thread"),
     ],
 )
 def test_a_system_that_fails_for_now_is_no_bug(error: Exception) -> None:
-    """A network disk that fails, or an exhausted limit: a later attempt succeeds."""
+    """A disk, a network or a program that serves a file system and fails, or an exhausted limit: a later attempt succeeds."""
     told = failures.translated(error)
     assert type(told) is errors.Temporary and "\n" not in str(told)
 
