@@ -14,7 +14,7 @@ from cdc_core import errors
 from pipelines import standstill
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress
-from pipelines.delta import query_execution
+from pipelines.delta import owners, query_execution
 from pipelines.gold import expectations, publish
 from pipelines.gold.run import GoldResult
 from pipelines.new_commits import NewCommits
@@ -74,6 +74,8 @@ def run_again(
                 raise spark_error from error
         log.warning("Spark's JVM ended; starting another one, and every layer continues from its tables")
         jvm.forget()
+        # A thread that was abandoned at its work may keep a writer alive, which commits nothing without its JVM.
+        owners.HELD.clear()
         spark, take_over = again(), False  # take_over was meant for the owners at the first start
 
 

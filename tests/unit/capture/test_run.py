@@ -12,9 +12,11 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from cdc_core.tables import claims
+from cdc_core.tables import layout as tables
 from pipelines import run as pipeline
 from pipelines import standstill
-from pipelines.delta import query_execution
+from pipelines.delta import local_log, owners, query_execution
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 from tests.harness import captures
@@ -94,6 +96,28 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     results = pipeline.run_again(None, SETTINGS, again=again, once=False, take_over=True, stop=stop)  # type: ignore[arg-type]
     assert (layers.runs, sorted(results)) == (2, ["capture", "gold", "silver"])
     assert layers.takes_over == [True, False], "a person knew of the owners of then"
+
+
+def test_what_an_abandoned_layer_holds_is_free_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is still at work when its JVM has ended keeps its writer alive: the next run would find its table owned by its own
+    process, and end for a person.
+    """
+    stop, table = threading.Event(), tables.TableRef.at("/nowhere/silver/shop/orders")
+    Layers(monkeypatch, silver=ConnectionRefusedError())
+    monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(jvm, "is_gone", lambda: True)
+    monkeypatch.setattr(jvm, "forget", lambda: None)
+    writer, at_work = owners.identity(), Mock()
+    last_commit = local_log.Commit(1, 0, claims.parsed(writer.metadata(now_ms=0, to=7)))
+    owners.HELD[writer.writer] = at_work
+    with pytest.raises(errors.TableOwned):
+        owners.refuse_second(table, last_commit)
+
+    def again() -> None:
+        owners.refuse_second(table, last_commit)
+        stop.set()
+
+    pipeline.run_again(None, SETTINGS, again=again, once=False, stop=stop)  # type: ignore[arg-type]
 
 
 def test_a_jvm_that_ends_at_once_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
