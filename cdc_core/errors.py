@@ -199,7 +199,7 @@ def of_file(error: OSError, problem: Problem) -> MedallionError:
 
 
 class CommitConflict(Temporary):
-    """Other commits kept winning until the retries were used up, or the table was restored under its writer."""
+    """Other commits kept winning until the retries were used up, or the table was restored or removed under its writer."""
 
 
 class CommitUnknown(Temporary):

@@ -110,7 +110,11 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
 
 
 def disk_error(error: OSError, table: tables.TableRef) -> BaseException:
-    """`StorageExhausted` for a full disk; otherwise the error itself."""
+    """`StorageExhausted` for a full disk, `CommitConflict` where the table's folder is gone; otherwise the error itself."""
+    if isinstance(error, FileNotFoundError):
+        return errors.CommitConflict(
+            f"{table.label}: its folder was removed while it was written; nothing was committed. Start again"
+        )
     return _storage_exhausted(table) if spark_failures.is_full(error) else error
 
 

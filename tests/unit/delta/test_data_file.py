@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_core import errors
 from cdc_core.tables.layout import TableRef
 from pipelines.delta.data_file import ParquetFile
 from pipelines.delta.table_files import LocalFiles
@@ -61,6 +62,7 @@ def test_nested_columns_have_no_statistics(tmp_path: Path) -> None:
 WRITES = """
 import sys, pathlib
 import pyarrow as pa
+from cdc_core import errors
 from cdc_core.tables.layout import TableRef
 from pipelines.delta.data_file import ParquetFile
 from pipelines.delta.table_files import LocalFiles
@@ -90,6 +92,12 @@ def test_a_small_file_on_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError):
         LocalFiles(tmp_path).write("deletion_vector_1.bin", b"vector")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_table_that_is_removed_under_its_writer_is_no_bug(tmp_path: Path) -> None:
+    """A layer that is made again from the one before it tries again by itself."""
+    with pytest.raises(errors.CommitConflict, match="removed"):
+        _written(tmp_path / "removed", iter([_part(("a", 1, None, True))]))
 
 
 def test_no_parts_make_a_file_without_rows(tmp_path: Path) -> None:
