@@ -283,3 +283,7 @@ def test_a_spark_without_memory_or_threads_is_no_bug() -> None:
     assert (
         isinstance(told, errors.Temporary) and not isinstance(told, errors.SparkLost) and "spark.driver.memory" in str(told)
     )
+    killed_worker = (
+        "Lost task 0.0 in stage 7.0: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+    )
+    assert type(failures.translated(Raised(f"Job aborted due to stage failure: {killed_worker}"))) is errors.Temporary
