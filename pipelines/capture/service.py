@@ -28,6 +28,7 @@ from pipelines.capture.capture import Capture, CaptureService
 from pipelines.capture.logger import log
 from pipelines.capture.progress import NOTHING, CaptureProgress, CaptureResult, joined
 from pipelines.capture.threads import IDLE_WAIT
+from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
@@ -84,6 +85,9 @@ def run(
                     return joined(result, capture.run(once=once, take_over=take_over))
             except StoppedBeforeStart:
                 return result or NOTHING
+            except errors.CommitConflict as error:
+                _check_there(service, error)
+                raise
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
                 # Attempts in a row: a run that committed something resets the count.
@@ -106,6 +110,16 @@ def run(
             service_metrics.restarts += 1
             if stop.wait(delay) and result is not None:
                 return result
+
+
+def _check_there(service: CaptureService, error: errors.CommitConflict) -> None:
+    """Raise `DecisionNeeded` where the error came because bronze is gone. Not temporary: a restart would make a new table."""
+    table = delta.layout(service.settings.lakehouse).bronze(service.settings.name)
+    if not delta.exists(service.spark, table):
+        raise errors.DecisionNeeded(
+            f"{table.label}: the table is gone: it was removed or moved, or its disk is not mounted. Put it back and start "
+            "again. Without it, a start makes a new table with a new snapshot, and silver has to be rebuilt from that"
+        ) from error
 
 
 class StoppedBeforeStart(Exception):

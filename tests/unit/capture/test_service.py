@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,3 +43,27 @@ def test_a_table_is_taken_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     service.run(nothing, SETTINGS, take_over=True)
     assert taken == [True, False, False]
+
+
+def test_a_capture_whose_table_is_gone_does_not_start_over_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A restart would make a new table where the old one was moved away, or where its disk is not mounted."""
+
+    def run(**_: object) -> CaptureResult:
+        raise errors.CommitConflict("its folder was removed while it was written")
+
+    @contextlib.contextmanager
+    def connected(_: object) -> Iterator[Any]:
+        yield SimpleNamespace(run=run)
+
+    monkeypatch.setattr(service, "_connected", connected)
+    found = dataclasses.replace(SETTINGS, lakehouse=dataclasses.replace(SETTINGS.lakehouse, root=str(tmp_path)))
+    nothing: Any = None
+    with pytest.raises(errors.DecisionNeeded, match="gone"):
+        service.run(nothing, found)
+    log = tmp_path / "bronze" / "shop" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").touch()
+    with pytest.raises(errors.CommitConflict):
+        service.run(nothing, found)
