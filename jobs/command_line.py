@@ -54,6 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _debugged(argv, medallion_error.exit_code)
         _say(f"this is a bug: {type(error).__name__} {_place(error)}; use --debug to see the traceback")
         return _debugged(argv, BUG)
+    finally:
+        # A layer that was stopped may wait for one that hangs, and the process would wait for the layer.
+        if "pipelines.helper_processes" in sys.modules:
+            from pipelines import helper_processes
+
+            helper_processes.kill_all()
 
 
 def _open_streams() -> None:

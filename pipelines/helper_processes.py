@@ -106,6 +106,12 @@ class HelperProcess:
         self._used = time.monotonic()
         return answer
 
+    def kill(self) -> None:
+        """Kill the process if it runs, from any thread: a call that waits for it raises `HelperGone`."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process if it runs."""
         process, self._process = self._process, None
@@ -123,8 +129,10 @@ class HelperProcesses:
     def __init__(self, most: int) -> None:
         self._left = most
         self._idle: list[HelperProcess] = []
+        self._all: list[HelperProcess] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
+        _POOLS.append(self)
 
     @contextlib.contextmanager
     def borrowed(self, count: int) -> Iterator[list[HelperProcess]]:
@@ -132,13 +140,18 @@ class HelperProcesses:
         with self._lock:
             helper_count = min(count, self._left)
             self._left -= helper_count
-            helpers = [self._idle.pop() if self._idle else HelperProcess() for _ in range(helper_count)]
+            helpers = [self._idle.pop() if self._idle else self._new() for _ in range(helper_count)]
         try:
             yield helpers
         finally:
             with self._lock:
                 self._left += helper_count
                 self._idle += helpers
+
+    def _new(self) -> HelperProcess:
+        helper = HelperProcess()
+        self._all.append(helper)
+        return helper
 
     def start(self) -> None:
         """Start the idle helpers ahead of work that comes soon."""
@@ -151,6 +164,21 @@ class HelperProcesses:
         with self._lock:
             for helper in self._idle:
                 helper.close()
+
+    def kill(self) -> None:
+        """Kill all helpers, those at work too; the next use starts them again."""
+        with self._lock:
+            for helper in self._all:
+                helper.kill()
+
+
+_POOLS: list[HelperProcesses] = []
+
+
+def kill_all() -> None:
+    """Kill every helper of this process. At its end Python waits for the threads that wait for them, and one may hang."""
+    for pool in _POOLS:
+        pool.kill()
 
 
 def cores() -> int:

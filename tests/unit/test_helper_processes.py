@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from jobs import command_line
 from pipelines import helper_processes
 
 REPOSITORY = Path(__file__).parents[2]
@@ -123,6 +124,22 @@ def test_one_that_takes_nothing_is_gone(helper: helper_processes.HelperProcess, 
     os.kill(pid_of(helper), signal.SIGSTOP)
     with pytest.raises(helper_processes.HelperGone):
         helper.call(echoed, 1, pa.RecordBatch.from_pydict({"text": ["x" * 30_000_000]}))
+
+
+def test_no_command_waits_for_one_that_hangs_at_its_end() -> None:
+    """The threads of a layer that was stopped are joined when Python ends: for minutes, where one of them sends to a stopped helper."""
+    pool = helper_processes.HelperProcesses(1)
+    columns = pa.RecordBatch.from_pydict({"text": ["x" * 30_000_000]})
+    with pool.borrowed(1) as (helper,), ThreadPoolExecutor(1) as threads:
+        os.kill(pid_of(helper), signal.SIGSTOP)
+        called = threads.submit(helper.call, echoed, 1, columns)
+        time.sleep(0.5)
+        assert command_line.main(["no-such-command"]) == 2
+        with pytest.raises(helper_processes.HelperGone):
+            called.result(20)
+        (_, given), _ = helper.call(echoed, "next")
+        assert given == "next"
+    pool.close()
 
 
 @pytest.mark.parametrize("executable", ["", "/no/such/python", "/bin/true"])
