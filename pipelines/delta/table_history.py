@@ -5,6 +5,7 @@ Each commit of this project carries the table's position and its writer's claim 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -125,6 +126,32 @@ def last_commit(
     """The newest commit of this project, or the newest whose metadata matches `matching`; None where there is none."""
     project_commits = (commit for commit in newest_first(spark, table) if commit.metadata is not None)
     return next((commit for commit in project_commits if matching(commit.metadata or {})), None)
+
+
+def last_before(
+    spark: SparkSession, table: tables.TableRef, time_ms: int, *, matching: Callable[[Mapping[str, Any]], bool]
+) -> Commit | None:
+    """The newest commit of this project from before a time, in milliseconds since 1970, whose metadata matches `matching`.
+
+    None where there is none, or this process does not read the log so far back. The versions are bisected: a month of a commit a second has
+    millions.
+    """
+    folder = local_log.readable(spark, table)
+    newest_version = None if folder is None else local_log.newest_version(folder)
+    if folder is None or newest_version is None:
+        return None
+
+    def is_since(version: int) -> bool:
+        commit = local_log.commit(folder, version)
+        return commit is not None and commit.timestamp_ms >= time_ms  # the oldest commits are cleaned up
+
+    with contextlib.suppress(OSError):  # the store is unreachable
+        first_since = bisect.bisect_left(range(newest_version + 1), True, key=is_since)
+        for version in range(first_since - 1, -1, -1):
+            commit = local_log.commit(folder, version)
+            if commit is None or (commit.metadata is not None and matching(commit.metadata)):
+                return commit
+    return None
 
 
 @dataclass(frozen=True)

@@ -201,11 +201,15 @@ class _PageReader:
         """The events of the last day, by interval."""
         interval_ms = HOURS * 3_600_000 // POINTS
         begin_ms = (self.status.at_ms // interval_ms - POINTS + 1) * interval_ms
+        bronze = self._layout.bronze(self.settings.name)
+        # Files are skipped by batch: by time alone all of bronze would be read for its last day.
+        earlier_commit = table_history.last_before(self.spark, bronze, begin_ms, matching=_has_batch)
+        earlier_batch = 0 if earlier_commit is None else (earlier_commit.metadata or {})["batch"]
         rows = self.spark.sql(
             f"""SELECT ts_ms DIV {interval_ms} AS slot, count(*) AS events,
                        avg(IF(kind = 'change', ts_ms - source.ts_ms, NULL)) / 1000 AS lag
-                FROM {self._layout.bronze(self.settings.name)}
-                WHERE kind IN ('change', 'snapshot') AND ts_ms >= {begin_ms} GROUP BY ts_ms DIV {interval_ms}"""
+                FROM {bronze} WHERE batch > {earlier_batch}
+                  AND kind IN ('change', 'snapshot') AND ts_ms >= {begin_ms} GROUP BY ts_ms DIV {interval_ms}"""
         ).collect()
         by_slot = {row.slot: row for row in rows}
         points = []
@@ -257,6 +261,10 @@ class _PageReader:
             size = delta.size(self.spark, table)
             summaries.append(TableSummary(name, version, size.files, size.bytes, _writer(writer)))
         return tuple(summaries)
+
+
+def _has_batch(metadata: Mapping[str, Any]) -> bool:
+    return isinstance(metadata.get("batch"), int)
 
 
 def _changed(change: evolution.SchemaLogEntry) -> str:

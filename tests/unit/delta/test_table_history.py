@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import table_history
+from pipelines.delta import local_log, table_history
 from pipelines.delta.local_log import Commit
 
 TABLE = tables.TableRef("catalog.schema.t")
@@ -66,3 +66,32 @@ def test_files_that_only_moved_are_no_change(tmp_path: Path) -> None:
     assert table_history.changed_between(SPARK, table, 0, 3) == (1, 3)
     (log / f"{1:020}.json").unlink()
     assert table_history.changed_between(SPARK, table, 0, 6) == (0, 6)
+
+
+def test_the_last_commit_before_a_time_is_found_by_a_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit 100 + n was made at second n, each tenth by another program, and those before 100 are cleaned up."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    for number in range(1000):
+        info: dict[str, Any] = {"timestamp": number * 1000}
+        if number % 10:
+            info["userMetadata"] = json.dumps({"batch": number, "writer": "w"})
+        (log / f"{100 + number:020}.json").write_text(json.dumps({"commitInfo": info}) + "\n")
+    reads: list[int] = []
+    read = local_log.commit
+
+    def counted(folder: Path, version: int) -> Commit | None:
+        reads.append(version)
+        return read(folder, version)
+
+    monkeypatch.setattr(local_log, "commit", counted)
+
+    def before(time_ms: int) -> Any:
+        commit = table_history.last_before(
+            SPARK, tables.TableRef.at(str(tmp_path)), time_ms, matching=lambda each: "batch" in each
+        )
+        return None if commit is None else (commit.metadata or {})["batch"]
+
+    assert [before(seconds * 1000) for seconds in (0, 1, 2, 500, 511, 10_000)] == [None, None, 1, 499, 509, 999]
+    assert len(reads) < 6 * 16
+    assert table_history.last_before(SPARK, TABLE, 0, matching=bool) is None  # a catalog's table

@@ -11,14 +11,18 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cdc_core import errors
 from pipelines.capture import metrics
+from pipelines.delta import tables as delta
 from pipelines.operations import status
 from pipelines.page import audits, page
 from tests.harness import processes
+from tests.harness.captures import pipeline
 from tests.harness.page_content import judged, layer, seen
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,6 +57,28 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
     }
+
+
+def test_the_last_day_is_read_from_the_batches_of_that_day(tmp_path: Path) -> None:
+    """Bronze is skipped by batch. What it holds of earlier days, perhaps years, is not read."""
+    settings = pipeline("mongodb://127.0.0.1", tmp_path, "shop")
+    now_ms, statements = 1_700_000_000_000, []
+    log = Path(delta.layout(settings.lakehouse).bronze(settings.name).path or "", "_delta_log")
+    log.mkdir(parents=True)
+    for hours in range(100):  # one commit an hour, the last of them now
+        metadata = json.dumps({"writer": "w", "batch": hours})
+        info = {"timestamp": now_ms - (99 - hours) * 3_600_000, "userMetadata": metadata}
+        (log / f"{hours:020}.json").write_text(json.dumps({"commitInfo": info}) + "\n")
+
+    class Spark:
+        def sql(self, statement: str) -> Any:
+            statements.append(statement)
+            return SimpleNamespace(collect=list)
+
+    spark: Any = Spark()
+    reader = page._PageReader(spark, settings, status.PipelineStatus("shop", now_ms, status.ServerStatus(), None, ()))
+    assert [each.events for each in reader.points()] == [0] * page.POINTS
+    assert "batch > 75" in statements[0]
 
 
 def test_a_history_has_its_place_where_one_is_kept() -> None:
