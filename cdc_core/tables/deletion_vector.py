@@ -66,6 +66,11 @@ class RowSet:
             union[high] = _union(union[high], low) if high in union else low
         return RowSet(union)
 
+    def __sub__(self, other: RowSet) -> RowSet:
+        pairs = ((high, low, other.containers.get(high)) for high, low in self.containers.items())
+        rest = ((high, low if taken is None else _difference(low, taken)) for high, low, taken in pairs)
+        return RowSet({high: low for high, low in rest if low})
+
     def __len__(self) -> int:
         return sum(map(_count, self.containers.values()))
 
@@ -120,6 +125,11 @@ def _union(one: frozenset[int] | int, other: frozenset[int] | int) -> frozenset[
         union = one | other
         return union if len(union) <= _MAX_ARRAY else _bits(union)
     return _bits(one) | _bits(other)
+
+
+def _difference(one: frozenset[int] | int, other: frozenset[int] | int) -> frozenset[int] | int:
+    rest = _bits(one) & ~_bits(other)
+    return rest if rest.bit_count() > _MAX_ARRAY else frozenset(_numbers(rest))
 
 
 def _count(low: frozenset[int] | int) -> int:

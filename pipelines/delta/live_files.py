@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
+from cdc_core.tables.deletion_vector import RowSet
 from pipelines.delta import (
     deleted_rows,
     file_statistics,
@@ -355,26 +356,31 @@ def present(live: LiveFiles, places: Places) -> Places:
 def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
     """The rows of the version `live` that the version `other` of the same table does not have.
 
-    These are the rows of files that `other` lacks, and the rows that `other` has deleted in files of both. Raises `NotReadable` where
+    These are the rows of files that `other` lacks, and the rows that only `other` has deleted in files of both. Raises `NotReadable` where
     there are more than `limit`, and `OSError`.
     """
     other_files = {file["path"]: file for file in other.files()}
     changed = [(file, other_files.get(file["path"])) for file in live.files() if not other.holds([file])]
-    counts = (
-        file_statistics.row_count(file) if there is None else file_statistics.deleted_count(there) for file, there in changed
-    )
-    if sum(counts) > limit:
+    own_files = [file for file, there in changed if there is None]
+    pairs = [(file, there) for file, there in changed if there is not None]
+    count = sum(map(file_statistics.row_count, own_files))
+    # At least so many: the vectors, which grow with the table's age, are read only where they may differ by few rows.
+    least = sum(max(0, file_statistics.deleted_count(there) - file_statistics.deleted_count(file)) for file, there in pairs)
+    if count + least > limit:
         raise table_schema.NotReadable
-    _bring_vectors(live.folder, [there for _, there in changed if there is not None])
+    _bring_vectors(live.folder, [file for pair in pairs for file in pair])
     files = LocalFiles(live.folder)
+    beyond = [(file, _deleted(there, files) - _deleted(file, files)) for file, there in pairs]
+    if count + sum(len(rows) for _, rows in beyond) > limit:
+        raise table_schema.NotReadable
+    own_places = present(live, [(file, list(range(file_statistics.row_count(file)))) for file in own_files])
+    return [*own_places, *((file, list(rows)) for file, rows in beyond if rows)]
 
-    def numbers(file: dict[str, Any], there: Mapping[str, Any] | None) -> list[int]:
-        if there is None:
-            return list(range(file_statistics.row_count(file)))
-        vector = there.get("deletionVector")
-        return list(deleted_rows.of(vector, files)) if vector else []
 
-    return present(live, [(file, numbers(file, there)) for file, there in changed])
+def _deleted(file: Mapping[str, Any], files: LocalFiles) -> RowSet:
+    """The rows of a file that its deletion vector deletes."""
+    vector = file.get("deletionVector")
+    return deleted_rows.of(vector, files) if vector else RowSet({})
 
 
 def _parts_at(path: stored_ranges.Source, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:

@@ -41,7 +41,7 @@ def test_a_vector_holds_its_rows(rows: list[int]) -> None:
 
 
 def test_a_set_of_rows_is_what_a_set_of_numbers_is() -> None:
-    """Covers union, length, order, bits, and reading what was written, with sparse and dense containers in one set."""
+    """Covers union, difference, length, order, bits, and reading what was written, with sparse and dense containers in one set."""
     draws = random.Random(3)
     for one, other in itertools.product((0, 1, 3000, 4096, 4097, 60_000), repeat=2):
         rows = [{draws.randrange(2**18) for _ in range(size)} for size in (one, other)]
@@ -49,6 +49,10 @@ def test_a_set_of_rows_is_what_a_set_of_numbers_is() -> None:
         both = first | second
         assert list(both) == sorted(rows[0] | rows[1]) and len(both) == len(rows[0] | rows[1])
         assert deletion_vector.RowSet.read(both.serialized()) == both == deletion_vector.RowSet.of(rows[0] | rows[1])
+        rest = first - second
+        assert rest == deletion_vector.RowSet.of(rows[0] - rows[1])
+        assert deletion_vector.RowSet.read(rest.serialized()) == rest
+        assert not first - both
         for count in (70_001, 8):
             bits = both.bits(count)
             assert len(bits) == (count + 7) // 8

@@ -414,5 +414,7 @@ def test_what_a_version_has_beyond_another_is_found_by_its_places(tmp_path: Path
 
     assert beyond(old, new) == ["0005", "a", "b"] and beyond(new, old) == ["0005", "x"]
     assert beyond(new, new) == []
+    # However many rows are deleted in both.
+    assert sum(len(numbers) for _, numbers in live_files.rows_beyond(old, new, limit=3)) == 3
     with pytest.raises(NotReadable):
-        live_files.rows_beyond(old, new, limit=4)  # looks at five: two of them are deleted in both
+        live_files.rows_beyond(old, new, limit=2)
