@@ -44,6 +44,9 @@ SLICE = 1 << 20
 SLICE_ROWS = 250
 """Minimum documents per slice, because each column has a fixed cost."""
 
+_LARGE_SLICE = 16 << 20
+"""Approximate bytes above which a slice has fewer documents: decoded numbers take up to nine times the memory of their text."""
+
 _LESSON, _LATER_LESSONS = 8, 10
 """The decoder is rebuilt after this number of refused documents, then each time after ten times as many."""
 
@@ -71,7 +74,8 @@ class TypedTexts:
 def slice_rows(texts: pa.Array) -> int:
     """How many of these texts make about `SLICE` bytes."""
     size_bytes: int = texts.nbytes
-    return max(SLICE_ROWS, SLICE * max(1, len(texts)) // max(1, size_bytes))
+    wanted_rows, most_rows = (limit * max(1, len(texts)) // max(1, size_bytes) for limit in (SLICE, _LARGE_SLICE))
+    return max(1, min(max(SLICE_ROWS, wanted_rows), most_rows))
 
 
 def joined(schema: DocumentSchema, parts: Sequence[tuple[int, TypedTexts]]) -> TypedTexts:

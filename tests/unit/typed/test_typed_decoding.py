@@ -206,6 +206,13 @@ def agree(seed: int, count: int) -> int:
     return fast
 
 
+def test_large_documents_are_decoded_a_few_at_a_time() -> None:
+    """Decoded numbers take many times the memory of their text, however many such documents a batch has."""
+    assert 8 < decoding.slice_rows(pa.array(["x" * 2**20] * 100)) <= 16
+    assert decoding.slice_rows(pa.array(["x" * 2**25] * 2)) == 1
+    assert decoding.slice_rows(pa.array(["x" * 2**13] * 1000)) == decoding.SLICE_ROWS  # each column has a fixed cost
+
+
 @pytest.mark.parametrize("are_sparse", [False, True])
 @pytest.mark.parametrize("start", [0, 10, 20, 30])
 def test_any_documents(start: int, are_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
