@@ -45,8 +45,8 @@ PATIENCE_MS = 3000
 """How long to wait for the source: status must also work without it."""
 COMMITS = 1000
 """Commits or batches that are read for a rate, at most."""
-FEW_COMMITS = 30
-"""Enough commits of most tables to cover `RATE_SECONDS`."""
+FEWER_COMMITS = (30, 120, 480)
+"""How many are read first: enough of most tables to cover `RATE_SECONDS`, and there may be thousands of tables."""
 
 
 @dataclass(frozen=True)
@@ -328,10 +328,11 @@ class _StatusReader:
     def _recent_commits(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
         """The commits with a position, newest first, at least as far back as a rate needs."""
         positions: list[tuple[local_log.Commit, int]] = []
-        for limit in (FEW_COMMITS, COMMITS):
+        for limit in (*FEWER_COMMITS, COMMITS):
             commits = table_history.commits(self.spark, table, limit=limit)
             positions = list(_with_position(commits))
-            if positions and positions[0][0].timestamp_ms - commits[-1].timestamp_ms > RATE_SECONDS * 1000:
+            is_far_back = positions and positions[0][0].timestamp_ms - commits[-1].timestamp_ms > RATE_SECONDS * 1000
+            if is_far_back or len(commits) < limit:
                 break
         return positions
 

@@ -15,12 +15,15 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
+from cdc_core.tables import layout as tables
 from pipelines.delta.local_log import Commit
 from pipelines.mongodb.server import ServerInfo
 from pipelines.operations import backlog, status
 from pipelines.terminal import tables as report
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
+
+TABLE = tables.TableRef("catalog.schema.t")
 
 
 def test_a_restore_takes_the_position_back() -> None:
@@ -40,6 +43,21 @@ def test_a_table_whose_position_was_taken_back_is_at_its_beginning() -> None:
     assert [(commit.version, to) for commit, to in status._with_position(history)] == [(5, 0), (2, 7)]
     assert [to for _, to in status._with_position(history[3:])] == [7]
     assert [*status._with_position(history[4:])] == []
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(60, 30), (10, 150), (1, 1630)])
+def test_a_rate_is_read_from_few_commits(monkeypatch: pytest.MonkeyPatch, seconds: int, most: int) -> None:
+    """A table with a commit every ten seconds needs 61 commits for its rate: hundreds of such tables are shown in seconds."""
+    reads: list[int] = []
+
+    def commits(spark: Any, table: Any, *, limit: int) -> list[Commit]:
+        reads.append(limit)
+        return [Commit(n, n * seconds * 1000, {"to": n, "writer": "w"}) for n in range(5000, 5000 - limit, -1)]
+
+    monkeypatch.setattr(status.table_history, "commits", commits)
+    positions = status._StatusReader(SPARK, SPARK, TABLE, 0)._recent_commits(TABLE)
+    assert positions[0][1] - positions[-1][1] >= min(600 // seconds, 999)
+    assert sum(reads) <= most
 
 
 def test_a_server_that_goes_away_meanwhile_is_a_line_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
