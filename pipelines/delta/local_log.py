@@ -227,55 +227,6 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
     return frozenset(changed_files)
 
 
-def properties(folder: Path) -> dict[str, str] | None:
-    """The table's properties; None where they cannot be read here."""
-    metadata = _newest_action(folder, "metaData")
-    return None if metadata is None else dict(metadata.get("configuration") or {})
-
-
-def features(folder: Path) -> frozenset[str] | None:
-    """The table features of readers and writers; None where they cannot be read here."""
-    action = _newest_action(folder, "protocol")
-    return (
-        None if action is None else frozenset((*(action.get("readerFeatures") or ()), *(action.get("writerFeatures") or ())))
-    )
-
-
-def columns(folder: Path) -> list[str] | None:
-    """The names of the table's columns, in order; None where they cannot be read here."""
-    metadata = _newest_action(folder, "metaData")
-    return None if metadata is None else [each["name"] for each in json.loads(metadata["schemaString"])["fields"]]
-
-
-def table_id(folder: Path) -> str | None:
-    """Delta's identifier of the table; None where it cannot be read here."""
-    metadata = _newest_action(folder, "metaData")
-    return None if metadata is None else str(metadata["id"])
-
-
-def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
-    """The newest action of a kind of which one counts (`metaData`, `protocol`); None where it cannot be read here.
-
-    From the commits after the newest checkpoint, else from the checkpoint.
-    """
-    names = _newest_first(folder)
-    checkpoint_path = checkpoint.newest(folder)
-    after = -1 if checkpoint_path is None else int(checkpoint_path.name[:20])
-    try:
-        for name in names:
-            if int(name[:20]) <= after:
-                break
-            for line in (folder / tables.LOG / name).read_text("utf-8").split("\n"):
-                if line.startswith(f'{{"{kind}"'):
-                    return dict(json.loads(line)[kind])
-        if checkpoint_path is None:
-            return None
-        values = pq.ParquetFile(checkpoint_path).read([kind])[kind].drop_null()
-    except (OSError, ValueError):  # cleaned up just now, or damaged, which Delta reports
-        return None
-    return dict(values[0].as_py()) if len(values) else None
-
-
 @dataclass(frozen=True)
 class VersionSize:
     """The number of data files of a table's newest version, and their bytes."""

@@ -29,6 +29,7 @@ from pipelines.delta import (
     local_log,
     store_exclusion,
     stored_files,
+    table_definition,
     table_errors,
     table_files,
 )
@@ -223,7 +224,7 @@ def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
     """The table's properties; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    table_properties = None if folder is None else local_log.properties(folder)
+    table_properties = None if folder is None else table_definition.properties(folder)
     if table_properties is not None:
         return table_properties
     with table_errors.translating(table):
@@ -233,7 +234,7 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The table features that readers and writers must support; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    table_features = None if folder is None else local_log.features(folder)
+    table_features = None if folder is None else table_definition.features(folder)
     if table_features is not None:
         return table_features
     with table_errors.translating(table):
@@ -243,7 +244,7 @@ def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
 def table_id(spark: SparkSession, table: tables.TableRef) -> str:
     """Delta's identifier of the table; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    identifier = None if folder is None else local_log.table_id(folder)
+    identifier = None if folder is None else table_definition.table_id(folder)
     if identifier is not None:
         return identifier
     with table_errors.translating(table):
@@ -258,7 +259,7 @@ def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The names of the table's columns; from the log where this process reads it, else by Spark."""
     folder = local_log.readable(spark, table)
-    names = None if folder is None else local_log.columns(folder)
+    names = None if folder is None else table_definition.columns(folder)
     return frozenset(spark.table(str(table)).columns if names is None else names)
 
 

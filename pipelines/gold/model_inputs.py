@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log, stored_files, table_history
+from pipelines.delta import local_log, stored_files, table_definition, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import current
 
@@ -98,7 +98,7 @@ class ModelInputs:
     def _identified(self, table: tables.TableRef) -> tuple[str, int]:
         """Delta's id of a table, and its number of files; without a query if this process can read the log, as a service calls it often."""
         folder = local_log.folder(table)
-        size, id_ = (None, None) if folder is None else (local_log.size(folder), local_log.table_id(folder))
+        size, id_ = (None, None) if folder is None else (local_log.size(folder), table_definition.table_id(folder))
         if size is not None and id_ is not None:
             return id_, size.files
         detail = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id", "numFiles").collect()[0]
@@ -107,18 +107,17 @@ class ModelInputs:
     def _version(self, name: str, table: tables.TableRef) -> tuple[int, str]:
         """The version that is read, and the identity of its rows: `current.rows_of` its last commit with metadata, or, after a RESTORE, the
         version itself."""
-        pinned = self.pinned.get(name)
-        # The commit is nearly always among the newest; otherwise the whole history is read.
-        for limit in (30, None):
-            commits = table_history.commits(self.spark, table, limit=limit)
-            version = commits[0].version if pinned is None else pinned
-            for commit in commits:
-                if commit.version > version:
-                    continue
-                if commit.restored is not None:
-                    return version, f"version {version}"
-                if commit.metadata is not None:
-                    return version, current.rows_of(commit.metadata)
+        version = self.pinned.get(name)
+        # Lazily: there may be a hundred tables with long histories, and the newest commit is nearly always the one.
+        for commit in table_history.newest_first(self.spark, table):
+            version = commit.version if version is None else version
+            if commit.version > version:
+                continue
+            if commit.restored is not None:
+                break
+            if commit.metadata is not None:
+                return version, current.rows_of(commit.metadata)
+        assert version is not None, "a table has a commit"
         return version, f"version {version}"
 
     def relation(self, ref: sql_model.Ref) -> str:

@@ -26,7 +26,7 @@ from cdc_core.silver import quarantine
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, direct_log, local_log, log_actions, query_execution, table_files
+from pipelines.delta import data_file, direct_log, local_log, log_actions, query_execution, table_definition, table_files
 from pipelines.delta import tables as delta
 from pipelines.gold import current
 from pipelines.gold import run as gold
@@ -66,12 +66,12 @@ class _Vectors(direct_log.DeletionVectors):
         self._folder = folder
 
     def are_enabled(self, known: Any) -> bool:
-        return definition.replaces_rows(local_log.properties(self._folder) or {})
+        return definition.replaces_rows(table_definition.properties(self._folder) or {})
 
 
 class _Transaction:
     def __init__(self, folder: Path) -> None:
-        self.held = {"metaData": local_log._newest_action(folder, "metaData")}
+        self.held = {"metaData": table_definition.newest_action(folder, "metaData")}
         self.changed: list[dict[str, Any]] = []
 
     def metadata(self) -> _Transaction:

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, local_log, ops_tables, table_history
+from pipelines.delta import checkpoint, local_log, ops_tables, table_definition, table_history
 from pipelines.delta.live_files import LiveFiles
 
 NO_SPARK: Any = None
@@ -150,11 +150,13 @@ def test_a_commit_whose_actions_are_cut_off_is_left_to_delta(table: Path) -> Non
     """Spark then reads it, and its error names the damaged file and what to do."""
     newest = table / "_delta_log" / f"{5:020}.json"
     commit(table, 5, {"metaData": {"id": "a", "configuration": {}, "schemaString": '{"fields": []}'}}, to=6)
-    assert local_log.properties(table) == {} and local_log.columns(table) == []
-    newest.write_text(newest.read_text()[:-9])
-    assert local_log.properties(table) is local_log.columns(table) is local_log.table_id(table) is None
+    text = newest.read_text()
+    newest.write_text(text[:-9])
+    assert table_definition.properties(table) is table_definition.columns(table) is table_definition.table_id(table) is None
     assert local_log.appended(table, lambda commit: commit.version < 4) is None
     assert local_log.files(table) is None
+    newest.write_text(text)
+    assert table_definition.properties(table) == {} and table_definition.columns(table) == []
 
 
 def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         commit(tmp_path, 3, to=3)
         assert local_log.exists(tmp_path) and local_log.newest_version(tmp_path) == 3
         assert [each.version for each in local_log.commits(tmp_path)] == [3, 2, 1, 0]
-        assert local_log.properties(tmp_path) == {"a": "c"}
+        assert table_definition.properties(tmp_path) == {"a": "c"}
     for version in (0, 1):  # past their retention
         (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
     assert [each.version for each in local_log.commits(tmp_path)] == [3, 2]
@@ -218,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_read_is_left_to_delta(tmp_path: Path, conte
     commit(tmp_path, 1, add("a"), to=1)
     _checkpoint_of(tmp_path, 0).write_bytes(content)
     assert local_log.rows(tmp_path, pa.schema([("n", pa.int64())])) is None
-    assert local_log.files(tmp_path) is local_log.columns(tmp_path) is local_log.properties(tmp_path) is None
+    assert local_log.files(tmp_path) is table_definition.columns(tmp_path) is table_definition.properties(tmp_path) is None
     assert not LiveFiles(tmp_path).at(1)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.delta import live_files, local_log, stored_files
+from pipelines.delta import live_files, local_log, stored_files, table_definition
 from pipelines.delta.stored_files import CopiedLog
 from tests.harness.folder_store import Folder
 
@@ -68,7 +68,7 @@ def test_a_table_is_followed_from_before_it_is_there(table: Table) -> None:
     for version in range(3):
         table.commit(version, METADATA)
         assert table.newest() == version and local_log.exists(table.copies)
-    assert local_log.properties(table.copies) == {"a": "b"}
+    assert table_definition.properties(table.copies) == {"a": "b"}
     asked = len(table.files.asked)
     assert table.newest() == 2 and len(table.files.asked) == asked, "no commit is copied twice"
 
@@ -163,7 +163,7 @@ def test_a_long_log_begins_at_its_checkpoint(table: Table, monkeypatch: pytest.M
     assert [each.version for each in local_log.commits(table.copies)] == [*range(29, 14, -1)], "as far as is bearable"
     monkeypatch.setattr(stored_files, "OLD_COMMITS", 8)
     table.checkpoint(28)
-    assert table.newest() == 29 and local_log.properties(table.copies) == {"a": "b"}
+    assert table.newest() == 29 and table_definition.properties(table.copies) == {"a": "b"}
     held = sorted(path.name for path in (table.copies / "_delta_log").glob("*.json"))
     assert held[0] == f"{23:020}.json", "what is long past goes"
     assert not (table.copies / "_delta_log" / f"{20:020}.checkpoint.parquet").exists()
@@ -276,7 +276,7 @@ def test_copies_of_an_earlier_process_are_no_table(table: Table) -> None:
     assert table.newest() is None and not local_log.exists(table.copies)
     table.commit(0, {"metaData": {**METADATA["metaData"], "configuration": {"a": "another"}}})
     assert table.newest() == 0 and [each.version for each in local_log.commits(table.copies)] == [0]
-    assert local_log.properties(table.copies) == {"a": "another"}
+    assert table_definition.properties(table.copies) == {"a": "another"}
 
 
 def test_a_commit_that_was_copied_by_itself_hides_no_later_ones(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

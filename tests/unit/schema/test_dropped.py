@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from cdc_core import errors
 from pipelines.bronze import registry
-from pipelines.delta import local_log
+from pipelines.delta import local_log, table_definition
 from pipelines.schema import dropped
 from pipelines.schema import log as schemas
 from tests.harness import bronze_rows, without_spark
@@ -26,7 +26,7 @@ NAMESPACE = registry.Namespace(bronze_rows.DB, "t")
 def altered(hop: Hop, mode: str, change: Callable[[T.StructType], T.StructType]) -> T.StructType:
     """Commits a change of the table's columns by another writer; returns the new columns."""
     folder = Path(hop.silver_table.path or "")
-    before, newest = local_log._newest_action(folder, "metaData"), local_log.newest_version(folder)
+    before, newest = table_definition.newest_action(folder, "metaData"), local_log.newest_version(folder)
     assert before is not None and newest is not None
     held = change(T.StructType.fromJson(json.loads(before["schemaString"])))
     configuration = {**before["configuration"], "delta.columnMapping.mode": mode}

@@ -28,7 +28,16 @@ from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
 from pipelines import helper_processes
 from pipelines.bronze import collection_events, quarantine_table, survey
-from pipelines.delta import data_file, direct_log, live_files, local_log, log_actions, maintenance, table_files
+from pipelines.delta import (
+    data_file,
+    direct_log,
+    live_files,
+    local_log,
+    log_actions,
+    maintenance,
+    table_definition,
+    table_files,
+)
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import looks
 from pipelines.schema.document_typer import DocumentTyper
@@ -409,7 +418,7 @@ def test_documents_count_as_large_as_they_are(
 def alter(table: Any, **properties: str) -> None:
     """Sets properties, as somebody may."""
     folder = Path(table.path)
-    held = local_log._newest_action(folder, "metaData")
+    held = table_definition.newest_action(folder, "metaData")
     assert held is not None
     changed = {**held, "configuration": {**held["configuration"], **properties}}
     without_spark.write(folder, (local_log.newest_version(folder) or 0) + 1, [{"metaData": changed}], "SET TBLPROPERTIES")
