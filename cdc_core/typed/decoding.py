@@ -50,6 +50,12 @@ _LARGE_SLICE = 16 << 20
 _LESSON, _LATER_LESSONS = 8, 10
 """The decoder is rebuilt after this number of refused documents, then each time after ten times as many."""
 
+_LESSON_BYTES = 8 << 10
+"""A refused document counts as one, and as one more for each such part of its text: the exact path takes longer for it."""
+
+_FIRST_ROWS, _FIRST_SLICE = 32, 256 << 10
+"""The most documents of the first slice, and approximately the most bytes of several."""
+
 
 @dataclass(frozen=True)
 class TypedTexts:
@@ -137,8 +143,9 @@ class Decoder:
 
     def portion(self, texts: pa.Array) -> int:
         """How many of these texts to decode at once."""
-        # Small at first: before the decoder has learned, thousands of documents would take the exact path.
-        return min(slice_rows(texts), 32 + self._typed)
+        # Small at first: before the decoder has learned, thousands of documents, or large ones, would take the exact path.
+        most_rows = _FIRST_SLICE * len(texts) // max(1, int(texts.nbytes))
+        return min(slice_rows(texts), max(1, min(_FIRST_ROWS, most_rows)) + self._typed)
 
     def _make(self) -> None:
         """Builds the decoder for the schema and what was learned so far."""
@@ -232,7 +239,7 @@ class Decoder:
             document = exact.observed(shape, text, "", values=self.schema.naming.values)
             if document is not None:
                 self._lessons.learn(kinds.laid_out(document, self.schema.naming.values), self.schema.struct)
-        self._refused += len(texts)
+        self._refused += sum(1 + len(text) // _LESSON_BYTES for text in texts)
         # Rarely, because making a schema's structs costs far more than decoding a document.
         if self._refused >= self._lesson:
             while self._refused >= self._lesson:
