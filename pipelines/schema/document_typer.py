@@ -48,11 +48,12 @@ class DocumentTyper:
         Where the schema `begun` does not cover all documents, the schema is evolved by each of `batches`, one after the other. These have
         the columns of `looks.LocalDocuments`: texts, and their places in the order.
         """
-        typed_texts = decoder_processes.typed(self._by(begun.schema), texts)
-        if pc.any(typed_texts.refused).as_py():
+        # Without fields there is nothing to type by: each document would take the exact path, and be new.
+        typed_texts = decoder_processes.typed(self._by(begun.schema), texts) if begun.schema.fields else None
+        if typed_texts is not None and pc.any(typed_texts.refused).as_py():
             return None
         evolutions = [begun]
-        if pc.any(typed_texts.new).as_py():
+        if typed_texts is None or pc.any(typed_texts.new).as_py():
             # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
             evolutions = []
             for batch in batches:
@@ -65,8 +66,10 @@ class DocumentTyper:
                     beginning=begun.beginning,
                 )
                 evolutions.append(evolution)
-            if evolutions[-1].schema.fields != begun.schema.fields:
+            if typed_texts is None or evolutions[-1].schema.fields != begun.schema.fields:
                 typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
+                if pc.any(typed_texts.refused).as_py():
+                    return None
         rows = typed_texts.with_doubts()
         return None if pc.any(rows.field("unreadable")).as_py() else (evolutions, rows)
 

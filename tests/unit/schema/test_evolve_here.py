@@ -15,9 +15,11 @@ import pytest
 
 from cdc_core.properties.unwrap import UnwrapOptions, parse
 from cdc_core.schema import document_schema
+from cdc_core.settings.parse import CollectionSettings
 from cdc_core.typed import plan
+from pipelines.schema import decoder_processes, looks
 from pipelines.schema import log as schemas
-from pipelines.schema import looks
+from pipelines.schema.document_typer import DocumentTyper
 
 
 @pytest.fixture
@@ -31,6 +33,29 @@ def often_interrupted() -> Iterator[None]:
 def evolution(texts: list[str], current: document_schema.DocumentSchema) -> schemas.Evolution:
     places = pa.array([f"{n:024x}" for n in range(len(texts))])
     return schemas.evolve(looks.LocalDocuments(pa.array(texts), places), current=current)
+
+
+@pytest.mark.parametrize("second", ['{"_id": 2, "a": [1]}', "{"])
+def test_the_first_documents_are_typed_once(monkeypatch: pytest.MonkeyPatch, second: str) -> None:
+    """By the schema that they lead to: by none, each would take the exact path. One that cannot be read is found all the same."""
+    texts, places = pa.array(['{"_id": 1, "a": "x"}', second]), pa.array(["0", "1"])
+    schemas_used: list[document_schema.DocumentSchema] = []
+    typed = decoder_processes.typed
+
+    def counted(decoder: Any, texts: Any) -> Any:
+        schemas_used.append(decoder.schema)
+        return typed(decoder, texts)
+
+    monkeypatch.setattr(decoder_processes, "typed", counted)
+    typer = DocumentTyper(CollectionSettings())
+    begun = schemas.unchanged(document_schema.EMPTY, {})
+    batch = pa.table([texts, places], names=["after", "sequence"])
+    result = typer.typed(texts, begun, batches=[batch], current=begun.schema, reserved=frozenset())
+    assert [[name for name, _ in schema.table()] for schema in schemas_used] == [["_id", "a"]]
+    assert (result is None) == (second == "{")
+    if result is not None:
+        assert result[1].field("document").to_pylist() == [{"_id": 1, "a": "x"}, {"_id": 2, "a": None}]
+        assert result[1].field("rescued").to_pylist() == [None, [("a", "[1]")]]
 
 
 @pytest.mark.usefixtures("often_interrupted")
