@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +25,9 @@ from pipelines.delta import local_log, stored_files
 
 LARGE_ROWS = 500_000
 """Tables with fewer rows get no indexes: reading their keys is as fast."""
+
+LARGE_BYTES = 16 * 2**20
+"""The same for the bytes of their keys: a compound key may have a thousand."""
 
 HELD_BYTES = 256 * 2**20
 """The most bytes of indexes that this process keeps: those of eleven million rows."""
@@ -46,6 +49,11 @@ _ROW_BYTES = 24
 
 _SEED = secrets.randbits(64)
 """A random seed, so that nobody can choose two keys with the same digest."""
+
+
+def is_large(rows: int, keys: Sequence[str]) -> bool:
+    """Whether a table with so many rows gets indexes, if its keys are as long as these."""
+    return bool(keys) and (rows >= LARGE_ROWS or rows * sum(map(len, keys)) >= LARGE_BYTES * len(keys))
 
 
 class SearchKeys:

@@ -146,7 +146,7 @@ class LiveFiles:
             raise table_schema.NotReadable
         sorted_values = sorted(set(values))
         files = [each for each in self.files() if file_statistics.may_hold(each, column, sorted_values)]
-        is_kept = self.row_count() >= key_index.LARGE_ROWS or stored_files.copied(self.folder) is not None
+        is_kept = key_index.is_large(self.row_count(), sorted_values) or stored_files.copied(self.folder) is not None
         return key_search.places(self.folder, files, column, sorted_values, is_kept=is_kept) if files else []
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:

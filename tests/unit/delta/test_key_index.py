@@ -70,6 +70,19 @@ def test_files_are_read_three_times_and_then_no_more(tmp_path: Path, monkeypatch
     assert read == [*["a", "b"] * 3, *["a"] * 5]
 
 
+def test_tables_of_many_rows_or_of_long_keys_get_indexes() -> None:
+    """Keys of a kilobyte are read from 20,000 rows as long as ObjectIds from half a million."""
+    object_id = f'{{"$oid":"{1:024x}"}}'
+    cases = [
+        (500_000, [object_id]),
+        (400_000, [object_id]),
+        (20_000, ["x" * 1000]),
+        (10_000, ["x" * 1000, "y"]),
+        (10**6, []),
+    ]
+    assert [key_index.is_large(rows, keys) for rows, keys in cases] == [True, False, True, False, False]
+
+
 def test_a_replaced_file_of_the_same_name_is_read_again(tmp_path: Path) -> None:
     """A table may be removed and brought back by other means than Delta's."""
     for keys in (["a", "b"], ["b", "a", "a"]):
