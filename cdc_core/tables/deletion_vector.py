@@ -150,9 +150,11 @@ def _body(low: frozenset[int] | int) -> bytes:
     return struct.pack(f"<{len(low)}H", *sorted(low))
 
 
-def file(vector: bytes) -> bytes:
-    """The content of a file with one vector: version, size, vector, checksum."""
-    return b"\x01" + struct.pack(">i", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
+def file(*vectors: bytes) -> bytes:
+    """The content of a file with these vectors: version, then for each one size, vector, checksum."""
+    return b"\x01" + b"".join(
+        part for vector in vectors for part in (struct.pack(">i", len(vector)), vector, struct.pack(">I", zlib.crc32(vector)))
+    )
 
 
 # --- reading

@@ -48,30 +48,40 @@ def file_of(vector: Mapping[str, Any]) -> str:
     return deletion_vector.relative_path(vector["pathOrInlineDv"])
 
 
-def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> list[dict[str, Any]]:
-    """The actions that delete rows from a file, given by its `add` action with statistics; none where all are deleted already.
+def without(places: Iterable[tuple[Mapping[str, Any], Iterable[int]]], files: TableFiles) -> list[dict[str, Any]]:
+    """The actions that delete rows from files, each given by its `add` action with statistics; none for rows that are deleted already.
 
-    Writes the new vector into a file of its own, which VACUUM removes if no commit names it. Raises `NotReadable`.
+    Writes the new vectors into one file, as Delta does, which VACUUM removes if no commit names it: for a table in a store each file is a
+    request, and on a disk a flush. Raises `NotReadable`.
     """
-    row_set, vector = RowSet.of(rows), file.get("deletionVector")
-    if vector:
-        row_set |= of(vector, files)  # the new vector replaces the old one, and needs its rows
-    count, stats = len(row_set), _statistics(file)
-    if vector and count == vector["cardinality"]:
-        return []
-    fields = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-    removal = {"remove": {**fields, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
-    # No row is left: the file is removed without a new vector.
-    if stats["numRecords"] == count:
-        return [removal]
-    add = {
-        **file,
-        "stats": _with_loose_bounds(file["stats"], is_said="tightBounds" in stats),
-        "deletionVector": _written(row_set, files),
-        "dataChange": True,
-    }
-    # Delta identifies a file by its name with its vector: the commit removes the old pair and adds the new one.
-    return [{"add": add}, removal]
+    name, actions, vectors, offset = uuid.uuid4(), list[dict[str, Any]](), list[bytes](), deletion_vector.OFFSET
+    for file, rows in places:
+        row_set, vector = RowSet.of(rows), file.get("deletionVector")
+        if vector:
+            row_set |= of(vector, files)  # the new vector replaces the old one, and needs its rows
+        count, stats = len(row_set), _statistics(file)
+        if vector and count == vector["cardinality"]:
+            continue
+        # No row is left: the file is removed without a new vector.
+        if stats["numRecords"] > count:
+            vectors.append(row_set.serialized())
+            new_vector = {
+                "storageType": "u",
+                "pathOrInlineDv": deletion_vector.encoded_name(name),
+                "offset": offset,
+                "sizeInBytes": len(vectors[-1]),
+                "cardinality": count,
+            }
+            offset += len(vectors[-1]) + deletion_vector.FRAME_BYTES
+            new_stats = _with_loose_bounds(file["stats"], is_said="tightBounds" in stats)
+            actions.append({"add": {**file, "stats": new_stats, "deletionVector": new_vector, "dataChange": True}})
+        # Delta identifies a file by its name with its vector: the commit removes the old pair and adds the new one.
+        fields = {field: file[field] for field in ("path", "partitionValues", "size", "deletionVector") if field in file}
+        removal = {**fields, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}
+        actions.append({"remove": removal})
+    if vectors:
+        files.write(f"deletion_vector_{name}.bin", deletion_vector.file(*vectors))
+    return actions
 
 
 def _statistics(file: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,15 +105,3 @@ def _with_loose_bounds(stats: str, *, is_said: bool) -> str:
 
 
 _TIGHT_BOUNDS = re.compile(r'"tightBounds"\s*:\s*true')
-
-
-def _written(rows: RowSet, files: TableFiles) -> dict[str, Any]:
-    data, name = rows.serialized(), uuid.uuid4()
-    files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
-    return {
-        "storageType": "u",
-        "pathOrInlineDv": deletion_vector.encoded_name(name),
-        "offset": deletion_vector.OFFSET,
-        "sizeInBytes": len(data),
-        "cardinality": len(rows),
-    }

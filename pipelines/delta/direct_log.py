@@ -159,8 +159,7 @@ class DirectLog:
             raise upsert.NeedsMerge
         actions = log_actions.fenced(self._spark, file, base)
         try:
-            for add, rows in locations:
-                actions.add(*deleted_rows.without(add, rows, self.store))
+            actions.add(*deleted_rows.without(locations, self.store))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         # A full disk, which the MERGE reports; the data file is removed. Or a vector that only Delta can read.
@@ -394,8 +393,7 @@ class DeletionVectors:
             return self.actions(transaction, touched)
         actions = log_actions.ActionList(self._spark)
         try:
-            for file in files:
-                actions.add(*deleted_rows.without(file, by_file[file["path"]], self._files))
+            actions.add(*deleted_rows.without(((file, by_file[file["path"]]) for file in files), self._files))
         except (OSError, table_schema.NotReadable):  # a vector that only Delta can read
             return self.actions(transaction, touched)
         return actions.seq()
