@@ -270,7 +270,7 @@ class DirectLog:
         finally:
             with contextlib.suppress(Exception):  # where the JVM is gone, the caller gets the error of the commit
                 self._session.setActiveSession(self._spark._jsparkSession)
-        stored_files.note_commit(self.store.folder, version, metadata)
+        _noted(self, version)
         _checkpointed(self, version)
         return version
 
@@ -282,7 +282,9 @@ class DirectLog:
         # Tests two file names instead of listing the log: each batch appends its deletes, and a month's log has millions of entries.
         is_newest = not self.store.is_remote and _is_newest(self.store, snapshot.version())
         transaction = self._begun(snapshot if is_newest else self._newest())
-        _checkpointed(self, int(transaction.commit(actions.seq(), self._operation(None))))
+        version = int(transaction.commit(actions.seq(), self._operation(None)))
+        _noted(self, version)
+        _checkpointed(self, version)
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""
@@ -305,6 +307,18 @@ class DirectLog:
         if self._log.unsafeVolatileSnapshot().version() > base:
             return VersionTaken()
         return error
+
+
+def _noted(direct: DirectLog, version: int) -> None:
+    """Note a commit of this thread for the copy of the log of a table in a store, which then asks the store nothing for it."""
+    if not direct.store.is_remote:
+        return
+    # The commit is made: an error is none of it, and the copied log finds the commit at its next look.
+    with contextlib.suppress(Py4JError, TypeError, OSError):
+        snapshot = direct._log.unsafeVolatileSnapshot()
+        if snapshot.version() == version:  # else another thread has read a newer one meanwhile
+            status = snapshot.logSegment().deltas().last()
+            stored_files.note_commit(direct.store.folder, version, status.getModificationTime(), status.getLen())
 
 
 def _checkpointed(direct: DirectLog, version: int) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from cdc_core.tables.layout import LOG
 from pipelines.spark import failures as spark_failures
-from pipelines.spark import jvm
+from pipelines.spark import jvm, log_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +69,15 @@ class StoreFolder:
         with _store_errors(self._address(name)):
             status = self._files.getFileStatus(self._at(name))
             return status.getModificationTime(), status.getLen()
+
+    def written(self, name: str) -> bytes | None:
+        """The content of the file that this thread's last commit has written, without a request; None where the log store does not keep
+        it."""
+        try:
+            content = jvm.java_class(self.spark, log_store.CONDITIONAL_PUT).written(self._address(name))
+        except (Py4JError, TypeError):  # not in this JVM, or one of another version
+            return None
+        return None if content is None else bytes(content)
 
     def is_file(self, name: str) -> bool:
         """Whether a file exists: one request, and no Java exception, which takes a dozen calls to translate. Raises `OSError`."""

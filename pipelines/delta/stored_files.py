@@ -133,6 +133,10 @@ class StoredFiles(StoreFolder):
         _HELD.add(copy)
         return content
 
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep the content of a file as its copy. Raises `OSError`."""
+        self._copy(self._copy_of(name), len(content), lambda draft: draft.write_bytes(content))
+
     def _copy_of(self, name: str) -> Path:
         """The path of a file's copy.
 
@@ -142,7 +146,7 @@ class StoredFiles(StoreFolder):
             raise FileNotFoundError(errno.ENOENT, "it lies in another folder than the table's", name)
         return self.folder / name
 
-    def _copy(self, copy: Path, size_bytes: int | None, download: Callable[[Path], None]) -> None:
+    def _copy(self, copy: Path, size_bytes: int | None, download: Callable[[Path], object]) -> None:
         """Download a copy. It gets its name when it is complete."""
         copy.parent.mkdir(parents=True, exist_ok=True)
         draft = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.draft")
@@ -210,8 +214,6 @@ class CopiedLog:
     _first: int = -1
     _newest: int = -1
     _modified_ms: int = -1
-    _committed: int = -1
-    _metadata: str = ""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -227,13 +229,8 @@ class CopiedLog:
     def follow(self) -> None:
         """Copy the commits after the last call. Raises `OSError` where the store cannot be reached, or only Delta can read the log."""
         with self._lock:
-            if self._newest >= 0:
-                # This process's own commit is the next one only where it follows the newest copied one.
-                is_next = self._committed == self._newest + 1 and self._is_copied(self._committed)
-                if is_next and self._is_own():
-                    self._newest += 1
-                elif is_next or not self._is_same():
-                    self._forget()
+            if self._newest >= 0 and not self._is_same():
+                self._forget()
             if self._newest < 0 and not self._begin():
                 return
             while self._is_copied(self._newest + 1):
@@ -242,10 +239,21 @@ class CopiedLog:
                 with contextlib.suppress(OSError):  # the copied commits have the same content
                     self._begin_later()
 
-    def note_commit(self, version: int, metadata: str) -> None:
-        """Note a commit of this process with its `userMetadata`: `follow` does not have to search for it."""
+    def note_commit(self, version: int, modified_ms: int, size_bytes: int) -> None:
+        """Copy a commit that this thread has just made, given with its file's status, where it is the next one.
+
+        Then nothing is asked of the store for it. A log that is only written, and never followed, stays short here.
+        """
         with self._lock:
-            self._committed, self._metadata = version, metadata
+            if not 0 <= self._newest == version - 1 < self._first + OLD_COMMITS:
+                return
+            name, content = commit_name(version), self.files.written(commit_name(version))
+            with contextlib.suppress(OSError):  # the next `follow` copies it
+                if content is None:
+                    self.files.fetch(name, size_bytes)
+                else:
+                    self.files.keep(name, content)
+                self._newest, self._modified_ms = version, modified_ms
 
     def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
         """Copy a commit where few requests are needed: a new one, one of the last `KEPT_COMMITS` before the checkpoint, or one that
@@ -255,10 +263,6 @@ class CopiedLog:
                 self.follow()
             elif is_alone or self._first - KEPT_COMMITS <= version < self._first:
                 self.files.fetch(commit_name(version))
-
-    def _is_own(self) -> bool:
-        """Whether the copied commit is the one that this process made: a table that was created again has another one of that number."""
-        return table_files.commit_info(self.folder / commit_name(self._committed)).get("userMetadata") == self._metadata
 
     def _is_same(self) -> bool:
         """Whether the newest copied commit is still that of the store: a table may be removed and created again."""
@@ -270,7 +274,7 @@ class CopiedLog:
 
     def _forget(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._first = self._newest = self._modified_ms = self._committed = -1
+        self._first = self._newest = self._modified_ms = -1
 
     def _begin(self) -> bool:
         """Copy the last checkpoint with its commit, or the first commit; false where there is no table."""
@@ -319,7 +323,7 @@ class CopiedLog:
     def _is_copied(self, version: int) -> bool:
         """Copy a commit; false where the store does not have it."""
         name = commit_name(version)
-        if version != self._committed and not self.files.is_file(name):
+        if not self.files.is_file(name):
             return False
         try:
             modified_ms, size_bytes = self.files.status(name)
@@ -382,10 +386,10 @@ def follow(folder: Path) -> None:
         followed.add(folder)
 
 
-def note_commit(folder: Path, version: int, metadata: str) -> None:
-    """Note a commit of this process for a copied log (`CopiedLog.note_commit`); does nothing for a table's own folder."""
+def note_commit(folder: Path, version: int, modified_ms: int, size_bytes: int) -> None:
+    """Note a commit of this thread for a copied log (`CopiedLog.note_commit`); does nothing for a table's own folder."""
     if copied_log := copied(folder):
-        copied_log.note_commit(version, metadata)
+        copied_log.note_commit(version, modified_ms, size_bytes)
 
 
 def copied(folder: Path) -> CopiedLog | None:

@@ -10,10 +10,10 @@ from pipelines.delta.stored_files import StoredFiles
 
 
 class Folder(StoredFiles):
-    """A folder in the role of a store; `asked` lists the downloaded files and ranges."""
+    """A folder in the role of a store; `asked` lists the downloaded files and ranges, `own` has what its log store wrote last."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
-        self.__dict__.update(spark=None, location=f"s3a://bucket{folder}", source=folder, folder=copies, asked=[])
+        self.__dict__.update(spark=None, location=f"s3a://bucket{folder}", source=folder, folder=copies, asked=[], own={})
 
     def __getattr__(self, name: str) -> Any:
         return self.__dict__[name]
@@ -31,6 +31,9 @@ class Folder(StoredFiles):
     def status(self, name: str) -> tuple[int, int]:
         found = (self.source / name).stat()
         return found.st_mtime_ns // 1000, found.st_size
+
+    def written(self, name: str) -> bytes | None:
+        return self.own.pop(name, None)
 
     def is_file(self, name: str) -> bool:
         return (self.source / name).is_file()

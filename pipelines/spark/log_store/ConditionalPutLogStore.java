@@ -25,6 +25,9 @@ import org.apache.hadoop.fs.RemoteIterator;
 public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     private static final String S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem";
     private static final String CONDITIONAL = "fs.option.create.conditional.overwrite";
+    private static final ThreadLocal<Commit> WRITTEN = new ThreadLocal<>();
+
+    private record Commit(Path path, byte[] content) {}
 
     public ConditionalPutLogStore(Configuration hadoopConf) {
         super(hadoopConf);
@@ -45,6 +48,19 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
                 throw new java.nio.file.FileAlreadyExistsException(path.toString());
             }
         }
+        if (!overwrite) {
+            WRITTEN.set(new Commit(path, content));
+        }
+    }
+
+    /**
+     * The content of a commit, given by its URL, if it is the last one that the calling thread has made; else null. For the copy that its
+     * writer keeps, which needs no request then. It is kept for one call.
+     */
+    public static byte[] written(String url) {
+        Commit commit = WRITTEN.get();
+        WRITTEN.remove();
+        return commit != null && commit.path().equals(new Path(url)) ? commit.content() : null;
     }
 
     @Override

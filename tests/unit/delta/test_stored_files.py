@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.delta import live_files, local_log, stored_files, table_definition
+from pipelines.delta import live_files, local_log, stored_files, table_definition, table_files
 from pipelines.delta.stored_files import CopiedLog
 from tests.harness.folder_store import Folder
 
@@ -33,6 +33,15 @@ class Table:
         self.log = CopiedLog(self.files)
         self.copies = self.log.folder
         stored_files._COPIED[self.copies] = self.log
+
+    def own_commit(self, version: int, *actions: dict[str, Any], is_kept: bool = True) -> None:
+        """A commit of this process, which its log store keeps if `is_kept`."""
+        self.commit(version, *actions)
+        name = table_files.commit_name(version)
+        if is_kept:
+            self.files.own[name] = (self.folder / name).read_bytes()
+        status = (self.folder / name).stat()
+        stored_files.note_commit(self.copies, version, status.st_mtime_ns // 1000, status.st_size)
 
     def commit(self, version: int, *actions: dict[str, Any], said: str | None = None) -> None:
         path = self.folder / "_delta_log" / f"{version:020}.json"
@@ -88,27 +97,59 @@ def test_questions_that_are_asked_together_look_once(table: Table, monkeypatch: 
     assert table.newest() == 1 and len(looks) == 2
 
 
-def test_a_commit_of_its_own_is_not_looked_for(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is copied at the next look. If the commit does not exist after all, it does not count."""
-    sought: list[str] = []
-    is_file = Folder.is_file
-    monkeypatch.setattr(
-        Folder, "is_file", lambda self, name: sought.append(Path(name).stem.lstrip("0")) or is_file(self, name)
-    )
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests to the store so far, each with the version or the name of its file."""
+    made: list[str] = []
+    for name in ("is_file", "status", "download"):
+        method = getattr(Folder, name)
+
+        def counted(self: Folder, file: str, *rest: Any, _name: str = name, _method: Any = method) -> Any:
+            made.append(f"{_name} {Path(file).stem.lstrip('0') or 0}")
+            return _method(self, file, *rest)
+
+        monkeypatch.setattr(Folder, name, counted)
+    return made
+
+
+def test_a_commit_of_its_own_needs_no_request(table: Table, requests: list[str]) -> None:
+    """Its log store has what it wrote, and Delta its status. The next look is whether another process has committed since."""
+    table.commit(0, METADATA)
+    live = live_files.LiveFiles(table.copies)
+    assert table.newest() == 0 and live.at(0)
+    for version in (1, 2):
+        requests.clear()
+        table.own_commit(version, table.file(f"{version}"))
+        assert live.at(version) and len(live.files()) == version and not requests
+        assert table.newest() == version and requests == [f"status {version}", f"is_file {version + 1}"]
+    table.commit(3, METADATA)
+    requests.clear()
+    assert table.newest() == 3 and requests == ["status 2", "is_file 3", "status 3", "download 3", "is_file 4"]
+
+
+def test_a_commit_of_its_own_that_no_log_store_keeps_is_one_request(table: Table, requests: list[str]) -> None:
+    """Its size is known, and that it is there."""
     table.commit(0, METADATA)
     assert table.newest() == 0
-    sought.clear()
-    table.commit(1, METADATA, said="é")
-    stored_files.note_commit(table.copies, 1, "é")
-    assert table.newest() == 1 and sought == ["2"]
-    stored_files.note_commit(table.copies, 2, "lost")
+    requests.clear()
+    table.own_commit(1, METADATA, is_kept=False)
+    assert local_log.newest_version(table.copies) == 1 and requests == ["download 1"]
+
+
+def test_a_commit_of_its_own_counts_only_as_the_next_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of a log has no holes, none before the table was read, and none that grow for ever in a process that only writes."""
+    table.commit(0, METADATA)
+    table.own_commit(1, METADATA)
+    assert local_log.newest_version(table.copies) is None, "the table was not read yet"
     assert table.newest() == 1
-    for version in (2, 3):
-        table.commit(version, METADATA)
-    assert table.newest() == 3
-    stored_files.note_commit(table.folder, 4, "")  # a table's own folder has no copies
-    table.commit(4, METADATA, said="mine")
-    stored_files.note_commit(table.copies, 4, "mine")
+    table.commit(2, METADATA)
+    table.own_commit(3, METADATA)
+    assert local_log.newest_version(table.copies) == 1 and table.newest() == 3
+    stored_files.note_commit(table.folder, 4, 0, 0)  # a table's own folder has no copies
+    monkeypatch.setattr(stored_files, "OLD_COMMITS", 5)
+    for version in range(4, 10):
+        table.own_commit(version, METADATA)
+    assert local_log.newest_version(table.copies) == 5 and table.newest() == 9
     shutil.rmtree(table.folder)
     assert table.newest() is None, "a table that is removed behind it is gone"
 
@@ -118,7 +159,8 @@ def test_another_tables_commit_is_none_of_its_own(table: Table) -> None:
     table.commit(0, METADATA)
     live = live_files.LiveFiles(table.copies)
     assert table.newest() == 0 and live.at(0)
-    stored_files.note_commit(table.copies, 1, "mine")
+    table.own_commit(1, METADATA, table.file("own"))
+    assert live.at(1)
     for version, key in enumerate("abc"):
         table.commit(version, METADATA, table.file(key), said="another's")
     assert table.newest() == 2 and live.at(2)
