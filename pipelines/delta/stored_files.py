@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cdc_core.tables.layout import LOG
-from pipelines.delta import checkpoint, table_files
+from pipelines.delta import checkpoint
 from pipelines.delta.store_folder import StoreFolder
 from pipelines.delta.table_files import commit_name
 from pipelines.spark import scratch, stores
@@ -249,7 +249,7 @@ class CopiedLog:
                 return
             name, content = commit_name(version), self.files.written(commit_name(version))
             with contextlib.suppress(OSError):  # the next `follow` copies it
-                if content is None:
+                if content is None or len(content) != size_bytes:
                     self.files.fetch(name, size_bytes)
                 else:
                     self.files.keep(name, content)
@@ -362,28 +362,50 @@ def _has_commits_elsewhere(spark: SparkSession, location: str) -> bool:
     return any((conf.get(name, "") or "").endswith("DynamoDBLogStore") for name in names)
 
 
-_FOLLOWED: ContextVar[set[Path] | None] = ContextVar("followed", default=None)
+@dataclass(frozen=True)
+class _Look:
+    """A block in which each log is followed once: of all tables, or of the one in `folder`."""
+
+    folder: Path | None = None
+    followed: set[Path] = field(default_factory=set)
+
+
+_LOOKS: ContextVar[tuple[_Look, ...]] = ContextVar("looks", default=())
+"""The looks around the current code, the outermost first."""
 
 
 @contextlib.contextmanager
 def one_look() -> Iterator[None]:
-    """In the block, or the decorated function, `follow` reads each log once in this thread: for reads that belong together."""
-    outer = _FOLLOWED.get()
-    token = _FOLLOWED.set(set() if outer is None else outer)
+    """In the block, or the decorated function, `follow` reads each log once in this context: for reads that belong together."""
+    with _looking(_Look()):
+        yield
+
+
+@contextlib.contextmanager
+def one_look_at(folder: Path | None) -> Iterator[None]:
+    """As `one_look`, for one table only; without effect for None."""
+    with contextlib.nullcontext() if folder is None else _looking(_Look(folder)):
+        yield
+
+
+@contextlib.contextmanager
+def _looking(look: _Look) -> Iterator[None]:
+    token = _LOOKS.set((*_LOOKS.get(), look))
     try:
         yield
     finally:
-        _FOLLOWED.reset(token)
+        _LOOKS.reset(token)
 
 
 def follow(folder: Path) -> None:
     """Bring a copied log up to date (`CopiedLog.follow`); does nothing for a table's own folder. Raises `OSError`."""
-    copied_log, followed = copied(folder), _FOLLOWED.get()
-    if copied_log is None or (followed is not None and folder in followed):
+    copied_log = copied(folder)
+    looks = [look for look in _LOOKS.get() if look.folder in (None, folder)]
+    if copied_log is None or any(folder in look.followed for look in looks):
         return
     copied_log.follow()
-    if followed is not None:
-        followed.add(folder)
+    for look in looks:
+        look.followed.add(folder)
 
 
 def note_commit(folder: Path, version: int, modified_ms: int, size_bytes: int) -> None:

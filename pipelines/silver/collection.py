@@ -57,6 +57,9 @@ class SilverCollection:
     """Surplus files of the remembered deletes after their last compaction (`maintenance.compact_facts`)."""
     held_files: int = 0
     """The same for its quarantine."""
+    lacks_quarantine: bool = False
+    """Whether its quarantine is known not to exist: nobody else creates it while the table is claimed, and in a store to look for it is a
+    request."""
     quarantined: quarantine_table.HeldEvents | None = None
     """Its events in quarantine, once there are any."""
     ahead: ReadAhead = field(default_factory=ReadAhead)

@@ -232,7 +232,8 @@ def _events(collection: SilverCollection, range_: BatchRange, counts: survey.Eve
 def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
     """The keys with an event in quarantine from before the range after batch `before`, whose events must wait; None if this process cannot
     read them."""
-    if not delta.exists(collection.spark, collection.quarantine):
+    if collection.lacks_quarantine or not delta.exists(collection.spark, collection.quarantine):
+        collection.lacks_quarantine = True
         return frozenset()
     collection.quarantined = collection.quarantined or quarantine_table.HeldEvents.of(
         collection.spark, collection.quarantine

@@ -126,6 +126,7 @@ def _range(
     if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, next_position):
         return next_position
     collection.needs_steps = True
+    collection.lacks_quarantine = False  # the steps may create it
     collection.ahead.forget()  # up to some hundred megabytes that Spark does not use
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:

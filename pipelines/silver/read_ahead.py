@@ -3,6 +3,7 @@ while the table is being claimed, which waits for the JVM."""
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -46,7 +47,9 @@ class ReadAhead:
     def begin(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> None:
         """Start to read this range in a thread."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="medallion-ahead")
-        self._pending = _NextRange(range_, columns, pool.submit(read, range_, columns, size_bytes=size_bytes))
+        # With the caller's context, as in `parallel.Pool`.
+        events = pool.submit(contextvars.copy_context().run, read, range_, columns, size_bytes=size_bytes)
+        self._pending = _NextRange(range_, columns, events)
         pool.shutdown(wait=False)
 
     def events(

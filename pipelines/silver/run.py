@@ -50,7 +50,7 @@ from cdc_core.settings.parse import OnConflict
 from pipelines import clock
 from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import maintenance, stored_files, table_history
+from pipelines.delta import local_log, maintenance, stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
@@ -188,11 +188,15 @@ class _SilverRun:
 
     def run_round(self) -> SilverResult:
         """Apply what bronze holds now to all collections."""
+        # Bronze only grows: all that the round reads of it is in its log as it was at the first look.
+        with stored_files.one_look_at(local_log.place(self.spark, self.bronze)):
+            return self._round()
+
+    def _round(self) -> SilverResult:
         start = time.monotonic()
-        with stored_files.one_look():
-            if not delta.exists(self.spark, self.bronze):
-                return SilverResult(0, 0, 0.0)
-            positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
+        if not delta.exists(self.spark, self.bronze):
+            return SilverResult(0, 0, 0.0)
+        positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
         to = newest.batch if self.bound is None else min(newest.batch, self.bound)
         positions.look(newest)
         if positions.discovered is None:
@@ -267,6 +271,7 @@ class _SilverRun:
             # All rows the first time: their rescued values may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
             position = silver_rebuild.rebuilt_for_rescued(collection, self.settings, position, after=after, stop=self.stop)
+            collection.lacks_quarantine = False
             positions[namespace] = position
             self.retyped.add(namespace)
         return SilverCollectionResult(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import queue
 import threading
@@ -193,7 +194,8 @@ class Pool:
                 self._idle.put(session)
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion") as pool:
-            futures = [pool.submit(one, item) for item in items]
+            # With the caller's context: a look at a table in a store holds for the whole round (`stored_files.one_look_at`).
+            futures = [pool.submit(contextvars.copy_context().run, one, item) for item in items]
         return [outcome for future in futures for outcome in future.result()]
 
     def _session(self, sessions: Sessions) -> SparkSession:

@@ -5,9 +5,11 @@ The store here is a folder; `tests/journeys/test_object_store.py` uses a real on
 
 from __future__ import annotations
 
+import contextvars
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +97,29 @@ def test_questions_that_are_asked_together_look_once(table: Table, monkeypatch: 
             assert table.newest() == 0
         assert table.newest() == 0 and len(looks) == 1
     assert table.newest() == 1 and len(looks) == 2
+
+
+def test_a_look_may_be_at_one_table_alone(table: Table, tmp_path: Path) -> None:
+    """A round of a layer reads the table that it is made from at one version, also in its threads, and looks at its own tables each
+    time."""
+    other = Table(tmp_path / "other")
+    for each in (table, other):
+        each.commit(0, METADATA)
+    with stored_files.one_look_at(table.copies), ThreadPoolExecutor(1) as pool:
+        for version in (0, 1):
+            with stored_files.one_look():
+                assert (table.newest(), other.newest()) == (0, version)
+                other.commit(version + 1, METADATA)
+                assert other.newest() == version
+            table.commit(version + 1, METADATA)
+        assert pool.submit(contextvars.copy_context().run, table.newest).result() == 0
+        assert pool.submit(table.newest).result() == 2, "in another context"
+    table.commit(3, METADATA)
+    with stored_files.one_look_at(None):
+        assert table.newest() == 3
+        table.commit(4, METADATA)
+        assert table.newest() == 4
+    del stored_files._COPIED[other.copies]
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from cdc_core import errors
 from cdc_core.silver import quarantine
 from pipelines.bronze import registry, survey
 from pipelines.delta import live_files, local_log, maintenance, owners
+from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
-from pipelines.silver import evolve, ranges
+from pipelines.silver import evolve, in_process, ranges
 from pipelines.silver import run as silver
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -102,6 +103,27 @@ def test_a_service_puts_the_small_files_of_a_quarantine_together(tmp_path: Path,
             log.with_suffix(".crc").write_text(json.dumps({"numFiles": number + 1, "tableSizeBytes": 100}))
         layer.close()
         assert compacted == [table.label]
+
+
+def test_a_quarantine_that_is_not_there_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store each look is a request. Only the steps of the claimed table make it, and it is looked for again after them."""
+    looks: list[str] = []
+    exists = delta.exists
+    monkeypatch.setattr(delta, "exists", lambda spark, table: looks.append(table.label) or exists(spark, table))
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        layer, label = hop.silver_run(), hop.layout.quarantine("cases", "t").label
+        for number in range(3):
+            hop.append((number, bson.encode({"_id": number})))
+            assert layer.run_round().events == 1 and looks.count(label) == 1
+        (collection,) = layer.collections.values()
+        assert collection.lacks_quarantine
+        monkeypatch.setattr(in_process, "applied", lambda *_: False)
+        hop.append((4, bson.encode({"_id": 4})))
+        with pytest.raises((errors.MedallionError, without_spark.NeedsSpark)):
+            layer.run_round()
+        assert not collection.lacks_quarantine
+        layer.close()
 
 
 def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path) -> None:
