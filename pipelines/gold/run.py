@@ -21,24 +21,22 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_core import errors
 from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier
-from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines import clock
 from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
 from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
-from pipelines.delta.writer import Writer
 from pipelines.gold import current, history, history_position, in_process, in_process_history
 from pipelines.gold.candidate import Audit, no_audit
+from pipelines.gold.table_claims import TableClaims
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
@@ -164,53 +162,6 @@ def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:
     return errors.GateFailed("\n".join(map(str, refusal_errors))) if gates else refusal_errors[0]
 
 
-@dataclass
-class _TableClaims:
-    """The gold tables that this run has claimed, each from its first write to the end of the run."""
-
-    take_over: bool
-    deletion_vectors: bool | None
-    _writers: dict[tables.TableRef, Writer] = field(default_factory=dict)
-    _began_ms: int = field(default_factory=clock.now_ms)
-    """`take_over` covers owners at this time only: a service may claim a table for the first time weeks later."""
-
-    def __contains__(self, table: tables.TableRef) -> bool:
-        return table in self._writers
-
-    def writer(self, spark: SparkSession, table: tables.TableRef) -> Writer:
-        """The writer of a table, which is claimed if it is not yet."""
-        writer = self._writers.get(table)
-        if writer is None:
-            writer = Writer.claim(spark, table, take_over=self.take_over, since_ms=self._began_ms)
-            self._writers[table] = writer
-            if self.deletion_vectors is not None:
-                maintenance.set_deletion_vectors(writer, self.deletion_vectors)
-        writer.spark = spark  # tables are published in threads, each with its own session
-        return writer
-
-    def table_properties(self) -> dict[str, str]:
-        """The properties of a new table for deletion vectors."""
-        return {definition.DELETION_VECTORS: "false" if self.deletion_vectors is False else "true"}
-
-    def release(self, table: tables.TableRef) -> None:
-        """Release one table, if it is claimed."""
-        writer = self._writers.pop(table, None)
-        if writer is not None:
-            _release(writer)
-
-    def close(self) -> None:
-        """Release all of them."""
-        for writer in self._writers.values():
-            _release(writer)
-        self._writers.clear()
-
-
-def _release(writer: Writer) -> None:
-    # A claim that another writer took over is not released here, and any other expires by itself.
-    with suppress(Exception):
-        writer.release()
-
-
 _MAX_LOST = 1000
 """How many commits of bronze are cached in `_GoldRun.lost`."""
 
@@ -228,6 +179,8 @@ class _GoldRun:
     process_rows: int = in_process.SERVICE_ROWS
     """The most rows of a collection that this process publishes itself, without a query."""
     turn_seconds: float = math.inf  # how long ranges of one history are begun
+    known: registry.KnownCollections = field(default_factory=registry.KnownCollections)
+    """The collections as they were read last."""
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -245,19 +198,17 @@ class _GoldRun:
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
-        self.claims = _TableClaims(self.take_over, self.settings.gold.deletion_vectors)
+        self.claims = TableClaims(self.take_over, self.settings.gold.deletion_vectors)
 
     def close(self) -> None:
         """Release the claimed tables."""
         self.claims.close()
 
-    def published(self, only: Container[str] | None = None) -> list[GoldTableResult]:
+    def published(self, only: Collection[str] | None = None) -> list[GoldTableResult]:
         """Bring the tables of all collections, or of those in `only`, to the present position of silver."""
         began = time.monotonic()
         self.failures.begin_round()
-        collections = registry.read(self.spark, self.settings)
-        for namespace, error in collections.refused.items():
-            self.failures.note(str(namespace), error)
+        collections = self._collections(only)
         namespaces = (each for each in collections.namespaces if only is None or str(each) in only)
         active = [each for each in namespaces if not self.failures.is_set_aside(str(each))]
         is_near = local_log.folder(self.bronze) is not None
@@ -272,6 +223,15 @@ class _GoldRun:
             self.failures.end_where_all_failed(map(str, collections.namespaces))
         self._apply_deletion_vectors(healthy)
         return [result for result in results if result is not None]
+
+    def _collections(self, only: Collection[str] | None) -> registry.KnownCollections:
+        """The pipeline's collections; as read last, if all of `only` are among them."""
+        is_known = only is not None and set(only) <= set(map(str, self.known.namespaces))
+        if not is_known:
+            self.known = registry.read(self.spark, self.settings)
+            for namespace, error in self.known.refused.items():
+                self.failures.note(str(namespace), error)
+        return self.known
 
     def _apply_deletion_vectors(self, known: Sequence[registry.Namespace]) -> None:
         """Apply the setting for deletion vectors to tables without changes; the others got it when they were claimed."""

@@ -74,6 +74,26 @@ def test_gold_looks_at_the_tables_that_silver_names(hop: Hop, monkeypatch: pytes
         assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
 
 
+def test_the_collections_are_read_again_only_for_a_new_one(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store that is two requests, and in a catalog two statements."""
+    reads: list[str] = []
+    read, made = registry.read, hop.gold_run()
+
+    def published(*only: str) -> tuple[list[str], int]:
+        with monkeypatch.context() as counted:
+            counted.setattr(registry, "read", lambda *given: reads.append("read") or read(*given))
+            return [each.namespace for each in made.published(set(only) or None)], len(reads)
+
+    change(hop, 1)
+    assert published() == (["cases.t", "cases.u"], 1)
+    change(hop, 2)
+    assert published("cases.t") == (["cases.t"], 1)
+    hop.append((1, bson.encode({"_id": 1})), collection="v")
+    hop.silver()
+    assert published("cases.u", "cases.v") == (["cases.u", "cases.v"], 2)
+    made.close()
+
+
 def test_gold_finds_what_nobody_names(hop: Hop) -> None:
     """Another process may move a table: all of them are looked at from time to time."""
     change(hop, 1)
