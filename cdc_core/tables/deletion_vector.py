@@ -153,7 +153,9 @@ def _body(low: frozenset[int] | int) -> bytes:
 def file(*vectors: bytes) -> bytes:
     """The content of a file with these vectors: version, then for each one size, vector, checksum."""
     return b"\x01" + b"".join(
-        part for vector in vectors for part in (struct.pack(">i", len(vector)), vector, struct.pack(">I", zlib.crc32(vector)))
+        part
+        for vector in vectors
+        for part in (struct.pack(">i", len(vector)), vector, struct.pack(">I", zlib.crc32(vector)))
     )
 
 

@@ -140,6 +140,55 @@ def test_a_range_of_a_file_is_one_request(store: object_store.ObjectStore) -> No
     assert [method for method, path in store.requests if path.endswith("/ranged/f")] == ["PUT", *["GET"] * 3]
 
 
+SERVICE = """
+import json, sys, threading, urllib.request
+from pipelines.bronze import log as bronze_log
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import parallel, session as sparks
+from tests.harness import bronze_rows, layers
+
+url, conf = sys.argv[1], json.loads(sys.argv[2])
+spark = sparks.session("service", root="s3a://lake/service", conf=conf)
+hop = layers.Hop(spark, layers.pipeline("s3a://lake/service"))
+capture = bronze_log.BronzeLog.open(spark, hop.layout.bronze("captured"))
+service = spark, hop.settings, False, parallel.Pool(spark, None), threading.Event()
+silver_run, gold_run = silver._SilverRun(*service), gold._GoldRun(*service)
+TOKEN = "826553F100000000002B022C0100296E04"
+acts = {
+    "bronze": lambda: capture.heartbeat({}, token=TOKEN, ts_ms=0),
+    "silver": silver_run.run_round,
+    "silver without news": silver_run.run_round,
+    "gold": lambda: gold_run.published({f"{bronze_rows.DB}.t"}),
+}
+
+def asked():
+    return int(urllib.request.urlopen(url + "/requests").read())
+
+# The rows of the last batch are in the data files of two others.
+for number, keys in enumerate((range(8), (0, 1, 2), (3, 4, 5), (0, 3))):
+    hop.bronze.append({"t": [layers.document(key, 10 + number, v=number) for key in keys]})
+    found = {}
+    for name, act in acts.items():
+        before = asked()
+        act()
+        found[name] = asked() - before
+assert not silver_run.failures.found and not gold_run.failures.found
+print("asked", json.dumps(found), flush=True)
+sparks.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_batch_of_a_running_service_is_a_few_requests(store: object_store.ObjectStore) -> None:
+    """Each commit is its data file, its deletion vectors, a look whether the version before is there, and Delta's three. Before it come
+    two for each table that others may have changed, and the one by which gold finds no deletes."""
+    command = [sys.executable, "-c", SERVICE, store.emulated.url, json.dumps(store.conf)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True).stdout
+    asked = json.loads(said.rpartition("asked ")[2].splitlines()[0])
+    assert asked == {"bronze": 5, "silver": 8, "silver without news": 2, "gold": 11}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("fault", "reason"),
