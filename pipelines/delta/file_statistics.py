@@ -25,9 +25,20 @@ def column_statistics(file: Mapping[str, Any], column: str) -> tuple[int | None,
     """The number of rows of a file, and the minimum and maximum of a column; None for what is unknown."""
     cache = file.columns if isinstance(file, AddAction) else {}
     if column not in cache:
-        stats = json.loads(file.get("stats") or "{}")
+        stats = parsed(file)
         cache[column] = stats.get("numRecords"), *_bounds(stats, column)
     return cache[column]
+
+
+def parsed(file: Mapping[str, Any]) -> dict[str, Any]:
+    """The statistics of a file; none where they have another form: they only help a reader, and Delta reads such a table, too."""
+    try:
+        stats = json.loads(file.get("stats") or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(stats, dict) or not isinstance(stats.get("numRecords") or 0, int):
+        return {}
+    return stats if all(isinstance(stats.get(each) or {}, dict) for each in ("minValues", "maxValues")) else {}
 
 
 def _bounds(stats: Mapping[str, Any], column: str) -> tuple[Any, Any]:

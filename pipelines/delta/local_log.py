@@ -422,7 +422,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
 
 
 def _added_file(folder: Path, added: dict[str, Any]) -> AddedFile:
-    return AddedFile(folder / unquote(added["path"]), json.loads(added.get("stats") or "{}"), added.get("size"))
+    return AddedFile(folder / unquote(added["path"]), file_statistics.parsed(added), added.get("size"))
 
 
 def _is_plain(added: dict[str, Any]) -> bool:

@@ -6,7 +6,6 @@ Statements are SQL or name-based DataFrame calls, which work over Spark Connect 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import threading
@@ -25,6 +24,7 @@ from pipelines.delta import (
     data_file,
     deleted_rows,
     direct_log,
+    file_statistics,
     live_files,
     local_log,
     store_exclusion,
@@ -293,7 +293,7 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
         is_there = table_files.is_whole(local_log.data_path(folder, file["path"]), file["size"])
         # Without its vector a file cannot be read: it is unknown which rows are deleted.
         is_there = is_there and (vector is None or deleted_rows.is_there(vector, folder))
-        tested_files.append(data_file.DataFile(file["path"], json.loads(file.get("stats") or "{}"), vector, is_there))
+        tested_files.append(data_file.DataFile(file["path"], file_statistics.parsed(file), vector, is_there))
     return tested_files
 
 

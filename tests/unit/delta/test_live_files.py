@@ -279,6 +279,18 @@ def test_the_statistics_of_many_files_are_read_once(table: Table, monkeypatch: p
     assert live.count_above("__batch", 44_990) == 18 and live.is_many("__key", ["a7"])
 
 
+@pytest.mark.parametrize("stats", ["not JSON", "[]", '"x"', '{"numRecords": "many"}', '{"numRecords": 2, "maxValues": [1]}'])
+def test_statistics_in_another_form_count_as_none(table: Table, stats: str) -> None:
+    live = LiveFiles(table.folder)
+    file = {**table.file(["a", "b"], 7), "stats": stats}
+    assert live.at(table.commit({"add": file}))
+    assert live.row_count() == file_statistics.UNKNOWN_ROWS == live.count_above("__batch", 99)
+    assert live.rows(live.files())["__key"].to_pylist() == ["a", "b"]
+    assert file_statistics.may_hold(file, "__key", ["z"])
+    files = local_log.files(table.folder)
+    assert files is not None and files[0].between("__batch") is None and files[0].may_hold("__key", ["z"])
+
+
 def test_many_rows_are_left_to_executors(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveFiles(table.folder)
     assert live.at(table.commit({"add": table.file(["a", "b", "c"], 7)}))
