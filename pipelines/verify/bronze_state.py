@@ -61,6 +61,13 @@ class BronzeState:
         documents = self._documents(query_execution.with_values(self._events(), "key", keys))
         return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in documents.collect()}
 
+    def bare(self, keys: Sequence[str]) -> dict[str, list[FoldedDocument]]:
+        """The documents of these keys, without their texts."""
+        if not keys:
+            return {}
+        documents = self._documents(query_execution.with_values(self._events(), "key", keys)).drop("document")
+        return {row["__key"]: [FoldedDocument(None, row.incomplete)] for row in documents.collect()}
+
     def compared(self, text: str, held: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
         """The differences of a source document and bronze's."""
         return equality.exact_differences(text, held.text or "{}")

@@ -44,8 +44,7 @@ MOST_SUSPECTS = 1_000_000
 LOOK_SECONDS = 900.0
 """How long close looks are started: if layers are far behind, each look waits for them."""
 SLICE = 2_000
-SLICE_BYTES = 64 * 1024 * 1024
-"""The most keys, and bytes of their documents, in one close look: the driver holds them as BSON, as text and as rows."""
+"""The most keys in one close look; fewer where their documents are large (`documents.LOOK_BYTES`)."""
 READ_TIMES = 3
 """How often a collection is read whole if a column was widened meanwhile."""
 
@@ -223,33 +222,27 @@ class CollectionComparison:
         waiting: list[KeyDifference] = []
         wrong_count = offset = 0
         end = time.monotonic() + LOOK_SECONDS
-        size = self._slice()
         until = time.monotonic() + self.context.patience
         while offset < len(keys) and wrong_count < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
-            slice_keys = keys[offset : offset + size]
-            offset += len(slice_keys)
             until = time.monotonic() + self.context.patience
-            explained, moving = self._parted(slice_keys, until=until)
+            explained, moving = self._parted(keys[offset : offset + SLICE], until=until)
+            offset += len(explained) + len(moving)
             verdicts += explained
             waiting += moving
             wrong_count += sum(each.kind.is_wrong for each in explained)
         while waiting and self._can_settle(waiting, until=until):
             waiting_keys, waiting = [each.key for each in waiting], []
-            for start in range(0, len(waiting_keys), size):
-                explained, moving = self._parted(waiting_keys[start : start + size], until=until)
+            while waiting_keys:
+                explained, moving = self._parted(waiting_keys[:SLICE], until=until)
+                del waiting_keys[: len(explained) + len(moving)]
                 verdicts += explained
                 waiting += moving
         # Keys that are gone from both sides are no documents.
         equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
         return _SettledKeys([*verdicts, *waiting], equal, len(keys) - offset)
 
-    def _slice(self) -> int:
-        """How many keys are looked at in one close look."""
-        average = 1 if self.collection is None else catalog.size(self.context.client, self.collection).average
-        return max(1, min(SLICE, SLICE_BYTES // average))
-
     def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
-        """The verdicts of one close look: explained ones, and those that another look may change."""
+        """The verdicts of one close look at the first keys: explained ones, and those that another look may change."""
         verdicts = self._looked(keys, until=until)
         moving = [each for each in verdicts if each.kind.is_moving]
         return self.known.explained([each for each in verdicts if not each.kind.is_moving]), moving
@@ -260,6 +253,7 @@ class CollectionComparison:
         return not is_over and (any(each.kind is KeyVerdict.CHANGING for each in waiting) or self.progress.captures())
 
     def _looked(self, keys: Sequence[str], *, until: float) -> list[KeyDifference]:
+        """The verdicts on the first keys, at least on one: as many as have documents that are held at once."""
         if self.collection is None:
             now = mongodb_server.operation_time(self.context.client)
             source_documents = documents.nothing((now.time, now.inc), keys)
@@ -271,15 +265,21 @@ class CollectionComparison:
         progress = self.progress.past(last, until=until)
         self.version = progress.held.version
         schema = self._schema(at=progress.to)
-        rows = progress.held.some(keys, schema.schema)
-        key_events = self.progress.moved(progress, keys, since=first, first=self.first_batch)
+        # Of a key without a document only the number of rows counts: they may be large.
+        present_keys = [key for key, each in source_documents.items() if each.text is not None]
+        gone_keys = [key for key, each in source_documents.items() if each.text is None]
+        rows: dict[str, Sequence[equality.TableRow | bronze_state.FoldedDocument]] = {
+            **progress.held.some(present_keys, schema.schema),
+            **progress.held.bare(gone_keys),
+        }
+        key_events = self.progress.moved(progress, source_documents, since=first, first=self.first_batch)
 
         def difference(text: str, held: Any) -> tuple[equality.Difference, ...]:
             return progress.held.compared(text, held, schema.schema)
 
         verdicts = [
-            self._judged(key, source_documents[key], rows.get(key, []), progress, key_events.get(key), difference)
-            for key in keys
+            self._judged(key, document, rows.get(key, []), progress, key_events.get(key), difference)
+            for key, document in source_documents.items()
         ]
         if self._schema() == schema:
             return verdicts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,8 @@ PAUSE = 1.0
 """Seconds before the second attempt, doubled for each further one: an election takes seconds."""
 BY_KEY = 500
 """How many documents are read by their keys at once."""
+LOOK_BYTES = 64 * 1024 * 1024
+"""The most bytes of documents in one close look, but for a single larger one: the driver holds them as BSON, as text and as rows."""
 
 Time = tuple[int, int]
 Outcome = TypeVar("Outcome")
@@ -256,28 +259,58 @@ class SourceDocument:
 def by_keys(
     client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
 ) -> dict[str, SourceDocument]:
-    """The source's document for each key, read in portions; `wait` limits the pace."""
+    """The source's document for each key, read in portions; `wait` limits the pace.
+
+    Only for the first keys, at least for one, where the documents of all have more than `LOOK_BYTES`.
+    """
     documents: dict[str, SourceDocument] = {}
     pace = _RateLimit(reading.documents_per_second, wait)
-    for portion in key_filter.portions(wanted, most=BY_KEY):
-        documents |= _some_by_keys(client, reading, portion)
+    most, size = BY_KEY, 0
+    while len(documents) < len(wanted):
+        portion = next(key_filter.portions(wanted[len(documents) :], most=most))
+        is_alone = not documents and len(portion) == 1
+        try:
+            portion_documents, portion_size = _some_by_keys(
+                client, reading, portion, room=math.inf if is_alone else LOOK_BYTES - size
+            )
+        except _Large as large:
+            if documents:
+                break
+            most = max(1, min(large.fitting, len(portion) // 2))
+            continue
+        documents |= portion_documents
+        size += portion_size
         pace.after(len(portion))
     return documents
 
 
-def _some_by_keys(client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str]) -> dict[str, SourceDocument]:
+class _Large(Exception):
+    """The documents of some keys have too many bytes: only so many of them, `fitting`, do not."""
+
+    def __init__(self, fitting: int) -> None:
+        super().__init__()
+        self.fitting = fitting
+
+
+def _some_by_keys(
+    client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, room: float
+) -> tuple[dict[str, SourceDocument], int]:
+    """The documents of these keys, and their bytes. Raises `_Large` where they have more than `room`."""
     valid_keys = [key for key in wanted if key_filter.is_key(key)]
 
-    def read() -> dict[str, SourceDocument]:
+    def read() -> tuple[dict[str, SourceDocument], int]:
         documents: dict[str, SourceDocument] = {}
         at: Time | None = None
+        size = 0
         for chunk in reading.chunk(client, snapshot_read.IdRange(), key_filter.condition(valid_keys)):
             at = (chunk.at.time, chunk.at.inc)
-            documents |= {
-                canonical_keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents
-            }
+            for raw in chunk.documents:
+                size += len(raw)
+                if size > room:
+                    raise _Large(len(documents))
+                documents[canonical_keys.canonical_raw(raw)] = SourceDocument(reading.text(raw), at)
         assert at is not None
-        return {key: documents.get(key, SourceDocument(None, at)) for key in wanted}
+        return {key: documents.get(key, SourceDocument(None, at)) for key in wanted}, size
 
     return _tried(reading, read)
 

@@ -77,6 +77,14 @@ class TableVersion:
                 by_key.setdefault(key, []).append(row)
         return by_key
 
+    def bare(self, keys: Sequence[str]) -> dict[str, list[equality.TableRow]]:
+        """The rows of these keys, by key, without their values."""
+        rows = self.current()
+        if rows is None or not keys:
+            return {}
+        key_rows = query_execution.with_values(rows.select("__key"), "__key", keys).groupBy("__key").count().collect()
+        return {row["__key"]: [equality.TableRow({}, {}, {})] * row["count"] for row in key_rows}
+
     def compared(self, text: str, held: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
         """The differences of a source document and a row."""
         return equality.differences(equality.ExactDocument.read(text), held, schema)

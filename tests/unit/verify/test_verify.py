@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -161,22 +162,25 @@ def test_reads_are_later_than_what_bronze_holds(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_as_many_documents_are_held_at_once_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two thousand documents of a megabyte do not fit into memory as BSON, texts and rows; nor does Spark transfer a gigabyte."""
+    """A close look may answer for the first keys only; each key is judged once, also those that wait for another look."""
     monkeypatch.setattr(comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "gone", set()))
-    monkeypatch.setattr(comparison.catalog, "size", lambda *_: comparison.catalog.CollectionSize(9, 2**20))
-    looked: list[int] = []
+    looked: list[str] = []
 
     def parted(self: Any, keys: Any, *, until: float) -> Any:
-        looked.append(len(keys))
-        return [KeyDifference(each, KeyVerdict.EQUAL) for each in keys], []
+        is_again = keys[0] in looked
+        looked.extend(keys[:64])
+        first = [KeyDifference(each, KeyVerdict.EQUAL) for each in keys[:64]]
+        return (first, []) if is_again else (first[1:], [replace(first[0], kind=KeyVerdict.CHANGING)])
 
     monkeypatch.setattr(comparison.CollectionComparison, "_parted", parted)
     unused: Any = None
     context: Any = SimpleNamespace(client=None, patience=60.0, stop=threading.Event())
     source = comparison.catalog.SourceCollection("shop", "a", None)
     compared = comparison.CollectionComparison(context, Namespace("shop", "a"), unused, source)
-    assert compared._settled([str(number) for number in range(150)]).equal == 150
-    assert looked == [64, 64, 22]
+    keys = [str(number) for number in range(150)]
+    settled = compared._settled(keys)
+    assert (settled.equal, settled.unsettled, len(settled.verdicts)) == (150, 0, 150)
+    assert looked == [*keys, "0", "64", "128"]
 
 
 def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

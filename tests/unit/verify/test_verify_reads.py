@@ -6,8 +6,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pytest
+from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.schema.document_schema import DocumentSchema
@@ -71,3 +73,30 @@ def test_a_time_that_the_user_gave_is_not_replaced(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
     with pytest.raises(errors.DecisionNeeded, match="leave out --as-of"):
         documents.by_keys(UNUSED, reading(is_exact=True), ["1"])
+
+
+def test_documents_are_read_by_their_keys_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few huge documents hide behind a small average: two thousand of them do not fit into memory as BSON, texts and rows."""
+    sizes = {number: 100 if number < 600 else 10_000 for number in range(900)}
+    read: list[int] = []
+
+    def read_chunk(client: Any, collection: Any, bounds: Any, *, condition: Any, **_: Any) -> Any:
+        yield snapshot_read.Chunk([], Timestamp(5, 1))
+        for number in sorted(condition["_id"]["$in"]):
+            if number != 700:
+                read.append(sizes[number])
+                yield snapshot_read.Chunk([bson.encode({"_id": number, "text": "x" * sizes[number]})], Timestamp(5, 1))
+
+    monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
+    monkeypatch.setattr(documents, "LOOK_BYTES", 180_000)
+    wanted, found = [str(number) for number in sizes], {}
+    while len(found) < len(wanted):
+        read.clear()
+        some = documents.by_keys(UNUSED, reading(), wanted[len(found) :])
+        assert list(some) == wanted[len(found) :][: len(some)] and some
+        assert sum(len(each.text or "") for each in some.values()) < 190_000
+        assert sum(read) < 2 * 190_000
+        found |= some
+    assert [key for key, each in found.items() if each.text is None] == ["700"]
+    monkeypatch.setattr(documents, "LOOK_BYTES", 1)
+    assert list(documents.by_keys(UNUSED, reading(), ["899", "898"])) == ["899"]  # larger than the room, but alone
