@@ -272,6 +272,19 @@ def _update_gap(gaps: dict[str, _OpenGap], namespace: str, state: CollectionStat
         gaps[namespace].why = "only what a filter lets through was read again"
 
 
+def lost_at(payloads: Iterable[Mapping[str, Any]], time: str) -> set[str]:
+    """The collections of which changes were lost before and after a cluster time (16 hex digits): their rows may be older than it.
+
+    A later snapshot repairs a gap, and does not tell what the documents were within it.
+    """
+    names: set[str] = set()
+    for gap in (payload.get("gap", {}) for payload in payloads):
+        ends = [str(gap.get(end) or "")[2:18].lower() for end in ("from", "to")]
+        if all(ends) and ends[0] <= time < ends[1]:
+            names.update(gap["collections"])
+    return names
+
+
 def newest_unfinished(heartbeats: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...]:
     """The offsets of heartbeats that are the last of their collection in their snapshot and do not complete it.
 

@@ -228,7 +228,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
         until=f"{int(time_, 16) + 1:016x}",
         batch=last_batch,
         documents=_documents(settings),
-        missing=_missing(spark, settings, earlier[-1]),
+        missing=_missing(spark, settings, earlier[-1], at=time_),
         tables=tuple(CutTable(name, str(table), None, where) for (name, table), _ in histories),
     )
 
@@ -426,10 +426,15 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
     return cut_tables
 
 
-def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> tuple[str, ...]:
-    """The collections that are incomplete up to the cut's batch: a snapshot is unfinished, or changes were lost."""
+def _missing(
+    spark: SparkSession, settings: Settings, chosen: times.CutBoundary, *, at: str | None = None
+) -> tuple[str, ...]:
+    """The collections that are incomplete up to the cut's batch, or at a time after it: a snapshot is unfinished, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
-    return snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))
+    names = {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))}
+    if at is not None:  # the capture notes a gap at its end: in a later batch than that of a time within it
+        names |= snapshot_state.lost_at(bronze_log.gap_and_snapshot_heartbeats(spark, table), at)
+    return tuple(sorted(names))
 
 
 def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:

@@ -79,6 +79,17 @@ def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None
     assert since(7) == {"db.b": "then"}
 
 
+def test_what_was_lost_around_a_time_is_lost_although_a_snapshot_followed() -> None:
+    """A history shows the versions from before a gap as valid until the snapshot after it."""
+    gap = {"from": "8265F0C0FF0000000A2B02", "to": "8265F0D0FF000000012B02", "since": "then", "collections": ["db.a"]}
+    whole = SnapshotState("3", ("db.a",))
+    payloads = [{"gap": gap}, whole.begun(), whole.advanced("db.a", CollectionState(1, 1, completed=True)).progress("db.a")]
+    payloads.append({"gap": {**gap, "to": gap["from"], "collections": ["db.b"]}})  # of settings: nothing was lost before it
+    payloads.append({"gap": {"since": "then", "collections": [], "folded": ["db.c"]}})
+    times = ["65f0c0ff00000009", "65f0c0ff0000000a", "65f0cfff00000000", "65f0d0ff00000001"]
+    assert [snapshot_state.lost_at(payloads, each) for each in times] == [set(), {"db.a"}, {"db.a"}, set()]
+
+
 def test_the_end_of_a_collection_ends_its_gap() -> None:
     """A dropped or renamed collection has nothing to be read again; if it is created again, it may have a new gap."""
     gap, end = {"gap": {"since": "then", "collections": ["db.a", "db.b"]}}, {"ended": "db.a"}
