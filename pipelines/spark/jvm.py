@@ -43,7 +43,7 @@ _ARCHIVE_OPTIONS = (ARCHIVING, _SHARED, "-Xshare:", "-XX:AOT")
 `-Xshare:on` and an archive that does not fit."""
 _CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
-"""The time in which a JVM may end after its connections broke."""
+"""The time in which a JVM answers, and in which it may end after its connections broke."""
 KILLED_SECONDS = 10.0
 """The time to wait for the end of a killed JVM: a large one takes long to free its memory."""
 
@@ -188,9 +188,8 @@ def is_installed() -> bool:
 
 
 def is_gone() -> bool:
-    """Whether the JVM of this process's session has ended or does not answer: killed, or out of memory."""
+    """Whether the JVM of this process's session has ended or broke its connections: killed, or out of memory."""
     try:
-        from py4j.protocol import Py4JError
         from pyspark import SparkContext
     except ImportError:
         return False
@@ -198,16 +197,36 @@ def is_gone() -> bool:
     if gateway is None:
         return False
     process = getattr(gateway, "proc", None)
-    if process is not None:
-        # The connections break shortly before the process ends.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=END_SECONDS)
-        return process.poll() is not None
-    try:
-        gateway.jvm.System.currentTimeMillis()
-    except (OSError, Py4JError):
+    if process is not None and process.poll() is not None:
         return True
-    return False
+    answers = _answers(gateway)
+    if answers or process is None:
+        return answers is False
+    # The connections break shortly before the process ends.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=END_SECONDS)
+    return process.poll() is not None
+
+
+def _answers(gateway: Any) -> bool | None:
+    """Whether a JVM answers; False where its connections are broken, None where it is silent for `END_SECONDS`."""
+    from py4j.protocol import Py4JError
+
+    answers: list[bool] = []
+
+    def call() -> None:
+        try:
+            gateway.jvm.System.currentTimeMillis()
+            answers.append(True)
+        except (OSError, Py4JError):
+            answers.append(False)
+
+    # In a thread: a JVM that is stopped, or collects garbage, does not answer at all.
+    thread = threading.Thread(target=call, name="medallion-jvm", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no more threads
+        thread.start()
+        thread.join(END_SECONDS)
+    return answers[0] if answers else None
 
 
 def forget() -> None:

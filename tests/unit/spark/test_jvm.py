@@ -13,6 +13,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -366,3 +367,35 @@ def handling(number: signal.Signals, handler: Callable[..., Any]) -> Iterator[No
         yield
     finally:
         signal.signal(number, before)
+
+
+def test_a_jvm_that_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every error asks whether the JVM is gone, and each of thousands of collections may have one. One that ends is waited for."""
+    from py4j.protocol import Py4JNetworkError
+    from pyspark import SparkContext
+
+    monkeypatch.setattr(jvm, "END_SECONDS", 60.0)
+    end = threading.Event()
+
+    def broken() -> NoReturn:
+        raise Py4JNetworkError
+
+    def with_jvm(call: Callable[[], object], process: object) -> None:
+        system = SimpleNamespace(currentTimeMillis=call)
+        gateway = SimpleNamespace(proc=process, jvm=SimpleNamespace(System=system))
+        monkeypatch.setattr(SparkContext, "_gateway", gateway)
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        began = time.monotonic()
+        with_jvm(lambda: 5, process)
+        assert not jvm.is_gone()
+        with_jvm(broken, None)
+        assert jvm.is_gone()
+        threading.Timer(0.2, process.kill).start()
+        with_jvm(broken, process)
+        assert jvm.is_gone() and jvm.is_gone()
+        assert time.monotonic() - began < 30
+    monkeypatch.setattr(jvm, "END_SECONDS", 0.1)
+    with_jvm(end.wait, None)
+    assert not jvm.is_gone()
+    end.set()
