@@ -100,7 +100,8 @@ def _unnamed(names: Sequence[str], within: str) -> Iterator[tuple[str, str]]:
 
 def one_query(query: str) -> str:
     """The text as a subquery, where a statement that changes something does not parse. Line numbers stay the same."""
-    return f"SELECT * FROM ({query}\n)"
+    # Two line breaks: a comment at the end goes on over one, where a backslash is before it.
+    return f"SELECT * FROM ({query}\n\n)"
 
 
 class NotThere(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -49,3 +50,10 @@ def test_what_a_table_can_hold_is_taken() -> None:
         a=T.MapType(T.StringType(), struct(__gone=INT, b=T.ArrayType(T.DecimalType(38, 2)))), c=T.TimestampNTZType()
     )
     queries.check_columns(ANY, MODEL, cast("Any", SimpleNamespace(columns=given.names, schema=given)), ANY)
+
+
+@pytest.mark.parametrize("end", ["", "-- text", "-- text \\", "-- text \\\n", "-- text \\\n\\"])
+def test_a_comment_at_the_end_of_a_query_ends_with_it(end: str) -> None:
+    """Spark continues one over a line break after a backslash: the query had no closing parenthesis then."""
+    query = queries.one_query(f"SELECT 1 {end}")
+    assert re.sub(sql_model._COMMENT, "", query).split() == ["SELECT", "*", "FROM", "(SELECT", "1", ")"]
