@@ -14,7 +14,6 @@ import io
 import os
 import pathlib
 import shutil
-import stat
 import sys
 import tempfile
 import zlib
@@ -30,6 +29,7 @@ from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import new_document_state, printed_records
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import DroppedRecord, ExtractedRecord, UnchangedRecord
+from pipelines import output_file
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]
@@ -194,29 +194,17 @@ def _is_stream(path: str) -> bool:
 
 @contextlib.contextmanager
 def _writable(path: str) -> Iterator[_Sink]:
-    """A file that gets its name after success, and is removed after an error. A pipe gets the whole output after success."""
-    if path == STANDARD_STREAM or _is_stream(path):
+    """A file that `path` is replaced by after success; standard output gets the whole output then."""
+    if path == STANDARD_STREAM:
         with tempfile.TemporaryFile(prefix="medallion-unwrap-") as file:
             yield file
             file.seek(0)
-            if path == STANDARD_STREAM:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
-                return
-            with _foreign_errors(path), open(path, "wb") as stream:
-                shutil.copyfileobj(file, stream)
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
         return
     target = pathlib.Path(os.path.realpath(path))
-    with _foreign_errors(path):
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as raw, _compressing(raw, target) as file:
-                yield file
-            os.chmod(name, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
-            os.replace(name, target)
-        except BaseException:
-            pathlib.Path(name).unlink(missing_ok=True)
-            raise
+    with _foreign_errors(path), output_file.replacing(target) as raw, _compressing(raw, target) as file:
+        yield file
 
 
 @contextlib.contextmanager
@@ -226,12 +214,6 @@ def _compressing(raw: IO[bytes], target: pathlib.Path) -> Iterator[_Sink]:
         return
     with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
         yield file
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager

@@ -5,10 +5,6 @@ The page is self-contained: styles and plots (SVG) are inline, and it has no scr
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from pipelines import output_file
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import schema as evolution
@@ -99,35 +96,10 @@ class PageContent:
 def write(path: Path, text: str) -> None:
     """Write the page, atomically where possible; raises the error of `errors.of_file` if it cannot be written."""
     try:
-        if not _has_replaced(path.resolve(), text):
-            path.write_text(text, encoding="utf-8")
+        with output_file.replacing(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise errors.of_file(error, errors.Problem("--html", f"cannot write {path}: {error.strerror}")) from None
-
-
-_ALONE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""Errors if only the file itself can be written: no file beside it, no rename onto it."""
-
-
-def _has_replaced(path: Path, text: str) -> bool:
-    """Replace the file atomically; False if that is impossible: the path is a pipe, or no file can be created beside it."""
-    if path.exists() and not path.is_file():
-        return False
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            if path.exists():
-                shutil.copymode(path, draft)
-            file.write(text)
-        draft.replace(path)
-    except OSError as error:
-        if error.errno not in _ALONE:
-            raise
-        return False
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-    return True
 
 
 def text(spark: SparkSession, settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -135,6 +136,23 @@ def test_an_output_without_room_is_temporary(tmp_path: pathlib.Path, options: pa
     (tmp_path / "in.jsonl").write_bytes(text(LINES))
     with pytest.raises(errors.StorageExhausted, match="/dev/full: No space left"):
         unwrap_files.run(options, tmp_path / "in.jsonl", "/dev/full")
+
+
+def test_an_output_may_be_a_file_that_is_only_written_in_place(
+    tmp_path: pathlib.Path, options: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is mounted into a container, to which no other file can be renamed."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBUSY, "mounted")
+
+    monkeypatch.setattr(pathlib.Path, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    (tmp_path / "in.jsonl").write_bytes(text(LINES))
+    (tmp_path / "out").write_text("before\n")
+    unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out")
+    assert decoded((tmp_path / "out").read_bytes()) == ROWS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "options.json", "out"]
 
 
 def test_an_output_that_is_a_folder_is_named(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
