@@ -107,8 +107,8 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    The result's `failures` are collections that could not be compared, were not reached before `stop`, or whose result could not be
-    appended. Raises `SettingsError`, `DecisionNeeded` if the pipeline never ran, and errors of a source that does not list its collections.
+    The result's `failures` are collections that could not be compared, were not reached before `stop` or because the source does not
+    answer, or whose result could not be appended. Raises `SettingsError`, `DecisionNeeded` if the pipeline never ran, and errors of a source that does not list its collections.
     Differences are not raised here, but by `refuse`.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
@@ -133,11 +133,9 @@ def run(
                     failures.note(str(namespace), error)
                     if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
                         break
-    if stop.is_set():
-        unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.found}
-        failures.found.update(
-            (name, errors.Temporary(f"verifying {name}: stopped; start it again")) for name in sorted(unreached)
-        )
+    why = "stopped; start it again" if stop.is_set() else "not reached, because the source did not answer; try again"
+    unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.found}
+    failures.found.update((name, errors.Temporary(f"verifying {name}: {why}")) for name in sorted(unreached))
     return Verification(settings.name, options.layer, tuple(results), time.monotonic() - began, failures.found)
 
 
