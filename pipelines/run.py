@@ -67,16 +67,23 @@ def run_again(
         try:
             return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
         except Exception as error:
-            spark_error = spark_failures.translated(error)
-            if not isinstance(spark_error, errors.SparkLost):
-                raise
-            if stop.is_set() or time.monotonic() - started_at < RUN_SECONDS or not sparks.is_local(spark):
-                raise spark_error from error
+            is_early = time.monotonic() - started_at < RUN_SECONDS
+            _check_lost(error, is_final=stop.is_set() or is_early or not sparks.is_local(spark))
         log.warning("Spark's JVM ended; starting another one, and every layer continues from its tables")
         jvm.forget()
         # A thread that was abandoned at its work may keep a writer alive, which commits nothing without its JVM.
         owners.HELD.clear()
         spark, take_over = again(), False  # take_over was meant for the owners at the first start
+
+
+def _check_lost(error: Exception, *, is_final: bool) -> None:
+    """Raise the error unless it is the loss of Spark; with `is_final` also that."""
+    # Here, so that no variable keeps it: its frames hold all that the run had read, while the next one runs for weeks.
+    spark_error = spark_failures.translated(error)
+    if not isinstance(spark_error, errors.SparkLost):
+        raise error
+    if is_final:
+        raise spark_error from error
 
 
 def run(

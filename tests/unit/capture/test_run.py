@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from pathlib import Path
@@ -118,6 +119,31 @@ def test_what_an_abandoned_layer_holds_is_free_for_the_next_run(monkeypatch: pyt
         stop.set()
 
     pipeline.run_again(None, SETTINGS, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+
+
+def test_nothing_of_the_run_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it had read was kept with its error, while the next one ran for weeks."""
+    held: list[weakref.ref[threading.Event]] = []
+
+    def lost(*_: Any, **__: Any) -> dict[str, object]:
+        if held:
+            return {}
+        read = threading.Event()
+        held.append(weakref.ref(read))
+        raise errors.SparkLost("its JVM ended")
+
+    monkeypatch.setattr(pipeline, "run", lost)
+    monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(sparks, "is_local", lambda _: True)
+    monkeypatch.setattr(jvm, "forget", lambda: None)
+    kept: list[object] = []
+
+    def again() -> None:
+        gc.collect()
+        kept.append(held[0]())
+
+    pipeline.run_again(None, SETTINGS, again=again, once=False, stop=threading.Event())  # type: ignore[arg-type]
+    assert kept == [None]
 
 
 def test_a_jvm_that_ends_at_once_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
