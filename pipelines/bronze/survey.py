@@ -189,7 +189,7 @@ def are_of_documents(rows: pa.Table) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class EventsByBatch:
-    """Each batch, in order, with its number of events of one collection, and the average bytes of a document."""
+    """Each batch, in order, with its number of events of one collection, and the average bytes of an event's documents and changes."""
 
     events: Sequence[tuple[int, int]]
     row_bytes: int
@@ -200,7 +200,7 @@ def by_batch(
 ) -> EventsByBatch | None:
     """The events of a collection by batch; None where this process cannot read all files of the span."""
     files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
-    size_bytes = batch_rows.bytes_of(files, ["after"])
+    size_bytes = batch_rows.bytes_of(files, ["before", "after", "updateDescription"])
     if not files or size_bytes is None:
         return None
     batch_counts: Counter[int] = Counter()

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bronze import collection_events
+from cdc_core.bronze.batch_range import BatchRange
+from pipelines.bronze import collection_events, survey
+from pipelines.bronze.registry import Namespace
 from pipelines.delta import local_log
 from pipelines.silver import in_process
-from tests.harness import oracle, without_spark
+from tests.harness import bronze_rows, oracle, without_spark
 from tests.harness.without_spark import Hop, Log
 
 
@@ -22,6 +24,14 @@ from tests.harness.without_spark import Hop, Log
 def hop(tmp_path: Path) -> Iterator[Hop]:
     with without_spark.running():
         yield Hop(tmp_path)
+
+
+def test_the_size_of_an_event_is_also_that_of_its_changes(hop: Hop) -> None:
+    """Updates without their documents counted as nothing, so that ranges of large ones were cut by their number alone."""
+    bronze = Log(hop)
+    bronze.append({"t": [{"op": "u", "key": 1, "at": 10, "update": {"text": "x" * 10_000}}]})
+    counts = survey.by_batch(without_spark.SPARK, hop.bronze, Namespace(bronze_rows.DB, "t"), BatchRange(0, 9))
+    assert counts is not None and counts.row_bytes > 1000
 
 
 @pytest.mark.parametrize(
