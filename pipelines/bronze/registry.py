@@ -9,6 +9,7 @@ and a lost table is filled again from batch 0.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -283,11 +284,17 @@ def remembered_to(spark: SparkSession, deletes: tables.TableRef) -> int:
 
 
 def lacks_deletes(deletes: tables.TableRef, position: SilverPosition) -> bool:
-    """Whether the table of remembered deletes is older than the silver table's position; False where this process cannot read it."""
-    if position.deletes is None or local_log.folder(deletes) is None:
+    """Whether the table of remembered deletes is older than the silver table's position: a copy, or after a RESTORE; False where this
+    process cannot read it."""
+    folder = local_log.folder(deletes)
+    if position.deletes is None or folder is None:
         return False
-    newest_version = deletes_version(deletes)
-    return newest_version is None or newest_version < position.deletes
+    newest_version = local_log.newest_version(folder)
+    if newest_version is None or newest_version <= position.deletes:
+        return newest_version != position.deletes
+    last = position.deletes
+    later_commits = itertools.takewhile(lambda commit: commit.version > last, local_log.commits(folder))
+    return any(commit.restored is not None and commit.restored < last for commit in later_commits)
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:

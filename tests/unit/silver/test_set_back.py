@@ -269,6 +269,30 @@ def test_deletes_that_are_no_longer_remembered_are_remembered_again(
     assert not registry.lacks_deletes(hop.layout.deletes(*namespace), after)
 
 
+def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None:
+    """RESTORE adds a commit, so that the table's version is no smaller than the one that silver knows."""
+    namespace, folder = registry.Namespace(bronze_rows.DB, "t"), Path(hop.layout.deletes(bronze_rows.DB, "t").path or "")
+    hop.append((4, None))
+    hop.run()
+    live = live_files.LiveFiles(folder)
+    assert live.at_newest()
+    version, files = live.version, live.files()
+    hop.append((2, None))
+    hop.silver()
+    before = position(hop)
+    assert live.at_newest() and not registry.lacks_deletes(hop.layout.deletes(*namespace), before)
+    removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files() if each not in files]
+    said = {"operationParameters": {"version": str(version)}}
+    without_spark.write(folder, live.version + 1, removed, "RESTORE", **said)
+    assert hop.gold_run()._work(namespace) is None
+    positions = hop.silver_run().positions
+    positions.look(bronze_log.newest(SPARK, hop.bronze))
+    positions.read()
+    after = position(hop)
+    assert (before.to, after.to, after.origin != before.origin) == (6, 5, True)
+    assert not registry.lacks_deletes(hop.layout.deletes(*namespace), after)
+
+
 def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
     """With a commit per second, gold would look at each, and keep it in memory forever."""
     run, looked_for = hop.gold_run(), []
