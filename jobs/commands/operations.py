@@ -220,7 +220,13 @@ def quarantine(
             most=None if as_json else report.SHOWN_EVENTS + 1,
             failures=failures,
         )
-        click.echo(quarantine.to_json(events)) if as_json else report.quarantined(events, is_whole=not failures.found)
+        if as_json:
+            for part in quarantine.json_parts(events):
+                click.echo(part, nl=False)
+            click.echo()
+        else:
+            listed = [*events]
+            report.quarantined(listed, is_whole=not failures.found)
         return failures.raised()
     if all_states or documents:
         raise click.UsageError("--all and --documents are options of list")

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import operator
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -90,13 +92,13 @@ def listed(
     all_states: bool = False,
     with_texts: bool = False,
     most: int | None = None,
-) -> list[QuarantinedEvent]:
+) -> Iterator[QuarantinedEvent]:
     """The held events by sequence, at most `most`; with `all_states` also those that have left quarantine."""
     if not delta.exists(spark, table):
-        return []
+        return
     held_events = None if all_states else quarantine_table.HeldEvents.of(spark, table)
     if held_events is not None and held_events.count() == 0:  # the usual case, without a query
-        return []
+        return
     facts = spark.table(str(table))
     events = quarantine_rules.current(facts) if all_states else quarantine_rules.held(facts)
     names = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
@@ -107,7 +109,8 @@ def listed(
         *([texts.alias("texts")] if with_texts else []),
     )
     rows = events.select(*columns).orderBy("sequence", "batch")
-    return [_event(row) for row in (rows if most is None else rows.limit(most)).collect()]
+    # One after the other: with their documents they may be larger than memory.
+    yield from map(_event, (rows if most is None else rows.limit(most)).toLocalIterator())
 
 
 def replay(
@@ -184,21 +187,20 @@ def of_pipeline(
     with_texts: bool = False,
     most: int | None = None,
     failures: parallel.Failures,
-) -> list[QuarantinedEvent]:
+) -> Iterator[QuarantinedEvent]:
     """The result of `listed` for all captured collections, or for one; `SettingsError` if silver does not know it.
 
     Errors of single collections go to `failures`, except for a chosen one.
     """
     layout = delta.layout(settings.lakehouse)
-
-    def read(session: SparkSession, namespace: registry.Namespace) -> list[QuarantinedEvent]:
+    for namespace in registry.chosen(spark, settings, collection):
         table = layout.quarantine(*namespace)
-        return listed(session, table, all_states=all_states, with_texts=with_texts, most=most)
-
-    read_guarded = failures.guarding(read, name=str) if collection is None else read
-    return [
-        event for namespace in registry.chosen(spark, settings, collection) for event in read_guarded(spark, namespace) or ()
-    ]
+        try:
+            yield from listed(spark, table, all_states=all_states, with_texts=with_texts, most=most)
+        except Exception as error:
+            if collection is not None:
+                raise
+            failures.note(str(namespace), error)
 
 
 def replay_pipeline(
@@ -249,12 +251,21 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     return corrections
 
 
-def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> str:
-    """Events, or the results of a replay, as one JSON object with the names of the dataclasses' fields."""
-    if isinstance(found, Mapping):
-        collections = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
-        return json.dumps({"collections": collections}, indent=2)
-    return json.dumps({"events": [_event_fields(each) for each in found]}, indent=2)
+def to_json(found: Mapping[str, ReplayResult]) -> str:
+    """The results of a replay as one JSON object with the names of the dataclass's fields."""
+    collections = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
+    return json.dumps({"collections": collections}, indent=2)
+
+
+def json_parts(events: Iterator[QuarantinedEvent]) -> Iterator[str]:
+    """The same for events, in parts: there may be more of them than fit into memory."""
+    first = next(events, None)  # its error comes before any part
+    yield '{\n  "events": ['
+    separator = ""
+    for event in () if first is None else itertools.chain([first], events):
+        yield f"{separator}\n{textwrap.indent(json.dumps(_event_fields(event), indent=2), '    ')}"
+        separator = ","
+    yield "\n  ]\n}" if separator else "]\n}"
 
 
 def _event_fields(event: QuarantinedEvent) -> dict[str, Any]:

@@ -325,7 +325,7 @@ def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, 
     correct = {"token-1": {"updatedFields": "{}"}}
     assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.ReplayResult(2, 3, 3)
     assert applied(spark, layout, 2, 3) == ["token-1", "token-2", "token-3"]  # the last one is a mark
-    held = quarantines.listed(spark, layout.quarantine("shop", "orders"))
+    held = [*quarantines.listed(spark, layout.quarantine("shop", "orders"))]
     assert [each.resume_token for each in held] == ["token-3", "token-4", "token-5"]
 
 
@@ -352,7 +352,7 @@ def test_many_events_come_back_in_several_commits(
 def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, held: tables.Layout) -> None:
     """A listed event has its collection, key, place and reason; its texts are only included with `with_texts`."""
     table = held.quarantine("shop", "orders")
-    assert "secret" not in repr(quarantines.listed(spark, table))
+    assert "secret" not in repr([*quarantines.listed(spark, table)])
     assert [each.key for each in quarantines.listed(spark, table, most=1)] == ["1"]
     first, follower, last = quarantines.listed(spark, table, with_texts=True)
     assert (first.collection, first.key, first.batch) == ("shop.orders", "1", 1)
@@ -395,7 +395,7 @@ def test_a_snapshot_of_the_whole_ends_what_is_held_from_before_it(spark: SparkSe
         read = [document(1, 40, "r"), {"op": "c", "key": 3, "at": 50, "text": "{"}, {"sweep": 40}]
         hop.bronze.append({"t": read})
         hop.silver()
-        listed = quarantines.listed(spark, hop.layout.quarantine(bronze_rows.DB, "t"))
+        listed = [*quarantines.listed(spark, hop.layout.quarantine(bronze_rows.DB, "t"))]
         assert sorted(str(each.key) for each in listed) == held
     swept.bronze.append({"t": [{"drop": 60}]})
     swept.silver()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +89,28 @@ def test_a_damaged_quarantine_hinders_no_other(act: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(quarantine, "replay", one)
     spark: Any = None
     if act == "list":
-        assert quarantine.of_pipeline(spark, chosen, failures=failures) == [EVENT]
+        assert [*quarantine.of_pipeline(spark, chosen, failures=failures)] == [EVENT]
     else:
         done = quarantine.replay_pipeline(spark, chosen, now_ms=1, failures=failures)
         assert done == {"shop.b": quarantine.ReplayResult(1, 7)}
     assert list(failures.found) == ["shop.a"]
+
+
+def test_events_are_told_as_they_come() -> None:
+    """A million events with their documents do not fit into memory, nor does their JSON."""
+    fields = {name: value for name, value in dataclasses.asdict(EVENT).items() if name != "texts"}
+    texts = dataclasses.replace(EVENT, texts={"after": "{\n"})
+    assert json.loads("".join(quarantine.json_parts(iter([EVENT, texts])))) == {
+        "events": [{**fields, "texts": {"after": "{\n"}} if number else fields for number in range(2)]
+    }
+    assert "".join(quarantine.json_parts(iter([]))) == json.dumps({"events": []}, indent=2)
+    assert "".join(quarantine.json_parts(iter([EVENT] * 2))) == json.dumps({"events": [fields] * 2}, indent=2)
+
+    def endless() -> Iterator[quarantine.QuarantinedEvent]:
+        while True:
+            yield EVENT
+
+    assert len([*itertools.islice(quarantine.json_parts(endless()), 100)]) == 100
 
 
 HELD_STATE = quarantine.EventState.HELD
