@@ -59,16 +59,20 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
     """The statements after which the columns of `current` can hold those of `wanted`; none if they already can.
 
     New columns are placed after their neighbour in `wanted`, new fields at the end of their struct. A type only changes
-    to one that Delta can widen to in place. Columns that `wanted` lacks stay as they are.
+    to one that Delta can widen to in place. Columns that `wanted` lacks stay as they are; with the name of a new one,
+    but for its case, they are in its way.
     """
     added: list[str] = []
     widened: list[str] = []
     impossible: list[str] = []
     previous: str | None = None
     current_fields = fields_by_name(current)
+    others = {name.lower(): name for name in current_fields}  # Delta compares names without case
     for field in wanted.fields:
         if field.name in current_fields:
             _compare(current_fields[field.name].dataType, field.dataType, identifier(field.name), added, widened, impossible)
+        elif (other := others.get(field.name.lower())) is not None:
+            impossible.append(f"{identifier(field.name)} beside {identifier(other)}")
         else:
             position = "FIRST" if previous is None else f"AFTER {identifier(previous)}"
             added.append(f"{identifier(field.name)} {ddl(field.dataType)} {position}")

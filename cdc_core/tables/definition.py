@@ -9,6 +9,7 @@ from cdc_core.tables import layout as tables
 
 DELETION_VECTORS = "delta.enableDeletionVectors"
 ROW_TRACKING = "delta.enableRowTracking"
+TYPE_WIDENING = "delta.enableTypeWidening"
 _FOLLOWING_ROWS = ("delta.enableChangeDataFeed", ROW_TRACKING)
 """Properties with which readers follow a row through updates: only Spark's statements record that a row is the same."""
 

@@ -409,8 +409,9 @@ class History:
         changes = table_columns.alterations(self._stored().schema, wanted)
         if changes.impossible:
             raise errors.DecisionNeeded(
-                f"{self.writer.table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}); remove "
-                "this table, and gold rebuilds it from bronze"
+                f"{self.writer.table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}). Settings "
+                "of its columns were changed, a column was added by hand, or ops/schemas is an older copy than this table: undo "
+                "that, or remove this table, and gold rebuilds it from bronze, which may lack old versions: keep a copy"
             )
         for statement in changes.added:
             self.writer.alter(statement)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from cdc_core.schema import names as column_names
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
-    "delta.enableTypeWidening": "true",
+    definition.TYPE_WIDENING: "true",
     # No columns of documents: statistics are written with each commit, and nothing in silver looks rows up by these columns.
     "delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__batch`",
     "delta.checkpointInterval": "50",

@@ -15,9 +15,11 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.silver import merge, reduce
 from cdc_core.sql import table_columns
+from cdc_core.tables import definition
 from cdc_core.typed import plan as typed
 from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
+from pipelines.delta import tables as delta
 from pipelines.schema import dropped
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes
@@ -157,12 +159,16 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
     changes = table_columns.alterations(held, source.drop(*_ENGINE).schema)
     if changes.impossible:
         raise errors.DecisionNeeded(
-            f"{table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}); run medallion "
-            "rebuild for this table, or undo the change of the settings"
+            f"{table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}). Settings of its columns were "
+            "changed, a column was added by hand, or ops/schemas is an older copy than this table: undo that, or run medallion "
+            f"rebuild --collection {shlex.quote(str(collection.namespace))}"
         )
     if changes.added:
         remedy = f"their values are in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
         dropped.check(collection, held, before=before, remedy=remedy)
+    # A table that was filled from a copy may have properties of its own.
+    if changes.widened and not definition.is_on(delta.properties(collection.spark, table), definition.TYPE_WIDENING):
+        collection.writer.alter(f"SET TBLPROPERTIES ('{definition.TYPE_WIDENING}' = 'true')")
     for statement in changes.statements:
         collection.writer.alter(statement)
 

@@ -22,6 +22,7 @@ ALTERATIONS = [
     (struct(a=INT), struct(a=T.DecimalType(18, 2)), (), ("ALTER COLUMN `a` TYPE DECIMAL(18,2)",), ()),
     (struct(a=LONG), struct(a=T.DecimalType(18, 2)), (), (), ("`a`: bigint to decimal(18,2)",)),
     (struct(a=TEXT), struct(a=INT), (), (), ("`a`: string to int",)),
+    (struct(a=INT, Note=INT), struct(a=INT, note=INT), (), (), ("`note` beside `Note`",)),
     (
         struct(n=struct(x=INT)),
         struct(n=struct(x=DOUBLE, y=T.ArrayType(TEXT))),
