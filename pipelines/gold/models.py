@@ -18,9 +18,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException
 
 from cdc_core import errors
 from cdc_core.models import graph, sql_model
@@ -78,10 +80,32 @@ class ModelsResult:
 
 @dataclass(frozen=True)
 class ModelVerdict:
-    """The last verdict on a model: it was refused, or, as a view, accepted, at these positions of its tables."""
+    """The last verdict on a model: it was refused, or, as a view, accepted, at these positions of its tables.
+
+    `view` identifies the view that this process made in a catalog (`_ViewDefinition`).
+    """
 
     made_from: Mapping[str, object]
     is_refused: bool = False
+    view: _ViewDefinition | None = None
+
+
+@dataclass(frozen=True)
+class _ViewDefinition:
+    """The statement that made a view, the types of its columns, and how the catalog describes it."""
+
+    statement: str
+    schema: str
+    described: tuple[tuple[object, ...], ...] | None
+
+    @staticmethod
+    def of(spark: SparkSession, table: tables.TableRef, statement: str, schema: str) -> _ViewDefinition:
+        """A view with what the catalog describes now: nothing where there is no such view."""
+        try:
+            rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+        except AnalysisException:
+            return _ViewDefinition(statement, schema, None)
+        return _ViewDefinition(statement, schema, tuple(map(tuple, rows)))
 
 
 @dataclass(frozen=True)
@@ -385,10 +409,12 @@ class _ModelsRun:
         """Create the view in the catalog; without a catalog only the models that refer to it can read it."""
         table = self.inputs.layout.model(model.name)
         _check_no_table(self.spark, model, table)
+        verdict, earlier = self.verdict(model), self.judged.get(model.name)
         # Audited before any model or reader can see it.
-        if self.verdict(model) is None:
+        if verdict is None:
             self.audit(self.spark, Candidate(model.name, table, lambda: frame))
-            self.judged[model.name] = ModelVerdict(self._made_from(model))
+            verdict = ModelVerdict(self._made_from(model), view=None if earlier is None else earlier.view)
+            self.judged[model.name] = verdict
         self.inputs.add_view(model, frame)
         if self.inputs.layout.root is not None:
             return "view", 0, None
@@ -400,6 +426,12 @@ class _ModelsRun:
         columns = ", ".join(
             f"{identifier(name)} COMMENT {literal(dict(model.columns).get(name, ''))}" for name in frame.columns
         )
-        with queries.errors_of_file(model):
-            self.spark.sql(f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} AS {query}")
+        statement = f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} AS {query}"
+        # Not in each round of a service: a catalog notes each time that the view is another one.
+        view = _ViewDefinition.of(self.spark, table, statement, frame.schema.json())
+        if view.described is None or view != verdict.view:
+            with queries.errors_of_file(model):
+                self.spark.sql(statement)
+            view = _ViewDefinition.of(self.spark, table, statement, frame.schema.json())
+            self.judged[model.name] = replace(verdict, view=view)
         return "view", 0, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
+from pipelines.gold import models
 from tests.harness import gold_shop
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[gold_shop.Shop]:
 
 
 def test_a_view_is_no_table(shop: gold_shop.Shop) -> None:
-    """Each run replaces the view. A view may become a table; a table that became a view is reported, because it stays behind."""
+    """A view may become a table; a table that became a view is reported, because it stays behind."""
     model = shop.folder / "number.sql"
     shop.change("orders", {"_id": 1})
     for _ in range(2):
@@ -50,3 +52,28 @@ def test_a_view_is_no_table(shop: gold_shop.Shop) -> None:
     model.write_text(VIEW)
     with pytest.raises(errors.SettingsError, match="its former table still exists"):
         shop.run()
+
+
+def test_a_service_leaves_a_view_as_it_is(shop: gold_shop.Shop) -> None:
+    """Until its query, a type or the catalog's entry changes: a catalog notes each time that the view is another one."""
+    shop.change("orders", {"_id": 1})
+    judged: dict[str, models.ModelVerdict] = {}
+
+    def made_at(text: str = VIEW) -> str:
+        (shop.folder / "number.sql").write_text(text)
+        assert shop.run(judged=judged) == {"number": "view"}
+        described = shop.spark.sql("DESCRIBE TABLE EXTENDED views_gold.number").collect()
+        (made,) = [row.data_type for row in described if row.col_name == "Created Time"]
+        time.sleep(1.1)  # the time is in seconds
+        return str(made)
+
+    first = made_at()
+    shop.change("orders", {"_id": 2})
+    assert made_at() == first and shop.spark.table("views_gold.number").collect()[0].n == 2
+    second = made_at(VIEW.replace("AS n", "AS m"))
+    assert second != first and made_at(VIEW.replace("AS n", "AS m")) == second
+    shop.spark.sql("ALTER VIEW views_gold.number AS SELECT 7L AS m")
+    third = made_at(VIEW.replace("AS n", "AS m"))
+    assert third != second and shop.spark.table("views_gold.number").collect()[0].m == 2
+    shop.spark.sql("DROP VIEW views_gold.number")
+    assert made_at(VIEW.replace("AS n", "AS m")) != third

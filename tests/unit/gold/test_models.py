@@ -10,6 +10,7 @@ from typing import Any
 
 import bson
 import pytest
+from pyspark.errors import AnalysisException
 
 from cdc_core import errors
 from cdc_core.models import sql_model
@@ -121,6 +122,48 @@ def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) ->
         assert verdict is not None and verdict.is_refused
         shutil.rmtree(layout.model("daily").path or "")
         assert run.verdict(view) is None
+
+
+def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service looks every few seconds, and a catalog notes each time that the view is another one."""
+    made: list[str] = []
+    catalog: list[tuple[str, str]] = []
+
+    def sql(statement: str) -> Any:
+        if statement.startswith("DESCRIBE"):
+            if not catalog:
+                raise AnalysisException("there is no such view")
+            return SimpleNamespace(collect=lambda: [*catalog])
+        made.append(statement)
+        catalog[:] = [("View Text", statement)]
+        return None
+
+    position = {"at": 1}
+    inputs: Any = SimpleNamespace(
+        layout=SimpleNamespace(root=None, model=lambda _: "shop.number", gold=lambda *_: "shop.shop__orders"),
+        add_view=lambda *_: None,
+        positions=lambda _: position,
+    )
+    spark: Any = SimpleNamespace(sql=sql)
+    audited: list[str] = []
+    audit: Any = lambda _, candidate: audited.append(candidate.name)  # noqa: E731
+    monkeypatch.setattr(models.delta, "exists", lambda *_: False)
+    judged: dict[str, models.ModelVerdict] = {}
+
+    def run(text: str, schema: str = "n INT") -> int:
+        model = sql_model.parse("number", "{{ config(materialized='view') }} " + text, where="number.sql")
+        frame: Any = SimpleNamespace(columns=["n"], schema=SimpleNamespace(json=lambda: schema))
+        models._ModelsRun(spark, inputs, audit, False, False, judged)._viewed(model, frame)
+        return len(made)
+
+    assert [run("SELECT 1 AS n"), run("SELECT 1 AS n")] == [1, 1]
+    position["at"] = 2  # the tables have other rows: judged again, and the same view
+    assert run("SELECT 1 AS n") == 1 and len(audited) == 2
+    assert [run("SELECT 2 AS n"), run("SELECT 2 AS n", "n BIGINT"), run("SELECT 2 AS n", "n BIGINT")] == [2, 3, 3]
+    catalog[:] = [("View Text", "of somebody else")]
+    assert [run("SELECT 2 AS n", "n BIGINT"), run("SELECT 2 AS n", "n BIGINT")] == [4, 4]
+    catalog.clear()
+    assert [run("SELECT 2 AS n", "n BIGINT"), run("SELECT 2 AS n", "n BIGINT")] == [5, 5]
 
 
 def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
