@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import byte_queue, threads
 from pipelines.capture.committer import Committer
+from pipelines.capture.progress import StreamCounts
 from pipelines.delta import maintenance
 
 
@@ -117,3 +119,16 @@ def test_a_stop_does_not_wait_for_a_compaction() -> None:
     closing.join(5)
     assert not closing.is_alive() and released.is_set()
     let.set()
+
+
+def test_no_lag_is_negative() -> None:
+    """A clock may be behind the server's: by 30 hours, say."""
+    nothing: Any = Nothing()
+    committer = Committer(SimpleNamespace(commits=1), nothing, nothing, nothing, nothing, None)  # type: ignore[arg-type]
+    rows: Any = SimpleNamespace(changes=1, lossy=0, skipped=0)
+    lags = []
+    for ahead in (30 * 3600, -30 * 3600):
+        committer.counts = SimpleNamespace(stream=StreamCounts())  # type: ignore[assignment]
+        committer._count(rows, (int(time.time()) + ahead, 1))
+        lags.append(committer.counts.stream.lag_seconds or 0.0)
+    assert lags[0] == 0.0 and 30 * 3600 <= lags[1] < 31 * 3600
