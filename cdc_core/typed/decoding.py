@@ -166,7 +166,7 @@ class Decoder:
         accepted, structs = self._decoded(strings, refused)
         findings = Findings()
         try:
-            columns = self._columns(structs, findings) if structs else None
+            decoded_rows = self._rows(structs, findings) if structs else None
             # One comparison for the whole slice; only if it fails, also when strings are counted precisely, is each
             # document checked.
             if (
@@ -176,11 +176,11 @@ class Decoder:
             ):
                 findings.hard.update(index for index, number in enumerate(accepted) if not _has_fields_once(strings[number]))
         except RecursionError:  # deeper than any BSON document
-            accepted, findings, columns = [], Findings(), None
+            accepted, findings, decoded_rows = [], Findings(), None
         findings.hard |= findings.laid_out & findings.rescued.keys()
         hard_numbers = {number for number, text in enumerate(strings) if text is not None}.difference(accepted)
         exact_numbers = sorted(hard_numbers.union(accepted[index] for index in findings.hard))
-        rows = self._assembled(strings, None if columns is None else _rows(columns, findings), accepted, exact_numbers)
+        rows = self._assembled(strings, decoded_rows, accepted, exact_numbers)
         new_numbers = {accepted[index] for index in findings.new}
         if exact_numbers and self._change([strings[number] for number in exact_numbers]):
             new_numbers.update(exact_numbers)
@@ -190,11 +190,11 @@ class Decoder:
         odd_numbers = {number for number in exact_numbers if not _is_json(strings[number])}
         return TypedTexts(rows, _flags(new_numbers, len(strings)), _flags(odd_numbers, len(strings)), len(exact_numbers))
 
-    def _decoded(self, given: Sequence[str | None], refused: set[int]) -> tuple[list[int], list[Any]]:
+    def _decoded(self, strings: Sequence[str | None], refused: set[int]) -> tuple[list[int], list[Any]]:
         """The numbers of the texts that the decoder accepts, and their decoded values."""
         decode = self._decode
         numbers, structs = [], []
-        for number, text in enumerate(given):
+        for number, text in enumerate(strings):
             if text is not None and number not in refused:
                 try:
                     structs.append(decode(text))
@@ -203,8 +203,8 @@ class Decoder:
                 numbers.append(number)
         return numbers, structs
 
-    def _columns(self, structs: list[Any], findings: Findings) -> pa.StructArray:
-        """The table's columns from decoded documents."""
+    def _rows(self, structs: list[Any], findings: Findings) -> pa.StructArray:
+        """The rows of decoded documents, like `exact.rows`."""
         assert self._root is not None
         arrays: dict[tuple[str, ...], pa.Array] = {}
         if self.schema.naming.flatten:
@@ -215,21 +215,33 @@ class Decoder:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
                 if reader is not None:
                     arrays[(item.name,)] = reader.read(values, classes, place, findings)
-        return _of_arrays(self.schema, self._fields, arrays, len(structs))
+        count = len(structs)
+        columns = [
+            arrays[column.path] if column.path in arrays else pa.nulls(count, item.type)
+            for column, item in zip(self.schema.columns, self._fields)
+        ]
+        rescued = pa.nulls(count, exact.RESCUED)
+        if any(findings.rescued.values()):
+            entries = [[*findings.rescued[row].items()] or None if row in findings.rescued else None for row in range(count)]
+            rescued = pa.array(entries, exact.RESCUED)
+        document = pa.StructArray.from_arrays(columns, fields=self._fields)
+        unreadable = pa.array(itertools.repeat(False, count), pa.bool_())
+        return pa.StructArray.from_arrays([document, rescued, unreadable], names=["document", "rescued", "unreadable"])
 
     def _assembled(
-        self, given: list[str | None], fast: pa.StructArray | None, taken: list[int], exactly: list[int]
+        self, strings: list[str | None], decoded_rows: pa.StructArray | None, accepted: list[int], exact_numbers: list[int]
     ) -> pa.StructArray:
         """All rows in order, from decoded documents and exact ones."""
-        if fast is not None and len(taken) == len(given) and not exactly:
-            return fast
-        parts = [] if fast is None else [fast]
-        if exactly:
-            parts.append(exact.rows(pa.array([given[number] for number in exactly], pa.string()), self.schema))
+        if decoded_rows is not None and len(accepted) == len(strings) and not exact_numbers:
+            return decoded_rows
+        parts = [] if decoded_rows is None else [decoded_rows]
+        if exact_numbers:
+            parts.append(exact.rows(pa.array([strings[number] for number in exact_numbers], pa.string()), self.schema))
         if not parts:
-            return pa.nulls(len(given), exact.result_type(self.schema))
-        places = {number: at for at, number in enumerate((*taken, *exactly))}  # the exact row wins if a document has both
-        order = pa.array([places.get(number) for number in range(len(given))], pa.int64())
+            return pa.nulls(len(strings), exact.result_type(self.schema))
+        # The exact row wins if a document has both.
+        places = {number: at for at, number in enumerate((*accepted, *exact_numbers))}
+        order = pa.array([places.get(number) for number in range(len(strings))], pa.int64())
         return pa.concat_arrays(parts).take(order)
 
     def _change(self, texts: list[str]) -> bool:
@@ -301,28 +313,6 @@ def _flattened(
     return all_null, empty_documents
 
 
-def _of_arrays(
-    schema: DocumentSchema, fields: Sequence[pa.Field], arrays: dict[tuple[str, ...], pa.Array], count: int
-) -> pa.StructArray:
-    """The table's columns as a struct; a column without an array is null."""
-    columns = [
-        arrays[column.path] if column.path in arrays else pa.nulls(count, field.type)
-        for column, field in zip(schema.columns, fields)
-    ]
-    return pa.StructArray.from_arrays(columns, fields=fields)
-
-
-def _rows(documents: pa.StructArray, findings: Findings) -> pa.StructArray:
-    """Documents with what was rescued, like `exact.rows`."""
-    count = len(documents)
-    rescued = pa.nulls(count, exact.RESCUED)
-    if any(findings.rescued.values()):
-        entries = [[*findings.rescued[row].items()] or None if row in findings.rescued else None for row in range(count)]
-        rescued = pa.array(entries, exact.RESCUED)
-    unreadable = pa.array(itertools.repeat(False, count), pa.bool_())
-    return pa.StructArray.from_arrays([documents, rescued, unreadable], names=["document", "rescued", "unreadable"])
-
-
 def _bytes(texts: pa.Array) -> bytes:
     """The texts' bytes joined; they may include bytes hidden behind nulls."""
     offsets = memoryview(texts.buffers()[1]).cast("q" if pa.types.is_large_string(texts.type) else "i")
@@ -335,20 +325,20 @@ def _bytes(texts: pa.Array) -> bytes:
 _UNSURE = re.compile(r'\\\\":|"[ \t\r\n]+:')
 
 
-def _odd(texts: pa.Array, given: list[str | None]) -> tuple[set[int], set[int]]:
+def _odd(texts: pa.Array, strings: list[str | None]) -> tuple[set[int], set[int]]:
     """The numbers of texts that the fast path cannot read (possible lone surrogates), and of texts whose keys cannot be
     counted by their ends (a backslash or whitespace before the colon).
     """
     blob = _bytes(texts)  # searching for one byte is ten times as fast as for two
     has_spaces = (b" " in blob and b'" ' in blob) or any(sign in blob for sign in (b"\n", b"\t", b"\r"))
     has_escapes = b"\\" in blob
-    refused = _found(_may_hold_surrogates, given) if has_escapes and b"\\u" in blob else set()
-    unsure = _found(_UNSURE.search, given) if has_spaces or (has_escapes and b'\\\\":' in blob) else set()
+    refused = _numbers(_may_hold_surrogates, strings) if has_escapes and b"\\u" in blob else set()
+    unsure = _numbers(_UNSURE.search, strings) if has_spaces or (has_escapes and b'\\\\":' in blob) else set()
     return refused, unsure
 
 
-def _found(is_so: Callable[[str], object], given: list[str | None]) -> set[int]:
-    return {number for number, text in enumerate(given) if text is not None and is_so(text)}
+def _numbers(is_so: Callable[[str], object], strings: list[str | None]) -> set[int]:
+    return {number for number, text in enumerate(strings) if text is not None and is_so(text)}
 
 
 def _may_hold_surrogates(text: str) -> bool:
@@ -356,18 +346,18 @@ def _may_hold_surrogates(text: str) -> bool:
     return "\\ud" in unescaped or "\\uD" in unescaped
 
 
-def _fields(texts: pa.Array, given: list[str | None], taken: list[int], unsure: set[int]) -> int:
+def _fields(texts: pa.Array, strings: list[str | None], accepted: list[int], unsure: set[int]) -> int:
     """The number of fields in these texts, counted by the bytes that end a key outside strings.
 
     A string that begins with a colon counts as well, so the count is never too small.
     """
     # If no text was refused, the buffer can be counted as it is.
-    if len(taken) == len(given) and not unsure:
+    if len(accepted) == len(strings) and not unsure:
         blob = _bytes(texts)
     else:
-        blob = "\n".join([text for number in taken if number not in unsure and (text := given[number]) is not None]).encode()
+        blob = "\n".join([strings[number] or "" for number in accepted if number not in unsure]).encode()
     count = blob.count(b'":') - (blob.count(b'\\":') if b"\\" in blob else 0)
-    return count + sum(_count_fields(given[number]) for number in unsure.intersection(taken))
+    return count + sum(_count_fields(strings[number]) for number in unsure.intersection(accepted))
 
 
 def _count_fields(text: str | None) -> int:

@@ -273,29 +273,29 @@ class ScalarReader(ColumnReader):
                 return pa.array([None if value is None else float(value) for value in values], self._arrow)
         return None
 
-    def _unwrapped(self, held: list[Any], *, has_null: bool) -> pa.Array:
+    def _unwrapped(self, inner: list[Any], *, has_null: bool) -> pa.Array:
         match self.type:
             case Scalar.BIGINT:
-                numbers = [None if value is None else int(value) for value in held] if has_null else [*map(int, held)]
+                numbers = [None if value is None else int(value) for value in inner] if has_null else [*map(int, inner)]
                 return pa.array(numbers, self._arrow)
             case Scalar.DOUBLE:
-                return pa.array([None if value is None else float(value) for value in held], self._arrow)
+                return pa.array([None if value is None else float(value) for value in inner], self._arrow)
             case Scalar.TIMESTAMP:
-                return self._times(held, has_null)
+                return self._times(inner, has_null)
             case Scalar.BINARY:
-                held = [None if value is None else base64.b64decode(value.base64, validate=True) for value in held]
-        return pa.array(held, self._arrow)
+                inner = [None if value is None else base64.b64decode(value.base64, validate=True) for value in inner]
+        return pa.array(inner, self._arrow)
 
-    def _times(self, held: list[Any], has_null: bool) -> pa.Array:
+    def _times(self, inner: list[Any], has_null: bool) -> pa.Array:
         times: Sequence[int | None]
         if self._wrapper is _TIMESTAMP:
-            times = [None if value is None else value.t * 1000 for value in held]
+            times = [None if value is None else value.t * 1000 for value in inner]
             present = [value for value in times if value is not None]
         elif has_null:
-            times = [None if value is None else int(value.v) for value in held]
+            times = [None if value is None else int(value.v) for value in inner]
             present = [value for value in times if value is not None]
         else:
-            present = [int(value.v) for value in held]
+            present = [int(value.v) for value in inner]
             times = present
         # Arrow accepts any instant, but PySpark cannot collect those outside Python's datetime.
         if min(present) < cast.MIN_DATE_MS or max(present) > cast.MAX_DATE_MS:
