@@ -85,16 +85,6 @@ def folded_text(base: str | None, updates: Sequence[PartialUpdate]) -> tuple[str
     return None if document is None else document.decode(), incomplete
 
 
-def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: one row `__key, document, incomplete` for each row `__key, base, updates`, in order.
-
-    `base` STRING is the stored document or null, `updates` ARRAY<STRUCT<sequence, updateDescription>> in any order,
-    `document` STRING the folded document as type-exact Extended JSON, null if nothing is known.
-    """
-    for batch in batches:
-        yield from _folded_batch(batch)
-
-
 def are_readable(descriptions: pa.StructArray) -> bool:
     """Whether all texts in these `updateDescription`s are documents."""
     texts = (descriptions.field(name).drop_null().to_pylist() for name in ("updatedFields", "disambiguatedPaths"))
@@ -258,7 +248,12 @@ def _copied(value: Any) -> Any:
 # Arrow
 
 
-def _folded_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def fold_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """One row `__key, document, incomplete` for each row `__key, base, updates`, in order; several batches if they are large.
+
+    `base` STRING is the stored document or null, `updates` ARRAY<STRUCT<sequence, updateDescription>> in any order,
+    `document` STRING the folded document as type-exact Extended JSON, null if nothing is known.
+    """
     text = batch.schema.field("base").type
     schema = pa.schema([("__key", batch.schema.field("__key").type), ("document", text), ("incomplete", pa.bool_())])
     documents: list[bytes | None] = []

@@ -156,7 +156,7 @@ def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         other_columns = [name for name in batch.schema.names if name not in ("base", "updates")]
         start = 0
-        for result in fold.fold_batches(iter([batch.select(["__key", "base", "updates"])])):
+        for result in fold.fold_batch(batch.select(["__key", "base", "updates"])):
             part = batch.slice(start, result.num_rows)
             start += result.num_rows
             is_incomplete = pc.if_else(part.column("updates").is_valid(), result.column("incomplete"), None)

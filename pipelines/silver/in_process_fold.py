@@ -290,7 +290,7 @@ def _with_documents(
 
 
 def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> pa.Table:
-    """The results of `fold.fold_batches`, one for each pending document; helper processes share a large number."""
+    """The results of `fold.fold_batch`, one for each pending document; helper processes share a large number."""
     keys, after = table_schema.as_array(events["key"]), table_schema.as_array(events["after"])
     columns = ("sequence", "updateDescription")
     updates = pa.StructArray.from_arrays([table_schema.as_array(events[name]) for name in columns], names=columns)
@@ -323,7 +323,7 @@ def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArra
 
 
 def _folded_part(part: pa.RecordBatch) -> list[pa.RecordBatch]:
-    return list(fold.fold_batches(iter([part])))
+    return list(fold.fold_batch(part))
 
 
 def _by_helper(helper: helper_processes.HelperProcess, part: pa.RecordBatch) -> list[pa.RecordBatch]:

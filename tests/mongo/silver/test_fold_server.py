@@ -92,7 +92,7 @@ def folded(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[tuple[str, 
     bases, updates = zip(*rows, strict=True)
     columns = [pa.array(map(str, range(len(rows)))), pa.array(bases), pa.array(updates, UPDATES)]
     batch = pa.RecordBatch.from_arrays(columns, names=["__key", "base", "updates"])
-    results = [row for of in fold.fold_batches(iter([batch])) for row in of.to_pylist()]
+    results = [row for of in fold.fold_batch(batch) for row in of.to_pylist()]
     return [(content(row["document"]), row["incomplete"]) for row in results]
 
 

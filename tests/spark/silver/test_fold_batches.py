@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import fold
+from cdc_core.silver import reduce
 from cdc_core.sql import arrow
 
 
@@ -24,7 +24,7 @@ def test_fold_batches_in_spark(spark: SparkSession) -> None:
     bases = spark.createDataFrame([("1", '{"_id":1,"c":[1,2],"x":0}')], "key STRING, base STRING")
     collected = updates.groupBy("key").agg(F.collect_list(F.struct("sequence", "updateDescription")).alias("updates"))
     rows = collected.join(bases, "key", "left").select(F.col("key").alias("__key"), "base", "updates")
-    folded = rows.mapInArrow(fold.fold_batches, "__key STRING, document STRING, incomplete BOOLEAN")
+    folded = rows.mapInArrow(reduce.fold_rows, "__key STRING, document STRING, incomplete BOOLEAN")
     assert {tuple(row) for row in folded.collect()} == {
         ("1", '{"_id":1,"c":[1],"a":{"b":5.0}}', False),
         ("2", '{"a.b":{"$numberLong":"7"}}', True),

@@ -72,7 +72,7 @@ def batch(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]], string
 
 
 def folded(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]]) -> list[tuple[Any, bool]]:
-    batches = list(fold.fold_batches(iter([batch(rows)])))
+    batches = list(fold.fold_batch(batch(rows)))
     assert [key for of in batches for key in of.column("__key").to_pylist()] == [str(n) for n in range(len(rows))]
     return [
         (None if row["document"] is None else orjson.loads(row["document"]), row["incomplete"])
@@ -378,7 +378,7 @@ def test_slices_and_missing_lists() -> None:
         ({"a": 1, "b": 2}, False),
     ]
     for start in range(len(rows)):
-        [of] = fold.fold_batches(iter([whole.slice(start, 2)]))
+        [of] = fold.fold_batch(whole.slice(start, 2))
         assert [
             (None if row["document"] is None else json.loads(row["document"]), row["incomplete"]) for row in of.to_pylist()
         ] == expected[start : start + 2]
@@ -388,15 +388,15 @@ def test_large_results_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> 
     """A batch of results exceeds the limit by at most one document, and no row is lost or moved."""
     monkeypatch.setattr(fold, "OUTPUT_BYTES", 100)
     rows: list[tuple[str | None, Any]] = [(text({"n": n, "x": "x" * 40}), []) for n in range(10)]
-    results = list(fold.fold_batches(iter([batch(rows)])))
+    results = list(fold.fold_batch(batch(rows)))
     assert len(results) > 3
     assert [json.loads(document)["n"] for of in results for document in of.column("document").to_pylist()] == [*range(10)]
 
 
 def test_wide_strings_stay_wide() -> None:
     """The result has the string type of the input, and empty batches are accepted."""
-    [full] = fold.fold_batches(iter([batch([("{}", [])], pa.large_string())]))
-    [empty] = fold.fold_batches(iter([batch([])]))
+    [full] = fold.fold_batch(batch([("{}", [])], pa.large_string()))
+    [empty] = fold.fold_batch(batch([]))
     assert full.schema.field("document").type == pa.large_string()
     assert (empty.num_rows, empty.schema.names) == (0, ["__key", "document", "incomplete"])
 
