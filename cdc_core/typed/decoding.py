@@ -125,11 +125,6 @@ class Decoder:
         self._decode: Callable[[str], Any] = _refuse
         self._make()
 
-    @staticmethod
-    def kept(held: Decoder | None, schema: DocumentSchema, pins: Pins) -> Decoder:
-        """The cached decoder, with what it learned in earlier batches, if it has this schema; else a new one."""
-        return held if held is not None and held.schema == schema else Decoder(schema, pins)
-
     def typed(self, texts: pa.Array) -> TypedTexts:
         """The row of each text; null for a null."""
         parts = []

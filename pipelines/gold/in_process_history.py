@@ -297,13 +297,13 @@ def _made(
     if typed_documents is None:
         return None
     evolution, typed = typed_documents
-    document = typed.field("document")
+    document, rescued, _ = typed.flatten()
     is_update = pc.and_(pc.equal(rows["op"], bronze.Op.UPDATE.value), pc.is_valid(rows["updateDescription"]))
     is_looked_up = history.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
     columns: dict[str, Any] = {each.name: document.field(at) for at, each in enumerate(document.type)}
     columns |= {each.name: collection_events.value(rows, each.path or ()) for each in history.added(evolution.schema)}
     columns |= {
-        "__rescued": typed.field("rescued"),
+        "__rescued": rescued,
         "__incomplete": pa.array([each.is_incomplete for each in laid_out.new], pa.bool_()),
         "__as_captured": pc.and_(pc.and_(is_update, pc.invert(is_folded)), is_looked_up),
     }
@@ -318,11 +318,8 @@ def _typed(
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
     """The schema changed by the documents, and the typed documents; None if this process cannot type them all."""
     current, reserved = history.schema.schema, history.reserved(reached)
-    first_evolution = history.typer.begun(texts, sequences, current=current, reserved=reserved)
-    if first_evolution is None:
-        return None
     batch = pa.table([texts, sequences], names=["after", "sequence"])
-    typed_documents = history.typer.typed(texts, first_evolution, batches=[batch], current=current, reserved=reserved)
+    typed_documents = history.typer.typed(texts, [batch], current=current, reserved=reserved)
     return None if typed_documents is None else (typed_documents[0][-1], typed_documents[1])
 
 

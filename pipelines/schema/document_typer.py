@@ -26,53 +26,56 @@ class DocumentTyper:
     options: CollectionSettings
     _decoder: Decoder | None = field(default=None, repr=False)
 
-    def begun(
-        self, texts: pa.Array, places: pa.Array, *, current: DocumentSchema, reserved: frozenset[str]
-    ) -> schemas.Evolution | None:
-        """The schema to type the documents by (`schemas.start_here`); None where the first documents cannot give one."""
-        return schemas.start_here(
-            texts, places, current=current, options=self.options.unwrap, pins=self.options.pins, reserved=reserved
-        )
-
     def typed(
         self,
         texts: pa.Array,
-        begun: schemas.Evolution,
-        *,
         batches: Sequence[pa.Table],
+        *,
         current: DocumentSchema,
         reserved: frozenset[str],
+        keeps_first: bool = False,
     ) -> tuple[list[schemas.Evolution], pa.StructArray] | None:
-        """The changes of the documents to the schema, and their rows; None where some documents are unreadable, or may be.
+        """The changes of the documents to the schema, and the rows of `texts`; None where some documents are unreadable, or may be, or where
+        the first ones cannot give a first schema (`schemas.start_here`).
 
-        Where the schema `begun` does not cover all documents, the schema is evolved by each of `batches`, one after the other. These have
-        the columns of `looks.LocalDocuments`: texts, and their places in the order.
+        Where the schema that the first documents give does not cover all `texts`, the schema is evolved by each of `batches`, one after the
+        other. These have the columns of `looks.LocalDocuments`: texts, and their places in the order. With `keeps_first` the first documents
+        count as a batch before them.
         """
+        options, pins = self.options.unwrap, self.options.pins
+        first: schemas.Evolution | None = schemas.unchanged(current, pins)
+        if len(batches) == 1:
+            documents = map(table_schema.as_array, batches[0].columns)
+            first = schemas.start_here(*documents, current=current, options=options, pins=pins, reserved=reserved)
+        if first is None:
+            return None
         # Without fields there is nothing to type by: each document would take the exact path, and be new.
-        typed_texts = decoder_processes.typed(self._by(begun.schema), texts) if begun.schema.fields else None
+        typed_texts = decoder_processes.typed(self._by(first.schema), texts) if first.schema.fields else None
         if typed_texts is not None and pc.any(typed_texts.refused).as_py():
             return None
-        evolutions = [begun]
+        evolutions = [first]
         if typed_texts is None or pc.any(typed_texts.new).as_py():
             # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
-            evolutions = []
+            evolutions = [first] if keeps_first else []
             for batch in batches:
                 evolution = schemas.evolve(
                     looks.LocalDocuments(*map(table_schema.as_array, batch.columns)),
                     current=evolutions[-1].schema if evolutions else current,
-                    options=self.options.unwrap,
-                    pins=self.options.pins,
+                    options=options,
+                    pins=pins,
                     reserved=reserved,
-                    beginning=begun.beginning,
+                    beginning=first.beginning,
                 )
                 evolutions.append(evolution)
-            if typed_texts is None or evolutions[-1].schema.fields != begun.schema.fields:
+            if typed_texts is None or evolutions[-1].schema.fields != first.schema.fields:
                 typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
                 if pc.any(typed_texts.refused).as_py():
                     return None
-        rows = typed_texts.with_doubts()
-        return None if pc.any(rows.field("unreadable")).as_py() else (evolutions, rows)
+        is_unreadable = pc.struct_field(typed_texts.rows, "unreadable")
+        return None if pc.any(is_unreadable).as_py() else (evolutions, typed_texts.rows)
 
     def _by(self, schema: DocumentSchema) -> Decoder:
-        self._decoder = Decoder.kept(self._decoder, schema, self.options.pins)
+        """The decoder, with what it learned in earlier batches if it has this schema."""
+        if self._decoder is None or self._decoder.schema != schema:
+            self._decoder = Decoder(schema, self.options.pins)
         return self._decoder

@@ -68,6 +68,10 @@ class RowBatch:
         return self.range_.to
 
 
+class NeedsSteps(Exception):
+    """This process cannot apply a batch without a query (`pipelines.silver.in_process`); nothing was committed."""
+
+
 Step = Callable[[SilverCollection, RowBatch], RowBatch]
 
 

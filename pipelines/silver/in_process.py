@@ -1,16 +1,16 @@
 """Applies a batch of plain events in this process, without a Spark query.
 
-It does what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that can all be read
-and are newer than anything in the table. For any other batch `applied` is False, nothing was committed, and the batch goes through the
-steps.
+Its `STEPS` do what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that can all be
+read and are newer than anything in the table. For any other batch one of them raises `NeedsSteps`, nothing was committed, and the batch goes
+through the others.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.bronze.collection_ends import Sweep
-from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
 from cdc_core.sql import table_columns
 from pipelines import helper_processes
@@ -27,13 +26,13 @@ from pipelines.bronze import batch_rows, collection_events, quarantine_table, su
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
+from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.read_ahead import Read, ReadAhead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from cdc_core.properties import unwrap as unwrap_options
     from cdc_core.settings.parse import CollectionSettings
@@ -87,62 +86,58 @@ def _by_batch(spark: SparkSession, bronze_table: tables.TableRef, work: Collecti
     return survey.by_batch(spark, bronze_table, work.namespace, work.span) if is_long else None
 
 
+@dataclass(frozen=True)
+class LocalBatch:
+    """A range of the collection's events, as the steps of this process pass it on to rows and their commit.
+
+    `events` are in order. After `_reduced` they are without partial updates, and their rows' `__sequence`, `__known`, `__incomplete` and
+    `__deleted` are beside them.
+    """
+
+    range_: BatchRange
+    counts: survey.EventCounts
+    next_position: registry.SilverPosition
+    live: live_files.LiveFiles
+    """The table's files."""
+    events: pa.Table
+    documents: Sequence[pa.Table] = ()
+    """The texts, with sequences, that the schema must hold, as `DocumentTyper.typed` needs them; if updates are folded, with the results."""
+    winners: Sequence[int] = ()
+    """The indexes of the events that become rows: each key's last one."""
+    keys: Sequence[str] = ()
+    """The keys whose rows are replaced."""
+    deleted_at: Mapping[str, str] = field(default_factory=dict)
+    """The sequence of each key's last delete, if it has one."""
+    typed: pa.StructArray = None
+    """The documents of `events` as the table's columns, and what was rescued."""
+    evolutions: Sequence[schemas.Evolution] = ()
+    """The changes of the schema that the documents need."""
+    rows: Sequence[pa.Table] = ()
+    """The rows to write, in parts; after `_reduced` the table's rows that are only marked."""
+
+    @property
+    def number(self) -> int:
+        """The rows' `__batch`: bronze's last batch of the range."""
+        return self.range_.to
+
+
 def applied(
     collection: SilverCollection,
     range_: BatchRange,
     counts: survey.EventCounts,
     next_position: registry.SilverPosition,
 ) -> bool:
-    """Apply the range, with `next_position`; False if it has to go through the steps, with nothing committed.
+    """Apply the range, with `next_position`; False if it has to go through `ranges.STEPS`, with nothing committed.
 
     Only for events that are newer than what the table has seen.
     """
-    # Deleted documents whose rows stay, together with kept documents, are left to SQL.
-    shows_deleted = collection.shows_deleted(counts)
-    is_for_sql = (collection.keeps_document and shows_deleted) or counts.events > collection.max_local_events
-    live = None if is_for_sql else _live(collection)
-    events = None if live is None else _events(collection, range_, counts)
-    if live is None or events is None:
+    try:
+        batch = _read(collection, range_, counts, next_position)
+        for step in STEPS:  # the batch is rebound, which frees the texts after they are typed
+            batch = step(collection, batch)
+    except batches.NeedsSteps:
         return False
-    _prepare_helpers(collection, events)
-    folds = collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py()
-    # The first schema comes from whole documents, before updates are folded.
-    if folds and not collection.schema.schema.fields:
-        return False
-    source_events = _with_deleted(events) if shows_deleted else events
-    reduced_events = _reduced(collection, live, source_events, range_.to, folds=folds, shows_deleted=shows_deleted)
-    first_evolution = None if reduced_events is None else _begun(collection, source_events, counts, range_.to, folds=folds)
-    if reduced_events is None or first_evolution is None:
-        return False
-    events, winners, keys, last_deletes, marked_rows = reduced_events
-    with deletes.remembering(collection, last_deletes, range_.to):  # meanwhile the JVM is idle
-        batches = [source_events.select(["after", "sequence"])]
-        if folds:  # again with the folded documents, as the steps do
-            batches.append(pa.concat_tables([*batches, events.select(["after", "sequence"])]))
-        result = collection.typer.typed(
-            table_schema.as_array(events["after"]),
-            first_evolution,
-            batches=batches,
-            current=collection.schema.schema,
-            reserved=collection.reserved,
-        )
-        del source_events, batches, reduced_events  # frees the texts
-        if result is None:
-            return False
-        evolutions, typed_rows = result
-        schema = evolutions[-1].schema
-        if not collection.keeps_document and "after" not in _of_bronze(collection.added(collection.schema.schema)):
-            events = events.drop_columns("after")  # most of the memory, and typed by now
-        if len(winners) < events.num_rows:  # copying documents is expensive
-            indexes = pa.array(winners, pa.int64())  # a list of none would have no type
-            events, typed_rows = events.take(indexes), typed_rows.take(indexes)
-        rows = _columns(collection, schema, events, typed_rows, range_.to)
-        columns = _table_columns(collection, rows)
-        if columns is None:
-            return False
-        for evolution in evolutions:
-            evolve.record(collection, evolution, range_.to)  # before the table holds it
-    return _committed(collection, (rows, marked_rows), columns, keys, next_position)
+    return True
 
 
 def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
@@ -165,42 +160,8 @@ def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.Si
         collection.move(next_position)
         return True
     deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
-    version = collection.writer.replace_arrow(
-        [],
-        schema=live.schema,
-        keys=keys,
-        to=next_position.to,
-        extra=collection.metadata(next_position),
-        statistics=STATISTICS,
-    )
-    return version is not None
-
-
-def _committed(
-    collection: SilverCollection,
-    parts: Sequence[pa.Table],
-    columns: StructType,
-    keys: Sequence[str],
-    next_position: registry.SilverPosition,
-) -> bool:
-    writer, live = collection.writer, collection.writer.live
-    assert live is not None
-    if columns != live.spark_schema() and not writer.define(columns):
-        return False
-    try:
-        if not live.at(writer.version):
-            return False
-        conformed_parts = [table_schema.conformed(rows, live.schema) for rows in parts]
-    except table_schema.NotReadable:
-        return False
-    version = writer.replace_arrow(
-        conformed_parts,
-        schema=conformed_parts[0].schema,
-        keys=keys,
-        to=next_position.to,
-        extra=collection.metadata(next_position),
-        statistics=STATISTICS,
-    )
+    to, extra = next_position.to, collection.metadata(next_position)
+    version = collection.writer.replace_arrow([], schema=live.schema, keys=keys, to=to, extra=extra, statistics=STATISTICS)
     return version is not None
 
 
@@ -211,34 +172,52 @@ def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
     return collection.writer.replaceable()
 
 
-def _events(collection: SilverCollection, range_: BatchRange, counts: survey.EventCounts) -> pa.Table | None:
-    """The collection's events of the range in order, without deletes if the mode keeps rows; None if this process cannot read them, or one
-    belongs to quarantine or has to wait for an event there."""
+def _read(
+    collection: SilverCollection,
+    range_: BatchRange,
+    counts: survey.EventCounts,
+    next_position: registry.SilverPosition,
+) -> LocalBatch:
+    """The range's events, without deletes if the mode keeps rows. Raises `NeedsSteps` if this process cannot read them or write the table,
+    or if one belongs to quarantine or has to wait for an event there."""
+    is_many = counts.events > collection.max_local_events
+    # Deleted documents whose rows stay, together with kept documents, are left to SQL.
+    is_for_sql = is_many or (collection.keeps_document and collection.shows_deleted(counts))
+    live = None if is_for_sql else _live(collection)
+    if live is None:
+        raise batches.NeedsSteps
     reader = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
     columns = _bronze_columns(
         collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
     )
-    ahead_bytes = 2 * collection_events.PORTION_BYTES
-    events = collection.ahead.events(range_, columns, reader, size_bytes=_many_bytes(collection), ahead_bytes=ahead_bytes)
+    events = collection.ahead.events(range_, columns, reader, size_bytes=_many_bytes(collection))
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
-        return None
+        raise batches.NeedsSteps
     if collection.mode.keeps_row:
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
     waiting_keys = _quarantined_keys(collection, before=range_.after)
-    is_free = waiting_keys is not None and (not waiting_keys or waiting_keys.isdisjoint(events["key"].to_pylist()))
-    return events if is_free else None
+    if waiting_keys and not waiting_keys.isdisjoint(events["key"].to_pylist()):
+        raise batches.NeedsSteps
+    document_bytes = events["after"].nbytes
+    if collection.keeps_document:  # and those that updates are folded onto
+        document_bytes += _row_bytes(live) * events["after"].null_count
+    if document_bytes >= helper_processes.MANY_BYTES:
+        helper_processes.DOCUMENTS.start()
+    return LocalBatch(range_, counts, next_position, live, events)
 
 
-def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
-    """The keys with an event in quarantine from before the range after batch `before`, whose events must wait; None if this process cannot
-    read them."""
+def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str]:
+    """The keys with an event in quarantine from before the range after batch `before`, whose events must wait."""
     if collection.lacks_quarantine or not delta.exists(collection.spark, collection.quarantine):
         collection.lacks_quarantine = True
         return frozenset()
     collection.quarantined = collection.quarantined or quarantine_table.HeldEvents.of(
         collection.spark, collection.quarantine
     )
-    return None if collection.quarantined is None else collection.quarantined.keys(before=before)
+    keys = None if collection.quarantined is None else collection.quarantined.keys(before=before)
+    if keys is None:  # this process cannot read them
+        raise batches.NeedsSteps
+    return keys
 
 
 def _reader(
@@ -263,16 +242,6 @@ def _many_bytes(collection: SilverCollection) -> int:
     return collection_events.MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
 
 
-def _prepare_helpers(collection: SilverCollection, events: pa.Table) -> None:
-    """Start the helper processes if there is much to parse: the events' documents, and those that updates are folded onto."""
-    live = collection.writer.live
-    size_bytes = events["after"].nbytes
-    if collection.keeps_document and live is not None:
-        size_bytes += _row_bytes(live) * events["after"].null_count
-    if size_bytes >= helper_processes.MANY_BYTES:
-        helper_processes.DOCUMENTS.start()
-
-
 def _row_bytes(live: live_files.LiveFiles) -> int:
     """The average size of a row in the table's files, in bytes."""
     return sum(file["size"] for file in live.files()) // max(1, live.row_count())
@@ -291,98 +260,113 @@ def _with_deleted(events: pa.Table) -> pa.Table:
     return events.set_column(events.column_names.index("after"), "after", after)
 
 
-class _ReducedEvents(NamedTuple):
-    """A reduced range: `events` without partial updates, the indexes (`winners`) of those that become rows, the keys whose rows are
-    replaced, the sequence of each key's last delete, and the table's rows that are only `marked`."""
-
-    events: pa.Table
-    winners: list[int]
-    keys: list[str]
-    last_deletes: dict[str, str]
-    marked: pa.Table
-
-
-def _reduced(
-    collection: SilverCollection,
-    live: live_files.LiveFiles,
-    given: pa.Table,
-    number: int,
-    *,
-    folds: bool,
-    shows_deleted: bool,
-) -> _ReducedEvents | None:
-    """The events reduced, with partial updates folded or marked; None if this process cannot."""
-    size_bytes = _many_bytes(collection)
-    whole_events = (
-        in_process_fold.folded(given, live, size_bytes=size_bytes)
-        if folds
-        else in_process_fold.noted(given, shows_deleted=shows_deleted)
-    )
-    if whole_events is None:
-        return None
-    winners, changed_keys, last_deletes = _winners(whole_events.events)
-    keys = list(dict.fromkeys((*changed_keys, *whole_events.marks)))  # a delete that marks a row is among the events, too
+def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
+    """Step: folds partial updates, or marks their rows, and finds each key's last event."""
+    live, size_bytes = batch.live, _many_bytes(collection)
+    shows_deleted = collection.shows_deleted(batch.counts)
+    events = _with_deleted(batch.events) if shows_deleted else batch.events
+    documents = [events.select(["after", "sequence"])]
+    if collection.keeps_document and pc.any(collection_events.are_partial(events)).as_py():
+        # The first schema comes from whole documents, before updates are folded.
+        if not collection.schema.schema.fields:
+            raise batches.NeedsSteps
+        whole = in_process_fold.folded(events, live, size_bytes=size_bytes)
+        documents.append(pa.concat_tables([*documents, whole.events.select(["after", "sequence"])]))  # as the steps do
+    else:
+        whole = in_process_fold.noted(events, shows_deleted=shows_deleted)
+    winners, keys, deleted_at = _winners(whole)
     # Before the documents are typed, which is most of the work and would be done again by the steps.
     if live.is_many(upsert.KEY, keys):
-        return None
-    added_paths = {each.name: each.path or () for each in collection.added(collection.schema.schema)}
-    marked_rows = in_process_fold.marked(live, whole_events, number, added=added_paths, size_bytes=size_bytes)
-    return None if marked_rows is None else _ReducedEvents(whole_events.events, winners, keys, last_deletes, marked_rows)
+        raise batches.NeedsSteps
+    rows = []
+    if whole.marks:
+        added = collection.added(collection.schema.schema)
+        rows.append(in_process_fold.marked(live, whole, batch.number, added=added, size_bytes=size_bytes))
+    return replace(
+        batch,
+        events=whole.events,
+        documents=documents,
+        winners=winners,
+        keys=keys,
+        deleted_at=deleted_at,
+        rows=rows,
+    )
 
 
-def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
-    """For events in order: the indexes of each key's last event if it has a row, all keys, and the sequence of each key's last delete."""
+def _winners(whole: in_process_fold.WholeEvents) -> tuple[list[int], list[str], dict[str, str]]:
+    """The indexes of each key's last event if it has a row, all keys, also of marks, and the sequence of each key's last delete."""
+    events = whole.events
     last_numbers = dict(zip(events["key"].to_pylist(), range(events.num_rows)))
     is_delete = pc.equal(events["op"], bronze.Op.DELETE.value)
     deletes = events.select(["key", "sequence"]).filter(is_delete)
     has_row = pc.fill_null(pc.or_kleene(pc.invert(is_delete), events["__deleted"]), False).to_pylist()
     winners = [number for number in sorted(last_numbers.values()) if has_row[number]]
-    return winners, list(last_numbers), dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
+    keys = list(dict.fromkeys((*last_numbers, *whole.marks)))  # a delete that marks a row is among the events, too
+    return winners, keys, dict(zip(deletes["key"].to_pylist(), deletes["sequence"].to_pylist()))
 
 
-def _begun(
-    collection: SilverCollection, given: pa.Table, counts: survey.EventCounts, number: int, *, folds: bool
-) -> schemas.Evolution | None:
-    """The schema by which the events' documents are typed; None if the first documents do not give one."""
-    current = collection.schema.schema
-    if folds:  # folded documents are read for the schema after the others
-        return schemas.unchanged(current, collection.options.pins)
-    texts, places = map(table_schema.as_array, (given["after"], given["sequence"]))
-    evolution = collection.typer.begun(texts, places, current=current, reserved=collection.reserved)
-    # `at_once` would record it as a version of its own: the schema history must not depend on the way.
-    if evolution is None or current.fields or not reduction.is_at_once(collection, counts):
-        return evolution
-    evolve.record(collection, evolution, number)
-    return replace(evolution, changes=())
+def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
+    """Step: types the documents by a schema that holds all of them, while the deletes are remembered."""
+    events, current = batch.events, collection.schema.schema
+    with deletes.remembering(collection, batch.deleted_at, batch.number):  # meanwhile the JVM is idle
+        result = collection.typer.typed(
+            table_schema.as_array(events["after"]),
+            batch.documents,
+            current=current,
+            reserved=collection.reserved,
+            # `at_once` records it as a version of its own: the schema history must not depend on the way.
+            keeps_first=not current.fields and reduction.is_at_once(collection, batch.counts),
+        )
+    if result is None:
+        raise batches.NeedsSteps
+    evolutions, typed = result
+    if not collection.keeps_document and "after" not in _of_bronze(collection.added(current)):
+        events = events.drop_columns("after")  # most of the memory, and typed by now
+    return replace(batch, events=events, documents=(), typed=typed, evolutions=evolutions)
 
 
-def _columns(
-    collection: SilverCollection,
-    schema: document_schema.DocumentSchema,
-    events: pa.Table,
-    typed: pa.StructArray,
-    number: int,
-) -> pa.Table:
-    """The rows with the columns of `write.table_rows`, in its order."""
-    count, document = events.num_rows, typed.field("document")
+def _table_rows(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
+    """Step: the rows of the last events, with the columns of `write.table_rows`, in its order."""
+    events, typed = batch.events, batch.typed
+    if len(batch.winners) < events.num_rows:  # copying documents is expensive
+        indexes = pa.array(batch.winners, pa.int64())  # a list of none would have no type
+        events, typed = events.take(indexes), typed.take(indexes)
+    document, rescued, _ = typed.flatten()
     columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
-    columns |= {column.name: collection_events.value(events, column.path or ()) for column in collection.added(schema)}
+    added_columns = collection.added(batch.evolutions[-1].schema)
+    columns |= {column.name: collection_events.value(events, column.path or ()) for column in added_columns}
     # If the mode was changed, the column stays, and is false.
-    live = collection.writer.live
-    has_marks = collection.mode.adds_deleted or (live is not None and "__deleted" in live.schema.names)
+    has_marks = collection.mode.adds_deleted or "__deleted" in batch.live.schema.names
     columns |= {"__deleted": events["__deleted"]} if has_marks else {}
-    columns |= {name: events[name] for name in ("__incomplete", "__known")} | {"__rescued": typed.field("rescued")}
+    columns |= {name: events[name] for name in ("__incomplete", "__known")} | {"__rescued": rescued}
     columns |= {"__document": events["after"]} if collection.keeps_document else {}
     columns |= {
         "__key": events["key"],
         "__sequence": events["__sequence"],
-        "__batch": pa.array([number] * count, pa.int64()),
+        "__batch": pa.array([batch.number] * events.num_rows, pa.int64()),
     }
-    return pa.table(columns)
+    return replace(batch, rows=(pa.table(columns), *batch.rows))
 
 
-def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:
-    """The table's columns with those that it lacks; None if one must change its type."""
-    live = collection.writer.live
-    assert live is not None
-    return table_columns.grown(live.spark_schema(), from_arrow_schema(rows.schema))
+def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
+    """Step: records the schema, adds the columns that the table lacks, and commits the rows with the position."""
+    writer, live, held_columns = collection.writer, batch.live, batch.live.spark_schema()
+    columns = table_columns.grown(held_columns, from_arrow_schema(batch.rows[0].schema))
+    if columns is None:  # one must change its type
+        raise batches.NeedsSteps
+    for evolution in batch.evolutions:
+        evolve.record(collection, evolution, batch.number)  # before the table holds it
+    if columns != held_columns and not writer.define(columns):
+        raise batches.NeedsSteps
+    if not live.at(writer.version):
+        raise batches.NeedsSteps
+    rows = (table_schema.conformed(part, live.schema) for part in batch.rows)
+    to, extra = batch.next_position.to, collection.metadata(batch.next_position)
+    version = writer.replace_arrow(rows, schema=live.schema, keys=batch.keys, to=to, extra=extra, statistics=STATISTICS)
+    if version is None:
+        raise batches.NeedsSteps
+    return batch
+
+
+STEPS = (_reduced, _typed, _table_rows, _committed)
+"""The steps of a range's events, to rows and their commit."""

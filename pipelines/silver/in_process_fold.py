@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import fold
+from cdc_core.silver import fold, reduce
 from cdc_core.typed.decoding import without_collector
 from pipelines import helper_processes
 from pipelines.bronze import collection_events
 from pipelines.delta import live_files, table_schema, upsert
+from pipelines.silver.batch import NeedsSteps
 
 PART_ROWS = 4096
 """How many documents are folded at a time."""
@@ -73,23 +74,20 @@ class WholeEvents(NamedTuple):
     marks: Mapping[str, Mark] = MappingProxyType({})
 
 
-def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> WholeEvents | None:
+def folded(events: pa.Table, live: live_files.LiveFiles, *, size_bytes: int) -> WholeEvents:
     """The events, in order, with each key's partial updates replaced by one document at the last of them.
 
-    None if some cannot be folded here: an update or a stored document cannot be read or is unknown, the documents have more than
-    `size_bytes`, or their files are too large.
+    Raises `NeedsSteps` if some cannot be folded here: an update or a stored document cannot be read or is unknown, the documents have more
+    than `size_bytes`, or their files are too large.
     """
     is_partial = collection_events.are_partial(events).combine_chunks()
-    if not is_partial.true_count:
-        return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
-    if live is None or _DOCUMENT not in live.schema.names:
-        return None
+    if _DOCUMENT not in live.schema.names:
+        raise NeedsSteps
     with without_collector():
         histories = {key: history for key, history in _histories(events, is_partial).items() if history.updates}
-        stored_rows = _stored(live, [key for key, history in histories.items() if history.decisive is None], size_bytes)
-        pending = None if stored_rows is None else _pending(events, histories, stored_rows)
-        if stored_rows is None or pending is None:
-            return None
+        stored_keys = [key for key, history in histories.items() if history.decisive is None]
+        stored_rows = _rows(live, stored_keys, [name for name in _STORED if name in live.schema.names], size_bytes)
+        pending = _pending(events, histories, stored_rows)
         results = _folded(events, pending, table_schema.as_array(stored_rows[_DOCUMENT]))
         # Updates are checked only if one may be unreadable: it leaves its document incomplete, or was not folded because a document or a
         # delete follows. No text is parsed for this alone otherwise.
@@ -97,13 +95,13 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
         if not is_read or pc.any(results["incomplete"]).as_py():
             descriptions = table_schema.as_array(events["updateDescription"])
             if not fold.are_readable(descriptions.filter(is_partial)):
-                return None
+                raise NeedsSteps
         return _with_documents(events, is_partial, pending, results)
 
 
-def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | None:
+def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents:
     """The events without partial updates: each of those marks the document before it, or, if that is not among the events, the table's row
-    (`marked`). None if one follows a delete.
+    (`marked`). Raises `NeedsSteps` if one follows a delete.
 
     With `shows_deleted`, the row of a delete shows its pre-image, or else the key's last document of these events; with neither it marks
     the table's row.
@@ -126,7 +124,7 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
             if updates:
                 known_sequences[decisive], last_sequences[decisive] = sequences[decisive], sequences[updates[-1]]
         elif updates:
-            return None
+            raise NeedsSteps
         elif shows_deleted and has_before[decisive]:
             shown_documents[decisive] = decisive
         elif shows_deleted and document is not None:
@@ -147,16 +145,15 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents | Non
 
 
 def marked(
-    live: live_files.LiveFiles, whole: WholeEvents, number: int, *, added: Mapping[str, Sequence[str]], size_bytes: int
-) -> pa.Table | None:
+    live: live_files.LiveFiles, whole: WholeEvents, number: int, *, added: Iterable[reduce.AddedColumn], size_bytes: int
+) -> pa.Table:
     """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
-    the columns `added` (name to path in the event). None if a key has no row, or the rows are too large for this process or unreadable."""
+    the columns `added`. Raises `NeedsSteps` if a key has no row, or the rows are too large for this process or
+    unreadable."""
     marks = whole.marks
-    if not marks:
-        return live.schema.empty_table()
     rows = _rows(live, list(marks), live.schema.names, size_bytes)
-    if rows is None or rows.num_rows != len(marks):
-        return None
+    if rows.num_rows != len(marks):
+        raise NeedsSteps
     row_marks = [marks[key] for key in rows[upsert.KEY].to_pylist()]
     is_delete = pa.array([mark.delete is not None for mark in row_marks], pa.bool_())
     values = {
@@ -167,16 +164,16 @@ def marked(
     }
     if is_delete.true_count:
         deletes = whole.events.take(pa.array([mark.delete for mark in row_marks], pa.int64()))
-        delete_values = {name: collection_events.value(deletes, path) for name, path in added.items()}
+        delete_values = {each.name: collection_events.value(deletes, each.path or ()) for each in added}
         delete_values["__deleted"] = pa.array([True] * rows.num_rows, pa.bool_())
         if not delete_values.keys() <= set(rows.column_names):
-            return None
+            raise NeedsSteps
         try:
             delete_rows = table_schema.conformed(
                 pa.table(delete_values), pa.schema([rows.schema.field(name) for name in delete_values])
             )
-        except table_schema.NotReadable:
-            return None
+        except table_schema.NotReadable as error:
+            raise NeedsSteps from error
         values |= {name: pc.if_else(is_delete, delete_rows[name], rows[name]) for name in delete_values}
     # A repeated event changes nothing.
     is_newer = pc.greater(values["__sequence"], rows["__sequence"])
@@ -186,18 +183,14 @@ def marked(
     return rows
 
 
-def _stored(live: live_files.LiveFiles, keys: Sequence[str], size_bytes: int) -> pa.Table | None:
-    """The table's rows of the keys; None if they are too large for this process, or unreadable."""
-    return _rows(live, keys, [name for name in _STORED if name in live.schema.names], size_bytes)
-
-
-def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table | None:
+def _rows(live: live_files.LiveFiles, keys: Sequence[str], columns: Sequence[str], size_bytes: int) -> pa.Table:
+    """The table's rows of the keys. Raises `NeedsSteps` if they are too large for this process, or unreadable."""
     read_bytes = READ_BYTES + UPDATE_READ_BYTES * len(keys)
     try:
         places = live.places(upsert.KEY, keys)
         return live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=read_bytes)
-    except (OSError, pa.ArrowException, table_schema.NotReadable):
-        return None
+    except (OSError, pa.ArrowException, table_schema.NotReadable) as error:
+        raise NeedsSteps from error
 
 
 def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:
@@ -224,8 +217,8 @@ class _Pending(NamedTuple):
     base: _Base
 
 
-def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Table) -> list[_Pending] | None:
-    """The documents to be folded, in the order of their last updates; None if a needed stored document was not kept."""
+def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Table) -> list[_Pending]:
+    """The documents to be folded, in the order of their last updates. Raises `NeedsSteps` if a stored document was not kept."""
     bases = _stored_bases(stored)
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     pending = []
@@ -237,7 +230,7 @@ def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Tab
         else:
             base = _Base(stored.num_rows + decisive, sequences[decisive], sequences[decisive])
         if base is None:
-            return None
+            raise NeedsSteps
         updates = [number for number in key_updates if sequences[number] > base.since]
         if updates:
             pending.append(_Pending(updates, base))
@@ -315,27 +308,23 @@ def _folded(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArra
     with helper_processes.DOCUMENTS.borrowed(count) as helpers:
         results = helper_processes.shared(
             helper_processes.ListedTasks(parts),
-            lambda some: _folded_part(part_of(some)),
+            lambda some: list(fold.fold_batch(part_of(some))),
             lambda helper, some: _by_helper(helper, part_of(some)),
             helpers,
         )
     return pa.Table.from_batches(list(itertools.chain.from_iterable(batches for _, batches in results)))
 
 
-def _folded_part(part: pa.RecordBatch) -> list[pa.RecordBatch]:
-    return list(fold.fold_batch(part))
-
-
 def _by_helper(helper: helper_processes.HelperProcess, part: pa.RecordBatch) -> list[pa.RecordBatch]:
     _, batch = helper.call(_answer, None, part, seconds=helper_processes.PART_SECONDS)
-    return _folded_part(part) if batch is None else [batch]
+    return list(fold.fold_batch(part)) if batch is None else [batch]
 
 
 def _answer(_: None, part: pa.RecordBatch | None) -> tuple[None, pa.RecordBatch | None]:
     """Runs in a helper process; None if the documents have become too large for one batch."""
     assert part is not None
     with without_collector():
-        batches = _folded_part(part)
+        batches = list(fold.fold_batch(part))
     return None, batches[0] if len(batches) == 1 else None
 
 

@@ -9,11 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdc_core.bronze.batch_range import BatchRange
+from pipelines.bronze import collection_events
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipelines.bronze import survey
+
+AHEAD_BYTES = 2 * collection_events.PORTION_BYTES
+"""The most bytes of documents that are held for the next range, beside those of the one that is applied."""
 
 Read: TypeAlias = "Callable[..., pa.Table | None]"
 """Called with a range, columns and `size_bytes`: the range's events, or None if they cannot be read or are larger."""
@@ -52,10 +56,8 @@ class ReadAhead:
         self._pending = _NextRange(range_, columns, events)
         pool.shutdown(wait=False)
 
-    def events(
-        self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int, ahead_bytes: int
-    ) -> pa.Table | None:
-        """The range's events, by `read`; then starts to read those of the expected range, if they take at most `ahead_bytes`."""
+    def events(self, range_: BatchRange, columns: Sequence[str], read: Read, *, size_bytes: int) -> pa.Table | None:
+        """The range's events, by `read`; then starts to read those of the expected range, if they take at most `AHEAD_BYTES`."""
         pending, self._pending = self._pending, None
         events = None
         if pending is not None and (pending.range_, pending.columns) == (range_, columns):
@@ -63,5 +65,5 @@ class ReadAhead:
         if events is None:
             events = read(range_, columns, size_bytes=size_bytes)
         if events is not None and self._next is not None:
-            self.begin(self._next, columns, read, size_bytes=min(size_bytes, ahead_bytes))
+            self.begin(self._next, columns, read, size_bytes=min(size_bytes, AHEAD_BYTES))
         return events

@@ -18,13 +18,16 @@ For each collection, over its events in bronze batches (a, b]:
 The steps from `evolved` to `committed` are `pipelines.silver.ranges.STEPS`: each takes a batch and returns the next one.
 
 Small batches of plain events, and on few cores large ones too, skip these steps. `pipelines.silver.in_process.applied` applies them
-in this process, without a Spark query. If it finds an event that needs more, it commits nothing, and the batch goes through the steps:
+in this process, without a Spark query, by `STEPS` of its own, each of which takes a batch and returns the next one, too. If one of them
+finds an event that needs more, nothing is committed, and the batch goes through the steps above:
 
-    _events          reads the range's events from bronze's files
-    _reduced         folds partial updates into documents, or marks their rows where documents are not kept; finds each key's last event
-    _begun           the schema that the first documents lead to, by which all are typed
-    _columns         turns the typed documents into rows; changes of the schema are recorded
-    _committed       marks the keys' old rows as deleted and writes the new ones, in one commit with the position
+    _read            the range's events, from bronze's files
+    _reduced         partial updates are folded into documents, or mark their rows where documents are not kept; the last event of each
+                     key is found
+    _typed           the documents are typed by a schema that holds all of them; deletes that remove rows are stored meanwhile
+    _table_rows      the last events become rows with the table's columns
+    _committed       changes of the schema are recorded, missing columns are added, and the new rows replace the keys' old ones (deletion
+                     vectors), in one commit with the position
 
 Exactly once: a range is a function of (a, b] alone, and the position moves in the commit that holds the range's rows. Everything before
 that commit may be repeated after a crash: a recorded schema is not appended again, a column is only added where it is missing, a delete

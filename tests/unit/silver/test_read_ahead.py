@@ -8,10 +8,16 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.bronze.batch_range import BatchRange
+from pipelines.silver import read_ahead
 from pipelines.silver.read_ahead import ReadAhead
 
 FIRST, SECOND, THIRD = BatchRange(0, 1), BatchRange(1, 2), BatchRange(2, 3)
 COLUMNS = ("after",)
+
+
+@pytest.fixture(autouse=True)
+def ahead_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", 50)
 
 
 class Bronze:
@@ -28,7 +34,7 @@ class Bronze:
 
 
 def batches(ahead: ReadAhead, bronze: Bronze, *ranges: BatchRange, columns: tuple[str, ...] = COLUMNS) -> list[object]:
-    found = [ahead.events(each, columns, bronze, size_bytes=100, ahead_bytes=50) for each in ranges]
+    found = [ahead.events(each, columns, bronze, size_bytes=100) for each in ranges]
     return [None if each is None else each["batch"].to_pylist()[0] for each in found]
 
 
