@@ -2,7 +2,7 @@
 
 Its `STEPS` do what `ranges.STEPS` do, for whole documents, partial updates (`pipelines.silver.in_process_fold`) and deletes that can all be
 read and are newer than anything in the table. For any other batch one of them raises `NeedsSteps`, nothing was committed, and the batch goes
-through the others.
+through `ranges.STEPS`.
 """
 
 from __future__ import annotations
@@ -138,31 +138,6 @@ def applied(
     except batches.NeedsSteps:
         return False
     return True
-
-
-def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
-    """Delete the rows that are older than a sweep, with `next_position`; False if a query has to, with nothing committed.
-
-    A dropped database leads to one sweep for each of its collections.
-    """
-    live = _live(collection) if collection.mode.removes_row else None
-    if live is None:
-        return False
-    # Events in quarantine may keep a row.
-    if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
-        return False
-    try:
-        rows = live.rows(live.files(), ("__key", "__sequence"))
-    except (OSError, pa.ArrowException, table_schema.NotReadable):
-        return False
-    keys = rows.filter(pc.less(rows["__sequence"], sweep.first))["__key"].to_pylist()
-    if not keys:
-        collection.move(next_position)
-        return True
-    deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
-    to, extra = next_position.to, collection.metadata(next_position)
-    version = collection.writer.replace_arrow([], schema=live.schema, keys=keys, to=to, extra=extra, statistics=STATISTICS)
-    return version is not None
 
 
 def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
@@ -370,3 +345,28 @@ def _committed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
 
 STEPS = (_reduced, _typed, _table_rows, _committed)
 """The steps of a range's events, to rows and their commit."""
+
+
+def swept(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
+    """Delete the rows that are older than a sweep, with `next_position`; False if a query has to, with nothing committed.
+
+    A dropped database leads to one sweep for each of its collections.
+    """
+    live = _live(collection) if collection.mode.removes_row else None
+    if live is None:
+        return False
+    # Events in quarantine may keep a row.
+    if live.row_count() > collection_events.ONE_RUN_EVENTS or delta.exists(collection.spark, collection.quarantine):
+        return False
+    try:
+        rows = live.rows(live.files(), ("__key", "__sequence"))
+    except (OSError, pa.ArrowException, table_schema.NotReadable):
+        return False
+    keys = rows.filter(pc.less(rows["__sequence"], sweep.first))["__key"].to_pylist()
+    if not keys:
+        collection.move(next_position)
+        return True
+    deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
+    to, extra = next_position.to, collection.metadata(next_position)
+    version = collection.writer.replace_arrow([], schema=live.schema, keys=keys, to=to, extra=extra, statistics=STATISTICS)
+    return version is not None
