@@ -155,7 +155,7 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
     result: dict[str, Any] = {}
     for key, item in value.items():
         name = wrappers.unescape_key(key)
-        step = key[1:] if isinstance(value, ArrayDocument) else name
+        step = _step(value, key, name)
         item_path = step if path is None else f"{path}.{step}"
         field = type_.by_name.get(name)
         # Two keys can unescape to one name: the first has the column, the other is rescued.
@@ -164,6 +164,11 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
         elif kind(item) not in ABSENT:
             rescue(rescued, item_path, ejson(item))
     return result
+
+
+def _step(value: Any, key: str, name: str) -> str:
+    """The step of a rescued value's path: the field's own name, also where an array is laid out as a document."""
+    return key[1:] if isinstance(value, ArrayDocument) else name
 
 
 def _cast_array(value: Any, element: ColumnType, path: str | None, rescued: dict[str, str]) -> list[Any]:
@@ -175,10 +180,11 @@ def _cast_array(value: Any, element: ColumnType, path: str | None, rescued: dict
 def _cast_map(value: Any, seen: Kind, type_: ColumnType, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
     if seen not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT):
         raise _Misfit
-    return {
-        name: _cast(item, type_, f"{path}.{name}", rescued)
-        for name, item in ((wrappers.unescape_key(key), item) for key, item in value.items())
-    }
+    result: dict[str, Any] = {}
+    for key, item in value.items():
+        name = wrappers.unescape_key(key)
+        result[name] = _cast(item, type_, f"{path}.{_step(value, key, name)}", rescued)
+    return result
 
 
 def _to_int(value: Any, seen: Kind) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cdc_core.schema import document_schema, evolution, retype
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import cast, document_schema, evolution, kinds, pins, retype
 from cdc_core.schema import names as column_names
 from cdc_core.schema.shape import observe
 from cdc_core.snapshot import key_filter
@@ -112,6 +113,19 @@ def test_a_flattened_document_of_which_nothing_was_in_a_column_is_equal() -> Non
     early = {"a.n": '"x"', "a.list": "[]", "a": "{}"}
     assert found({"_id": 3, "a": {"n": "x", "list": []}}, row({"_id": 3}, early), schema) == {}
     assert found({"_id": 3, "a": {"n": "x", "list": [7]}}, row({"_id": 3}, early), schema)
+
+
+def test_a_value_in_an_array_that_is_a_map_is_rescued_under_its_index() -> None:
+    """With `array.encoding: document`, arrays can be the documents of a MAP; later the value gets a column, and is still found."""
+    first, document, later = {"m": {"k": {"a": 1}}}, {"m": [{"b": {}}]}, {"m": {"k": {"b": {"c": 1}}}}
+    naming = column_names.ColumnNaming.of(unwrap_options.parse({"array.encoding": "document"}))
+    schemas = [document_schema.EMPTY]
+    for number, each in enumerate((first, later)):
+        shape = observe(kinds.laid_out(each, naming.values), mark=f"{number}")
+        schemas.append(evolution.join(schemas[-1], shape, naming=naming, pins=pins.parse_pins({"m": "map"}))[0])
+    columns, rescued = cast.row(document, schemas[1])
+    assert rescued == {"m.0.b": "{}"}
+    assert found(document, row({"m": {"_0": {"a": None, "b": None}}}, rescued), schemas[2]) == {}
 
 
 def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
