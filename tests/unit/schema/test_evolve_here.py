@@ -48,9 +48,8 @@ def test_the_first_documents_are_typed_once(monkeypatch: pytest.MonkeyPatch, sec
 
     monkeypatch.setattr(decoder_processes, "typed", counted)
     typer = DocumentTyper(CollectionSettings())
-    begun = schemas.unchanged(document_schema.EMPTY, {})
     batch = pa.table([texts, places], names=["after", "sequence"])
-    result = typer.typed(texts, begun, batches=[batch], current=begun.schema, reserved=frozenset())
+    result = typer.typed(texts, [batch], current=document_schema.EMPTY, reserved=frozenset())
     assert [[name for name, _ in schema.table()] for schema in schemas_used] == [["_id", "a"]]
     assert (result is None) == (second == "{")
     if result is not None:
