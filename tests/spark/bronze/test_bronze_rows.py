@@ -18,7 +18,7 @@ from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
 from pipelines.bronze import log as bronze
-from pipelines.delta import direct_log, local_log, maintenance, table_history
+from pipelines.delta import direct_log, maintenance, table_definition, table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import cut
 
@@ -227,7 +227,7 @@ def test_a_start_reads_from_files_what_spark_reads(
         here = told(log)
         with monkeypatch.context() as without:
             without.setattr(bronze.local_log, "files", lambda _: None)
-            without.setattr(local_log, "properties", lambda _: None)
+            without.setattr(table_definition, "properties", lambda _: None)
             assert here == told(log)
 
     payloads = ({"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}, {"stream": "x", "captured": ["a.b"]}, {"start": "82"})
