@@ -39,7 +39,7 @@ def create(spark: SparkSession, table: tables.TableRef, **given: Any) -> bool:
     Delta creates all others, also those without properties, which the tests of `delta.create` use.
     """
     folder = local_log.folder(table) if given.get("properties") or given.get("cluster_by") else None
-    if folder is None:
+    if folder is None or table.path is None:  # a catalog must hear of its tables
         return by_statement(spark, table, **given)
     properties = given.get("properties") or {}
     schema = _schema(spark, given["columns"], properties)
