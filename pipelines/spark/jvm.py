@@ -332,6 +332,9 @@ _SCARCE = (
 )
 """What the system, a shell or a JVM says where it has no process, thread or memory left."""
 
+_NO_REASON = ("at ", "... ", "WARNING: ")
+"""The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, and warnings."""
+
 
 def _why_not(error: Exception) -> errors.MedallionError:
     """The error for a JVM that did not start: no processes or memory left, no Java, an old one, no jars; else the last line of its log."""
@@ -354,10 +357,16 @@ def _why_not(error: Exception) -> errors.MedallionError:
             "Delta's jars could not be downloaded from Maven Central: the first start needs network access (log: "
             f"{log_file()})"
         )
-    fallback = error.strerror if isinstance(error, OSError) else "no output"
     # Skips the lines of a stack trace below its message.
-    last_line = next((line for line in reversed(lines) if line and not line.startswith(("at ", "... "))), fallback)
-    return errors.DecisionNeeded(f"Spark did not start: {last_line} (log: {log_file()})")
+    reason = next((line for line in reversed(lines) if line and not line.startswith(_NO_REASON)), "")
+    if isinstance(error, OSError):
+        reason = reason or error.strerror or type(error).__name__
+    if not reason:
+        return errors.SparkLost(
+            f"Spark's JVM ended while it started, and its log says no reason ({log_file()}): something killed it, for example the "
+            "system because memory was short. Start again"
+        )
+    return errors.DecisionNeeded(f"Spark did not start: {reason} (log: {log_file()})")
 
 
 def _java_version() -> int | None:

@@ -308,6 +308,18 @@ def test_a_system_that_starts_no_process_is_quoted(number: int, monkeypatch: pyt
     assert type(told) is errors.Temporary and os.strerror(number) in str(told)
 
 
+@pytest.mark.parametrize("output", ["", "WARNING: Using incubator modules: jdk.incubator.vector\n"])
+def test_a_jvm_that_is_killed_while_it_starts_is_tried_again(
+    output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says no reason, and a person would find none to mend."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
+    jvm.log_file().write_text(output)
+    error = jvm._why_not(EOFError())
+    assert type(error) is errors.SparkLost and str(jvm.log_file()) in str(error)
+
+
 def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And not its last line, which only counts further lines."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
