@@ -169,7 +169,7 @@ def _order_cancelled(shop: Shop, random: Random, step: int) -> None:
 
 def _product_described_anew(shop: Shop, random: Random, step: int) -> None:
     product = _product(random, _any(random, PRODUCTS)) | {"revised": _time(step)}
-    if random.random() < 0.3:
+    if random.random() < 0.7:
         product["weight"] = "ask us"  # a number before: the column keeps its type, and the string is rescued
     shop["products"].replace_one({"_id": product["_id"]}, product, upsert=True)
 
