@@ -36,10 +36,9 @@ from tests.harness.environments import Environment
 MAX_REQUESTS = {"bronze": 5, "silver": 29, "gold": 30}
 MAX_CPU = 1.5
 
-CATALOG = "spark_catalog"
 PLACES = (
     ("disk", "file", Environment.DISK),
-    ("Spark's catalog", CATALOG, Environment.DISK),
+    ("Spark's catalog", tables.SPARK_CATALOG, Environment.DISK),
     ("S3", "s3a", Environment.STORE),
     ("S3, by statements", "s3a", Environment.STATEMENTS),
     ("disk, by statements", "file", Environment.STATEMENTS),
@@ -82,7 +81,7 @@ def _cpu(pid: int) -> float:
 
 def in_catalog(spark: Any, chosen: settings.Settings, folder: Path) -> settings.Settings:
     """The settings with tables in Spark's own catalog, in schemas below the folder."""
-    lakehouse = dataclasses.replace(chosen.lakehouse, root=None, catalog=CATALOG, schema_prefix="bench_")
+    lakehouse = dataclasses.replace(chosen.lakehouse, root=None, catalog=tables.SPARK_CATALOG, schema_prefix="bench_")
     for layer in tables.FOLDERS:
         schema = delta.layout(lakehouse).schema(layer)
         spark.sql(f"CREATE SCHEMA {schema} LOCATION 'file:{folder}/{layer}'")
@@ -124,7 +123,7 @@ def places(spark: Any, store: EmulatedS3, folder: Path, **size: int) -> Iterator
         root = f"s3a://bench/{number}" if scheme == "s3a" else str(folder / str(number))
         with environments.session(spark, environment) as session:
             chosen = ground.pipeline("mongodb://127.0.0.1", root)
-            if scheme == CATALOG:
+            if scheme == tables.SPARK_CATALOG:
                 chosen = in_catalog(session, chosen, Path(root))
             yield name, measured(Meter(session, store), chosen, **size)
 

@@ -75,7 +75,10 @@ MAX_CATALOG = 255
 """Characters that catalogs allow in a table's name."""
 
 
-OF_HIVE = ("spark_catalog", "hive_metastore")
+SPARK_CATALOG = "spark_catalog"
+"""The catalog that every Spark has, with its own metastore or without one."""
+
+OF_HIVE = (SPARK_CATALOG, "hive_metastore")
 """Catalogs that do not allow `-` in names."""
 
 

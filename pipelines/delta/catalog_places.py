@@ -6,7 +6,8 @@ the catalog takes no part in its commits. In Unity Catalog and on Databricks it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import table_errors
@@ -17,8 +18,7 @@ from pipelines.spark import session as sparks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SESSION_CATALOG = "spark_catalog"
-_PREFIX = f"`{SESSION_CATALOG}`."
+_PREFIX = f"`{tables.SPARK_CATALOG}`."
 
 _LOCATIONS: dict[str, str] = {}
 """The last answers of the catalog, by `TableRef.key`."""
@@ -54,18 +54,25 @@ def _of_catalog(spark: SparkSession, table: tables.TableRef) -> tuple[str | None
     """The location of a table, or of one that would be created, and whether it is there; no location for a view or another format."""
     state = spark._jsparkSession.sessionState()
     catalog, name = state.catalog(), state.sqlParser().parseTableIdentifier(table.identifier.removeprefix(_PREFIX))
+    metadata = _answer(table, lambda: catalog.getTableMetadata(name))
+    if metadata is None:
+        place = _answer(table, lambda: catalog.defaultTablePath(name))  # None where the schema is missing, too
+    elif metadata.provider().isEmpty() or metadata.provider().get().lower() != "delta":
+        return None, False
+    else:
+        place = metadata.location()
+    url = None if place is None else str(jvm.java_class(spark, "org.apache.hadoop.fs.Path")(place).toString())
+    return url, metadata is not None
+
+
+def _answer(table: tables.TableRef, ask: Callable[[], Any]) -> Any:
+    """What the catalog answers; None where the table or its schema is missing."""
     try:
-        place, is_there = catalog.defaultTablePath(name), catalog.tableExists(name)
-        if is_there:
-            metadata = catalog.getTableMetadata(name)
-            if metadata.provider().isEmpty() or metadata.provider().get().lower() != "delta":
-                return None, False
-            place = metadata.location()
+        return ask()
     except table_errors.SPARK_ERRORS as error:
-        if table_errors.is_missing(error):  # the schema, or the table since just now
-            return None, False
+        if table_errors.is_missing(error):
+            return None
         raise table_errors.translated(error, table) from error
-    return str(jvm.java_class(spark, "org.apache.hadoop.fs.Path")(place).toString()), is_there
 
 
 def is_open(spark: SparkSession, table: tables.TableRef) -> bool:
@@ -75,7 +82,5 @@ def is_open(spark: SparkSession, table: tables.TableRef) -> bool:
     if not table.identifier.startswith(_PREFIX):
         return False
     # In Unity Catalog, too, this may be the catalog's name.
-    is_of_delta = (
-        sparks.is_classic(spark) and spark.conf.get(f"spark.sql.catalog.{SESSION_CATALOG}", "") == spark_conf.CATALOG
-    )
+    is_of_delta = sparks.is_classic(spark) and spark.conf.get(spark_conf.IMPLEMENTATION, "") == spark_conf.CATALOG
     return is_of_delta and not sparks.is_databricks()

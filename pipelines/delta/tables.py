@@ -57,13 +57,20 @@ def layout(lakehouse: Any) -> tables.Layout:
 
 def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether the Delta table exists."""
-    if table.path is None and catalog_places.is_open(spark, table):
-        return catalog_places.has(spark, table)
-    folder = local_log.readable(spark, table)
-    if folder is not None:
-        return local_log.exists(folder)
+    is_there = _is_there(spark, table)
+    if is_there is not None:
+        return is_there
     # A view has properties, too, but none of these.
     return any(name.startswith(("delta.", "medallion.")) for name in _shown(spark, table) or ())
+
+
+def _is_there(spark: SparkSession, table: tables.TableRef) -> bool | None:
+    """Whether the Delta table exists, by its catalog or its log; None where only a statement can tell, as for a view."""
+    if table.path is None and catalog_places.is_open(spark, table):
+        is_there = catalog_places.has(spark, table)
+        return is_there if catalog_places.location(table) is not None else None
+    folder = local_log.readable(spark, table)
+    return None if folder is None else local_log.exists(folder)
 
 
 def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
@@ -179,14 +186,9 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
 @stored_files.one_look()
 def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | None:
     """The properties of the table; None where there is none. Raises `TableNotOurs`."""
-    if table.path is not None or not catalog_places.is_open(spark, table):
-        folder = local_log.readable(spark, table)
-        if folder is not None:
-            return check_ours(spark, table) if local_log.exists(folder) else None
-    elif catalog_places.has(spark, table):
-        return check_ours(spark, table)
-    elif catalog_places.location(table) is not None:
-        return None
+    is_there = _is_there(spark, table)
+    if is_there is not None:
+        return check_ours(spark, table) if is_there else None
     # The name may be that of a view, or of a table of another format.
     table_properties = _shown(spark, table)
     return None if table_properties is None else _of_ours(table, table_properties)

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdc_core import errors
+from cdc_core.tables.layout import SPARK_CATALOG
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+IMPLEMENTATION = f"spark.sql.catalog.{SPARK_CATALOG}"
+"""The name of the setting for the class of Spark's own catalog, `CATALOG` here."""
 
 # Settings without which tables would be wrong. Every session gets them, also a given one.
 REQUIRED: Mapping[str, str] = {
@@ -32,7 +35,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.variable.substitute": "false",  # with it `${…}` in a document, name or path would be replaced
 }
 
-BY_PATH: Mapping[str, str] = {"spark.sql.defaultCatalog": "spark_catalog"}
+BY_PATH: Mapping[str, str] = {"spark.sql.defaultCatalog": SPARK_CATALOG}
 """A setting for a lakehouse below a root: only this catalog takes a path for a table's name."""
 
 OF_OTHERS = (
@@ -69,7 +72,7 @@ SINGLE_DRIVER = "spark.medallion.lakehouse.singleDriver"
 # Settings that make a session of one machine fast.
 LOCAL: Mapping[str, str] = {
     "spark.sql.extensions": EXTENSION,
-    "spark.sql.catalog.spark_catalog": CATALOG,
+    IMPLEMENTATION: CATALOG,
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Otherwise each column function calls the JVM ten times, 4 ms, to note the line of Python that called it.
@@ -124,18 +127,18 @@ def check_catalog(catalog: str | None, settings: Mapping[str, str]) -> None:
     """Raise `SettingsError` where a Spark with these settings does not have the catalog, or keeps it only in memory."""
     if catalog is None:
         return
-    if catalog != "spark_catalog" and f"spark.sql.catalog.{catalog}" not in settings:
+    if catalog != SPARK_CATALOG and f"spark.sql.catalog.{catalog}" not in settings:
         raise errors.SettingsError(
             f"lakehouse.catalog: this Spark has no catalog {catalog}; define it with --conf "
             f"spark.sql.catalog.{catalog}=… (the catalog's class), or in SPARK_CONF_DIR/spark-defaults.conf"
         )
     if (
-        catalog == "spark_catalog"
+        catalog == SPARK_CATALOG
         and settings.get("spark.sql.catalogImplementation") == "in-memory"
-        and settings.get("spark.sql.catalog.spark_catalog") == CATALOG
+        and settings.get(IMPLEMENTATION) == CATALOG
     ):
         raise errors.SettingsError(
-            "lakehouse.catalog: spark_catalog has no metastore here and would forget its tables. Set --conf "
+            f"lakehouse.catalog: {SPARK_CATALOG} has no metastore here and would forget its tables. Set --conf "
             "spark.sql.catalogImplementation=hive and spark.sql.warehouse.dir, or use lakehouse.root"
         )
 
