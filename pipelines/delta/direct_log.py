@@ -38,7 +38,7 @@ from pipelines.delta import (
     table_schema,
     upsert,
 )
-from pipelines.delta.log_actions import CONVERTERS, DELTA
+from pipelines.delta.log_actions import CONVERTERS, DELTA, Fence
 from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -87,9 +87,9 @@ class DirectLog:
         # Delta's constructors differ between its versions: this call fails before the first commit where one is missing.
         self._operation("{}")
 
-    def commit(self, file: data_file.ParquetFile | None, *, base: int, metadata: str) -> int:
-        """Commit the file, or only the fence, as version `base` + 1; raises `VersionTaken`, and then changes nothing."""
-        return self._committed(self._at(base), log_actions.fenced(self._spark, file, base), base=base, metadata=metadata)
+    def commit(self, file: data_file.ParquetFile | None, fence: Fence) -> int:
+        """Commit the file, or only the fence, as the next version; raises `VersionTaken`, and then changes nothing."""
+        return self._committed(self._at(fence.base), log_actions.fenced(self._spark, file, fence.base), fence)
 
     def delete_actions(self, touched: upsert.RowFinder, *, base: int) -> Any:
         """The actions that remove the touched rows from the version `base`. Raises as `upsert`."""
@@ -102,19 +102,19 @@ class DirectLog:
         pending_deletes: upsert.PendingDelete | None,
         unless: Callable[[], bool] | None,
         few: bool,
-        *,
-        base: int,
-        metadata: str,
+        fence: Fence,
     ) -> int:
-        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1.
+        """Delete the touched rows by deletion vectors and append `rows`, as the next version.
 
         Raises `VersionTaken`, `NeedsMerge` or `NotCommitted`. The touched rows are searched in a second thread, because neither the search
         nor the write keeps two cores busy.
         """
-        transaction, actions = self._upsertable(base), log_actions.fenced(self._spark, None, base)
+        transaction, actions = self._upsertable(fence.base), log_actions.fenced(self._spark, None, fence.base)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
-                deletes = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
+                deletes = (
+                    None if pending_deletes is None or pending_deletes.version != fence.base else pending_deletes.actions
+                )
                 if deletes is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deletes = pool.submit(mark, transaction, touched)
@@ -124,13 +124,13 @@ class DirectLog:
                     actions.extend(deletes.result())
                 actions.extend(adds)
         except table_errors.SPARK_ERRORS as error:
-            raise self._translated(error, base) from error
+            raise self._translated(error, fence.base) from error
         except (Py4JError, TypeError) as error:  # another Delta has other methods
             raise upsert.NeedsMerge from error
         if unless is not None and unless():
             raise upsert.NotCommitted  # VACUUM removes the files
         self._names_files = True  # again from here on: this upsert took Spark jobs anyway
-        return self._committed(transaction, actions, base=base, metadata=metadata)
+        return self._committed(transaction, actions, fence)
 
     def replace(
         self,
@@ -139,17 +139,15 @@ class DirectLog:
         live: live_files.LiveFiles,
         schema: pa.Schema,
         places: Places | None,
-        *,
-        base: int,
-        metadata: str,
+        fence: Fence,
     ) -> int:
-        """Delete the rows of the keys, or of the places, by deletion vectors and add the file, as version `base` + 1, without a Spark job.
+        """Delete the rows of the keys, or of the places, by deletion vectors and add the file, as the next version, without a Spark job.
 
         Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without a job, where the table checks its rows, or where its
         columns are not those of `schema`. Then nothing is changed.
         """
-        transaction = self._upsertable(base)
-        if not live.takes_rows(base) or live.schema != schema:
+        transaction = self._upsertable(fence.base)
+        if not live.takes_rows(fence.base) or live.schema != schema:
             raise upsert.NeedsMerge
         try:
             locations = live.places(upsert.KEY, keys) if places is None else places
@@ -157,48 +155,46 @@ class DirectLog:
             raise upsert.NeedsMerge from error
         if any("stats" not in add for add, _ in locations) or not live.holds([add for add, _ in locations]):
             raise upsert.NeedsMerge
-        actions = log_actions.fenced(self._spark, file, base)
+        actions = log_actions.fenced(self._spark, file, fence.base)
         try:
             actions.add(*deleted_rows.without(locations, self.store))
         except table_errors.SPARK_ERRORS as error:
-            raise self._translated(error, base) from error
+            raise self._translated(error, fence.base) from error
         # A full disk, which the MERGE reports; the data file is removed. Or a vector that only Delta can read.
         except (OSError, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
-        return self._committed(transaction, actions, base=base, metadata=metadata)
+        return self._committed(transaction, actions, fence)
 
     def compact_files(
         self,
         file: data_file.ParquetFile | None,
         parts: Sequence[Mapping[str, Any]],
         live: live_files.LiveFiles,
-        *,
-        base: int,
-        metadata: str,
+        fence: Fence,
     ) -> int:
-        """Replace the `parts` by the file, which has all their rows, as version `base` + 1.
+        """Replace the `parts` by the file, which has all their rows, as the next version.
 
         Raises `VersionTaken`, or `NeedsMerge` where another writer has changed one of the parts. Then nothing is changed.
         """
-        transaction = self._at(base)
-        if not live.at(base) or not live.holds(parts):
+        transaction = self._at(fence.base)
+        if not live.at(fence.base) or not live.holds(parts):
             raise upsert.NeedsMerge
-        actions = log_actions.fenced(self._spark, file, base, is_change=False)
+        actions = log_actions.fenced(self._spark, file, fence.base, is_change=False)
         for part in parts:
             fields = {name: part[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in part}
             details = {"deletionTimestamp": clock.now_ms(), "dataChange": False, "extendedFileMetadata": True}
             actions.add({"remove": fields | details})
-        return self._committed(transaction, actions, base=base, metadata=metadata)
+        return self._committed(transaction, actions, fence)
 
-    def define(self, schema_json: str, before: str, *, base: int, metadata: str) -> int:
-        """Set the table's columns from `schema_json`, as version `base` + 1.
+    def define(self, schema_json: str, before: str, fence: Fence) -> int:
+        """Set the table's columns from `schema_json`, as the next version.
 
         Raises `VersionTaken`, or `NeedsMerge` where the columns are not those of `before`: changes of others would be undone. Then nothing
         is changed.
         """
         # The checksum of a version that changes columns does not name the files: at the next commit Delta would find them by a Spark job.
         self._names_files = False
-        transaction = self._at(base)
+        transaction = self._at(fence.base)
         try:
             action = json.loads(transaction.metadata().json())
             if action["metaData"]["schemaString"] != before:
@@ -206,17 +202,17 @@ class DirectLog:
             action["metaData"]["schemaString"] = schema_json
             transaction.updateMetadata(self._action.fromJson(json.dumps(action)), False)
         except table_errors.SPARK_ERRORS as error:
-            raise self._translated(error, base) from error
-        return self._committed(transaction, log_actions.fenced(self._spark, None, base), base=base, metadata=metadata)
+            raise self._translated(error, fence.base) from error
+        return self._committed(transaction, log_actions.fenced(self._spark, None, fence.base), fence)
 
-    def remove_files(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
-        """Remove files from the table, as version `base` + 1; raises `VersionTaken`, and then changes nothing."""
-        now_ms, actions = clock.now_ms(), log_actions.fenced(self._spark, None, base)
+    def remove_files(self, files: Sequence[data_file.DataFile], fence: Fence) -> int:
+        """Remove files from the table, as the next version; raises `VersionTaken`, and then changes nothing."""
+        now_ms, actions = clock.now_ms(), log_actions.fenced(self._spark, None, fence.base)
         for file in files:
             # `dataChange` is false, or an append-only table would refuse it. A missing file has no rows to lose.
             fields = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
             actions.add({"remove": fields})
-        return self._committed(self._at(base), actions, base=base, metadata=metadata)
+        return self._committed(self._at(fence.base), actions, fence)
 
     def live(self) -> list[dict[str, Any]]:
         """The `add` actions of the newest version's files: path, size, stats and deletionVector."""
@@ -257,16 +253,16 @@ class DirectLog:
             raise VersionTaken
         return transaction
 
-    def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
+    def _committed(self, transaction: Any, actions: log_actions.ActionList, fence: Fence) -> int:
         if self._names_files is None:  # as in the version before, so that it costs no job
             self._names_files = _names_files(transaction.snapshot())
         # Delta reads `maxCommitAttempts` from the thread's active session. With 0, a version that is taken raises an error. Otherwise
         # Delta would try one version higher, on top of commits that were not checked.
         self._session.setActiveSession(_fencing_session(self._spark, names_files=self._names_files)._jsparkSession)
         try:
-            version = int(transaction.commit(actions.seq(), self._operation(metadata)))
+            version = int(transaction.commit(actions.seq(), self._operation(fence.metadata)))
         except table_errors.SPARK_ERRORS as error:
-            raise self._translated(error, base) from error
+            raise self._translated(error, fence.base) from error
         finally:
             with contextlib.suppress(Exception):  # where the JVM is gone, the caller gets the error of the commit
                 self._session.setActiveSession(self._spark._jsparkSession)

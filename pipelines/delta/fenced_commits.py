@@ -14,26 +14,40 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from cdc_core.tables import claims, definition
+from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import direct_log, local_log, owners, table_errors, table_history, upsert
 from pipelines.delta.local_log import Commit
+from pipelines.delta.log_actions import Fence
 from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NextMetadata = Callable[[], tuple[object, Mapping[str, object] | None]]
-"""Returns position and extras of a commit. Called for each attempt: an earlier commit without an answer may turn out to be in the log, and
-change the metadata of the last commit."""
-
 REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted, *table_errors.SPARK_ERRORS)
 """Errors of a commit that is certainly not in the log."""
+
+
+@dataclass(frozen=True)
+class CommitPosition:
+    """What the metadata of a commit says beside its claim: the position `to`, and what its layer adds, `extra`.
+
+    With `is_last` they are those of the last commit, and `extra` comes on top. They are read at each attempt, because an earlier commit
+    without an answer may turn out to be in the log.
+    """
+
+    to: object = None
+    extra: Mapping[str, object] | None = None
+    is_last: bool = False
+
+
+LAST = CommitPosition(is_last=True)
 
 
 class FencedCommits:
@@ -71,10 +85,11 @@ class FencedCommits:
         """Position and extras of the last commit, for a commit that changes neither."""
         return self.metadata.get("to"), carried(self.metadata)
 
-    def user_metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
+    def user_metadata(self, position: CommitPosition) -> str:
         """The `userMetadata` of a commit now, as JSON. Its `commit` is a new identifier, by which the commit is found in the log."""
-        now_ms = clock.now_ms()
-        return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
+        to, extra = self.last_metadata() if position.is_last else (position.to, {})
+        extra |= {**(position.extra or {}), "commit": uuid.uuid4().hex[:12]}
+        return self.identity.metadata(now_ms=clock.now_ms(), to=to, extra=extra)
 
     def check_ownership(self) -> None:
         """Move on to the newest version.
@@ -109,24 +124,11 @@ class FencedCommits:
         if self._unanswered is not None:
             raise self._unknown()
 
-    def through_spark(self, act: Callable[[dict[str, str]], None], next_metadata: NextMetadata) -> int:
-        """Commit by a Spark statement, `act`, which gets the write options of the fence; the new version."""
+    def commit(self, act: Callable[[Fence], int | None], position: CommitPosition, *, is_statement: bool = False) -> int:
+        """Commit by a method of the direct log, which returns the version, or by a Spark statement, which does not; the new version.
 
-        def fenced(metadata: str) -> None:
-            act({"userMetadata": metadata, "txnAppId": definition.APP_ID, "txnVersion": str(self.version + 1)})
-
-        return self._retried(fenced, next_metadata, is_statement=True)
-
-    def through_log(self, commit: Callable[..., int], next_metadata: NextMetadata) -> int:
-        """Commit through the direct log on top of the last version, or of the newest where others committed meanwhile; the new version."""
-
-        def onto_last(metadata: str) -> int:
-            return commit(base=self.version, metadata=metadata)
-
-        return self._retried(onto_last, next_metadata, is_statement=False)
-
-    def _retried(self, act: Callable[[str], int | None], next_metadata: NextMetadata, *, is_statement: bool) -> int:
-        """The version of the commit. Retried where other commits came first, each time with a fence on top of them."""
+        `act` is called with a fence on top of the last version. Where other commits came first, it is called again with one on top of them.
+        """
         self.refuse_unanswered()
         for attempt in table_errors.commit_attempts(self.table):
             if not self._is_held():
@@ -135,9 +137,8 @@ class FencedCommits:
             if is_statement and not self.is_newest:
                 self.check_ownership()
             self.is_newest = False
-            metadata = self.user_metadata(*next_metadata())
             try:
-                new_version = self._outcome(metadata, functools.partial(act, metadata))
+                new_version = self._outcome(act, Fence(self.version, self.user_metadata(position)))
                 break
             except direct_log.VersionTaken as error:
                 self._after_conflict(attempt, error)
@@ -147,16 +148,16 @@ class FencedCommits:
                 self._after_conflict(attempt, error)
         return new_version
 
-    def _outcome(self, metadata: str, act: Callable[[], int | None]) -> int:
+    def _outcome(self, act: Callable[[Fence], int | None], fence: Fence) -> int:
         """The version in which `act` committed, by its answer or by the log. Raises the error of `act` where it committed nothing.
 
         The answer may be an error although the commit is in the log, or a success although it was fenced off. Without an answer (the JVM is
         gone, or an interrupt) the commit may be in the log, or arrive later: `_unanswered` has its metadata.
         """
         # Before the call: an interrupt may come at any time, and takes none of the branches below.
-        self._unanswered = parsed = claims.parsed(metadata) or {}
+        self._unanswered = parsed = claims.parsed(fence.metadata) or {}
         try:
-            new_version = act()
+            new_version = act(fence)
         except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before anything was committed
             self._unanswered = None
             raise

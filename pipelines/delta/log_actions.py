@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.tables import definition
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 
 DELTA = "org.apache.spark.sql.delta"
 CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
+
+
+@dataclass(frozen=True)
+class Fence:
+    """One attempt at a commit: the version that it follows on, and its `userMetadata`."""
+
+    base: int
+    metadata: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The fence as write options of a statement."""
+        return {"userMetadata": self.metadata, "txnAppId": definition.APP_ID, "txnVersion": str(self.base + 1)}
 
 
 class ActionList:

@@ -5,7 +5,6 @@ A statement does not return its version, and Delta silently skips one whose fenc
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +21,8 @@ from pipelines.delta import (
     table_errors,
     upsert,
 )
+from pipelines.delta.fenced_commits import CommitPosition
+from pipelines.delta.log_actions import Fence
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ class StatementCommits(fenced_commits.FencedCommits):
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """One fenced commit without rows, for its metadata alone; the new version."""
-        return self._marked(lambda: (to, extra))
+        return self._marked(CommitPosition(to, extra))
 
     def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """Append the rows of `df` as one fenced commit; the new version."""
-        return self._appended(df, lambda: (to, extra))
+        return self._appended(df, CommitPosition(to, extra))
 
     def overwrite(
         self,
@@ -58,12 +59,12 @@ class StatementCommits(fenced_commits.FencedCommits):
         writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", str(overwrite_schema).lower())
         path = self.table.path
 
-        def act(options: dict[str, str]) -> None:
-            fenced_writer = writer.options(**options)
+        def act(fence: Fence) -> None:
+            fenced_writer = writer.options(**fence.options)
             # `saveAsTable` sometimes misses a path table that another session has just created, and creates it again.
             fenced_writer.saveAsTable(str(self.table)) if path is None else fenced_writer.save(path)
 
-        return self.through_spark(act, lambda: (to, extra))
+        return self.commit(act, CommitPosition(to, extra), is_statement=True)
 
     def replace(
         self,
@@ -80,7 +81,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         sets_all = catalog_places.is_open(self.spark, self.table)
         ddl = definition.ddl(self.table, "", properties, cluster_by, sets_all=sets_all)
         return self._executed(
-            lambda view: f"CREATE OR REPLACE TABLE {ddl} AS SELECT * FROM {view}", df, lambda: (to, extra), {}
+            lambda view: f"CREATE OR REPLACE TABLE {ddl} AS SELECT * FROM {view}", df, CommitPosition(to, extra), {}
         )
 
     def merge(
@@ -100,9 +101,9 @@ class StatementCommits(fenced_commits.FencedCommits):
         """
         if query_execution.takes_settings(self.spark):
             return self._executed(
-                lambda view: statement.render(str(self.table), view), source, lambda: (to, extra), confs or {}
+                lambda view: statement.render(str(self.table), view), source, CommitPosition(to, extra), confs or {}
             )
-        return self._replaced(source, statement, lambda: (to, extra))
+        return self._replaced(source, statement, CommitPosition(to, extra))
 
     def remove(self, where: str, *, among: str | None = None, to: object, extra: Mapping[str, object] | None = None) -> int:
         """Remove the rows that match the SQL condition `where`, as one fenced commit; the new version.
@@ -112,7 +113,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         """
         rows = self._rows()
         remaining = rows.limit(0) if among is None else rows.where(among).where(f"NOT coalesce({where}, false)")
-        return self._written(lambda: (remaining, F.expr(among or where)), lambda: (to, extra))
+        return self._written(lambda: (remaining, F.expr(among or where)), CommitPosition(to, extra))
 
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table, with ownership checked before and after it.
@@ -126,7 +127,7 @@ class StatementCommits(fenced_commits.FencedCommits):
 
     def renew(self) -> None:
         """Renew the lease by an empty commit with the metadata of the last one."""
-        self._marked(self.last_metadata)
+        self._marked(fenced_commits.LAST)
 
     def release(self, extra: Mapping[str, object] | None = None) -> None:
         """Release the claim by an empty commit, so that a successor on another host does not wait for the lease.
@@ -136,49 +137,47 @@ class StatementCommits(fenced_commits.FencedCommits):
         """
         owners.HELD.pop(self.identity.writer, None)
         self.settle()
-        self._marked(
-            lambda: (self.metadata.get("to"), {**fenced_commits.carried(self.metadata), **(extra or {}), "released": True})
-        )
+        self._marked(CommitPosition(extra={**(extra or {}), "released": True}, is_last=True))
 
-    def _replaced(self, source: DataFrame, statement: sql_merge.Merge, next_metadata: fenced_commits.NextMetadata) -> int:
+    def _replaced(self, source: DataFrame, statement: sql_merge.Merge, position: CommitPosition) -> int:
         """Replace the rows of the source's keys by the outcome of the statement."""
         keys = [row[0] for row in source.select(upsert.KEY).distinct().limit(MANY_KEYS + 1).collect()]
         if not keys:
-            return self._marked(next_metadata)
+            return self._marked(position)
         key = F.col(upsert.KEY)
         if len(keys) > MANY_KEYS:
             bounds = source.agg(F.min(upsert.KEY), F.max(upsert.KEY)).collect()[0]
             among = key.between(*bounds)
         else:
             among = key.isin(keys)
-        return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), next_metadata)
+        return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), position)
 
-    def _written(self, made: Callable[[], tuple[DataFrame, Column]], next_metadata: fenced_commits.NextMetadata) -> int:
+    def _written(self, made: Callable[[], tuple[DataFrame, Column]], position: CommitPosition) -> int:
         """Replace the rows that match a condition: `made` returns the new rows and the condition. Write options carry the fence."""
 
-        def act(options: dict[str, str]) -> None:
+        def act(fence: Fence) -> None:
             rows, among = made()
-            rows.writeTo(str(self.table)).options(**options).overwrite(among)
+            rows.writeTo(str(self.table)).options(**fence.options).overwrite(among)
 
-        return self.through_spark(act, next_metadata)
+        return self.commit(act, position, is_statement=True)
 
     def _executed(
         self,
         sql: Callable[[str], str],
         source: DataFrame,
-        next_metadata: fenced_commits.NextMetadata,
+        position: CommitPosition,
         confs: Mapping[str, str],
     ) -> int:
         """Run a SQL statement over a view of the source. The session's settings carry the fence, because SQL has no options for it."""
         view = f"source_{uuid.uuid4().hex[:12]}"
 
-        def act(fence: dict[str, str]) -> None:
+        def act(fence: Fence) -> None:
             settings = {
-                "spark.databricks.delta.write.txnAppId": fence["txnAppId"],
-                "spark.databricks.delta.write.txnVersion": fence["txnVersion"],
+                "spark.databricks.delta.write.txnAppId": fence.options["txnAppId"],
+                "spark.databricks.delta.write.txnVersion": fence.options["txnVersion"],
                 # Delta resets the fence after one commit: a later statement of this session must not have it.
                 "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
-                "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
+                "spark.databricks.delta.commitInfo.userMetadata": fence.metadata,
                 **confs,
             }
             with query_execution.required_confs(self.spark, settings):
@@ -186,21 +185,24 @@ class StatementCommits(fenced_commits.FencedCommits):
 
         source.createOrReplaceTempView(view)
         try:
-            return self.through_spark(act, next_metadata)
+            return self.commit(act, position, is_statement=True)
         finally:
             self.spark.catalog.dropTempView(view)
 
-    def _marked(self, next_metadata: fenced_commits.NextMetadata) -> int:
+    def _marked(self, position: CommitPosition) -> int:
         if self.direct is not None:
-            return self.through_log(functools.partial(self.direct.commit, None), next_metadata)
+            direct = self.direct
+            return self.commit(lambda fence: direct.commit(None, fence), position)
         no_rows = self.spark.createDataFrame([], self._rows().schema)
         # Over Spark Connect, changing the settings would take longer than it saves.
         confs = query_execution.INTERPRETED if sparks.is_classic(self.spark) else {}
         with query_execution.session_confs(self.spark, confs):
-            return self._appended(no_rows, next_metadata)
+            return self._appended(no_rows, position)
 
     def _rows(self) -> DataFrame:
         return self.spark.table(str(self.table))
 
-    def _appended(self, df: DataFrame, next_metadata: fenced_commits.NextMetadata) -> int:
-        return self.through_spark(lambda options: df.writeTo(str(self.table)).options(**options).append(), next_metadata)
+    def _appended(self, df: DataFrame, position: CommitPosition) -> int:
+        return self.commit(
+            lambda fence: df.writeTo(str(self.table)).options(**fence.options).append(), position, is_statement=True
+        )

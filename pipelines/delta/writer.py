@@ -38,6 +38,8 @@ from pipelines.delta import (
     upsert,
 )
 from pipelines.delta import tables as delta
+from pipelines.delta.fenced_commits import CommitPosition
+from pipelines.delta.log_actions import Fence
 from pipelines.delta.statement_commits import StatementCommits
 
 if TYPE_CHECKING:
@@ -193,14 +195,14 @@ class Writer(StatementCommits):
         and the commit: where it returns true, nothing is committed, and `NotCommitted` is raised. With `few` touched rows the deletion
         vectors are written here, without a Spark job.
         """
-        if self.direct is None:
+        direct = self.direct
+        if direct is None:
             return None
-        commit = functools.partial(self.direct.upsert, rows, touched, pending_deletes, unless, few)
-        try:
-            with query_execution.session_confs(self.spark, confs or {}):
-                return self.through_log(commit, lambda: (to, extra))
-        except upsert.NeedsMerge:  # nothing was committed
-            return None
+        with contextlib.suppress(upsert.NeedsMerge), query_execution.session_confs(self.spark, confs or {}):
+            return self.commit(
+                lambda fence: direct.upsert(rows, touched, pending_deletes, unless, few, fence), CommitPosition(to, extra)
+            )
+        return None
 
     def replace_arrow(
         self,
@@ -219,27 +221,30 @@ class Writer(StatementCommits):
         (`table_schema.conformed`). Returns None where only Spark can do it, also where a part raises `NotReadable`; then nothing was
         committed. `statistics` is as in `append_arrow`.
         """
-        if self.direct is None or self.live is None:
+        direct, live = self.direct, self.live
+        if direct is None or live is None:
             return None
         remaining = (part for part in parts if part.num_rows)
         try:
             first = next(remaining, None)
             file = None
             if first is not None:
-                file = self._new_file(self.direct, itertools.chain([first], remaining), schema, statistics)
+                file = self._new_file(direct, itertools.chain([first], remaining), schema, statistics)
         except table_schema.NotReadable:
             return None
-        return self._through_log_or_none(
-            functools.partial(self.direct.replace, file, keys, self.live, schema, places), lambda: (to, extra), file
-        )
+        with contextlib.suppress(upsert.NeedsMerge):
+            return self._commit_file(
+                file, lambda fence: direct.replace(file, keys, live, schema, places, fence), CommitPosition(to, extra)
+            )
+        return None
 
     def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
         """Write the rows of a few small live files as one file; the new version.
 
         A fenced commit with the metadata of the last one, without a Spark job. None where only Spark can do it.
         """
-        live = self.live
-        if self.direct is None or live is None or definition.is_on(live.configuration, definition.ROW_TRACKING):
+        direct, live = self.direct, self.live
+        if direct is None or live is None or definition.is_on(live.configuration, definition.ROW_TRACKING):
             return None
         try:
             rows = live.rows(parts)
@@ -250,9 +255,10 @@ class Writer(StatementCommits):
             return None
         file = None
         if rows.num_rows:
-            file = self._new_file(self.direct, [rows], rows.schema, live_files.measured_columns(live))
-        commit = functools.partial(self.direct.compact_files, file, parts, live)
-        return self._through_log_or_none(commit, self.last_metadata, file)
+            file = self._new_file(direct, [rows], rows.schema, live_files.measured_columns(live))
+        with contextlib.suppress(upsert.NeedsMerge):
+            return self._commit_file(file, lambda fence: direct.compact_files(file, parts, live, fence), fenced_commits.LAST)
+        return None
 
     def _new_file(
         self, direct: direct_log.DirectLog, parts: Iterable[pa.Table], schema: pa.Schema, statistics: Sequence[str]
@@ -261,26 +267,16 @@ class Writer(StatementCommits):
         self.refuse_unanswered()
         return data_file.ParquetFile.write(direct.store, parts, schema=schema, statistics=statistics, table=self.table)
 
-    def _through_log_or_none(
-        self, commit: Callable[..., int], next_metadata: fenced_commits.NextMetadata, file: data_file.ParquetFile | None
-    ) -> int | None:
-        """The version of a commit that adds the file; None where it raises `NeedsMerge`. Removes the file of a refused commit."""
+    def _commit_file(self, file: data_file.ParquetFile | None, act: Callable[[Fence], int], position: CommitPosition) -> int:
+        """As `commit`; removes the file of a commit that was refused, and is not in the log."""
         try:
-            return self.through_log(commit, next_metadata)
+            return self.commit(act, position)
         except (upsert.NeedsMerge, *fenced_commits.REFUSED) as error:
-            if file is not None:
-                self._discard(file, error)
-            if isinstance(error, upsert.NeedsMerge):
-                return None
+            # In a store, a request that timed out may still take effect. After an error of Spark the file stays there, for VACUUM.
+            is_final = local_log.folder(self.table) is not None or not isinstance(error, table_errors.SPARK_ERRORS)
+            if file is not None and is_final:
+                file.discard()
             raise
-
-    def _discard(self, file: data_file.ParquetFile, error: Exception) -> None:
-        """Remove the file of a commit that was refused, and is not in the log.
-
-        In a store, a request that timed out may still take effect. After an error of Spark the file stays there, for VACUUM.
-        """
-        if local_log.folder(self.table) is not None or not isinstance(error, table_errors.SPARK_ERRORS):
-            file.discard()
 
     def define(self, schema: StructType) -> bool:
         """Set the table's columns to `schema`, which has all of them and new ones; whether that was done.
@@ -288,10 +284,13 @@ class Writer(StatementCommits):
         As `alter` with ADD COLUMNS, but one fenced commit with the metadata of the last one, and no statement. False without a direct log,
         or where another writer has changed the columns meanwhile.
         """
-        if self.direct is None or self.live is None:
+        direct, live = self.direct, self.live
+        if direct is None or live is None:
             return False
-        commit = functools.partial(self.direct.define, schema.json(), self.live.schema_json)
-        return self._through_log_or_none(commit, self.last_metadata, None) is not None
+        with contextlib.suppress(upsert.NeedsMerge):
+            self.commit(lambda fence: direct.define(schema.json(), live.schema_json, fence), fenced_commits.LAST)
+            return True
+        return False
 
     def append_arrow(
         self,
@@ -305,16 +304,13 @@ class Writer(StatementCommits):
         `statistics` names the columns whose minimum and maximum are kept for skipping. Where there is a direct log, this process writes
         the Parquet file and commits it through Delta's transaction. Elsewhere Spark appends the rows.
         """
-        if self.direct is None:
+        direct = self.direct
+        if direct is None:
             # Without `coalesce` Spark writes a file per core, and every reader would have to open all of them.
             rows = pa.concat_tables(parts)
             return self.append(self.spark.createDataFrame(rows).coalesce(1 + rows.nbytes // FILE_BYTES), to=to, extra=extra)
-        file = self._new_file(self.direct, parts, parts[0].schema, statistics)
-        try:
-            return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
-        except fenced_commits.REFUSED as error:
-            self._discard(file, error)
-            raise
+        file = self._new_file(direct, parts, parts[0].schema, statistics)
+        return self._commit_file(file, lambda fence: direct.commit(file, fence), CommitPosition(to, extra))
 
     def remove_files(
         self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None
@@ -323,8 +319,9 @@ class Writer(StatementCommits):
 
         Raises `DecisionNeeded` without a direct log.
         """
-        if self.direct is None:
+        direct = self.direct
+        if direct is None:
             raise errors.DecisionNeeded(
                 f"{self.table.label}: its log cannot be repaired from here; on Databricks use FSCK REPAIR TABLE"
             )
-        return self.through_log(functools.partial(self.direct.remove_files, files), lambda: (to, extra))
+        return self.commit(lambda fence: direct.remove_files(files, fence), CommitPosition(to, extra))

@@ -14,6 +14,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import keys
 from pipelines.delta import data_file, direct_log, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.log_actions import Fence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +99,7 @@ class Log:
         file = data_file.ParquetFile.write(
             direct.store, [rows], schema=rows.schema, statistics=bronze.STATISTICS, table=self.table
         )
-        direct.commit(file, base=table_history.version(self.spark, self.table), metadata=metadata)
+        direct.commit(file, Fence(table_history.version(self.spark, self.table), metadata))
 
     @property
     def _ts_ms(self) -> int:

@@ -131,10 +131,10 @@ def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[
     found = Injection(fault, tell)
     asked, appended, written = FencedCommits._outcome, direct_log.DirectLog.append, data_file.ParquetFile.write
 
-    def of_writer(self: Any, metadata: str, act: Callable[[], Any]) -> Any:
+    def of_writer(self: Any, act: Callable[[Any], Any], fence: Any) -> Any:
         if fault.boundary is not Boundary.BEFORE_FILE and found.due(self.table):
-            return asked(self, metadata, lambda: found.around(act))
-        return asked(self, metadata, act)
+            return asked(self, lambda fence: found.around(lambda: act(fence)), fence)
+        return asked(self, act, fence)
 
     def of_facts(self: Any, file: Any) -> Any:
         if fault.boundary is not Boundary.BEFORE_FILE and found.due(self.store.folder):

@@ -95,9 +95,9 @@ class _Log(direct_log.DirectLog):
             raise direct_log.VersionTaken
         return _Transaction(self._folder)
 
-    def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
+    def _committed(self, transaction: Any, actions: Any, fence: log_actions.Fence) -> int:
         try:
-            return write(self._folder, base + 1, [*transaction.changed, *actions.seq()], userMetadata=metadata)
+            return write(self._folder, fence.base + 1, [*transaction.changed, *actions.seq()], userMetadata=fence.metadata)
         except FileExistsError:
             raise direct_log.VersionTaken from None
 
@@ -281,7 +281,7 @@ class Hop:
             "log": self.log,
             "commit": uuid.uuid4().hex[:12],
         }
-        log.commit(file, base=base, metadata=json.dumps(said))
+        log.commit(file, log_actions.Fence(base, json.dumps(said)))
 
     def silver_run(self) -> silver._SilverRun:
         """A run of silver as in a service: the caller asks for its rounds one by one, and closes it."""

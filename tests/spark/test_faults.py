@@ -118,8 +118,8 @@ def test_a_file_stays_whose_commit_cannot_be_looked_up(spark: SparkSession, tabl
     committed = direct_log.DirectLog._committed
     unreachable = mock.Mock(side_effect=AnalysisException("the store does not answer"))
 
-    def then_fails(self: Any, *given: Any, base: int, metadata: str) -> int:
-        committed(self, *given, base=base, metadata=metadata)
+    def then_fails(self: Any, *given: Any) -> int:
+        committed(self, *given)
         return int(unreachable())
 
     with (
@@ -138,8 +138,8 @@ def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSess
     writer = Writer.claim(spark, table)
     committed = direct_log.DirectLog._committed
 
-    def then_fails(self: Any, *given: Any, base: int, metadata: str) -> int:
-        committed(self, *given, base=base, metadata=metadata)
+    def then_fails(self: Any, *given: Any) -> int:
+        committed(self, *given)
         raise direct_log.VersionTaken
 
     with mock.patch.object(direct_log.DirectLog, "_committed", then_fails):

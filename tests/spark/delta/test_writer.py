@@ -17,6 +17,7 @@ from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.delta import abandoned, direct_log, live_files, log_actions, ops_tables, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.fenced_commits import CommitPosition
 from pipelines.delta.writer import Writer
 from tests.harness import sessions
 
@@ -101,7 +102,9 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
                 transaction, actions = log._at(old.version), log_actions.fenced(spark, None, old.version)
                 Writer.claim(spark, table, take_over=True)
                 with pytest.raises(direct_log.VersionTaken):
-                    log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))
+                    log._committed(
+                        transaction, actions, log_actions.Fence(old.version, old.user_metadata(CommitPosition(number)))
+                    )
         finally:
             done.set()
         unsettling.result()

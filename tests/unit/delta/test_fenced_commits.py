@@ -19,8 +19,9 @@ from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables.layout import TableRef
 from pipelines.delta import direct_log, fenced_commits, ops_tables, query_execution, table_errors, table_history, upsert
-from pipelines.delta.fenced_commits import FencedCommits
+from pipelines.delta.fenced_commits import CommitPosition, FencedCommits
 from pipelines.delta.local_log import Commit
+from pipelines.delta.log_actions import Fence
 from pipelines.delta.statement_commits import StatementCommits
 
 TABLE = TableRef.at("/lake/t")
@@ -44,21 +45,20 @@ def writer(log: list[Commit]) -> FencedCommits:
     return FencedCommits(None, TABLE, identity=claims.WriterIdentity("w", "host", 1, ""), base=log[-1])  # type: ignore[arg-type]
 
 
-def said() -> tuple[object, dict[str, object]]:
-    return 7, {}
+POSITION = CommitPosition(7)
 
 
 def committed_after(refusals: int, error: Callable[[], Exception], log: list[Commit]) -> Callable[..., int]:
     """Commits onto the newest version, after this many refusals by commits of others."""
     left = iter(range(refusals))
 
-    def commit(*, base: int, metadata: str) -> int:
+    def commit(fence: Fence) -> int:
         version = log[-1].version + 1
         if next(left, None) is not None:
             log.append(Commit(version, 0, None))
             raise error()
-        assert base == version - 1
-        log.append(Commit(version, 0, claims.parsed(metadata)))
+        assert fence.base == version - 1
+        log.append(Commit(version, 0, claims.parsed(fence.metadata)))
         return version
 
     return commit
@@ -76,7 +76,7 @@ def test_the_direct_log_is_tried_again_on_the_newest_version(
     writer: FencedCommits, log: list[Commit], refusals: int
 ) -> None:
     """The retry commits on top of what others committed in between."""
-    assert writer.through_log(committed_after(refusals, direct_log.VersionTaken, log), said) == refusals + 1
+    assert writer.commit(committed_after(refusals, direct_log.VersionTaken, log), POSITION) == refusals + 1
     assert (writer.version, writer.metadata["to"]) == (refusals + 1, 7)
 
 
@@ -85,25 +85,25 @@ def test_a_statement_is_tried_again_with_a_new_fence(writer: FencedCommits, log:
     fences: list[int] = []
     commit = committed_after(2, lambda: ConcurrentAppendException("others came first"), log)
 
-    def statement(options: dict[str, str]) -> None:
-        fences.append(int(options["txnVersion"]))
-        commit(base=fences[-1] - 1, metadata=options["userMetadata"])
+    def statement(fence: Fence) -> None:
+        fences.append(int(fence.options["txnVersion"]))
+        commit(fence)
 
-    assert writer.through_spark(statement, said) == 3
+    assert writer.commit(statement, POSITION, is_statement=True) == 3
     assert fences == [1, 2, 3]
 
 
-@pytest.mark.parametrize("through", ("through_log", "through_spark"))
-def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log: list[Commit], through: str) -> None:
+@pytest.mark.parametrize("is_statement", (False, True))
+def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log: list[Commit], is_statement: bool) -> None:
     """After the last attempt nothing is in the table."""
     tries: list[int] = []
 
     def refused(*_: Any, **__: Any) -> Any:
         tries.append(1)
-        raise direct_log.VersionTaken if through == "through_log" else ConcurrentAppendException("others came first")
+        raise ConcurrentAppendException("others came first") if is_statement else direct_log.VersionTaken
 
     with pytest.raises(errors.CommitConflict, match=f"{table_errors.COMMIT_ATTEMPTS} times"):
-        getattr(writer, through)(refused, said)
+        writer.commit(refused, POSITION, is_statement=is_statement)
     assert len(tries) == table_errors.COMMIT_ATTEMPTS
     assert writer.version == 0
 
@@ -130,12 +130,12 @@ def test_an_alter_that_comes_late_ends_no_successor(log: list[Commit], monkeypat
     )
     looks: list[Callable[[], object]] = [
         old.check_ownership,
-        lambda: new.through_log(committed_after(0, Exception, log), said),
+        lambda: new.commit(committed_after(0, Exception, log), POSITION),
     ]
     monkeypatch.setattr(old, "check_ownership", lambda: looks.pop()())
     with pytest.raises(errors.OwnershipLost):
         old.alter("ADD COLUMNS (m BIGINT)")
-    assert new.through_log(committed_after(1, direct_log.VersionTaken, log), said) == len(log) - 1
+    assert new.commit(committed_after(1, direct_log.VersionTaken, log), POSITION) == len(log) - 1
     assert [commit.metadata and commit.metadata["writer"] for commit in log] == [None, "new", None, None, "new"]
 
 
@@ -150,16 +150,16 @@ def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_
         path.write_text(json.dumps({"commitInfo": {"userMetadata": metadata}}) + "\n")
         return version
 
-    def commit(*, base: int, metadata: str) -> int:
-        log.append(Commit(base + 1, 0, claims.parsed(metadata)))
-        return write(base + 1, metadata)
+    def commit(fence: Fence) -> int:
+        log.append(Commit(fence.base + 1, 0, claims.parsed(fence.metadata)))
+        return write(fence.base + 1, fence.metadata)
 
-    assert writer.through_log(commit, said) == 1
+    assert writer.commit(commit, POSITION) == 1
     write(1, json.dumps(writer.metadata))
-    assert writer.through_log(commit, said) == 2
+    assert writer.commit(commit, POSITION) == 2
     write(2, json.dumps({**writer.metadata, "writer": "another"}))
     with pytest.raises(errors.OwnershipLost):
-        writer.through_log(commit, said)
+        writer.commit(commit, POSITION)
     assert [each.version for each in log] == [0, 1, 2]
 
 
@@ -168,10 +168,10 @@ def test_a_statement_does_not_go_into_a_table_that_was_made_again(
     writer: FencedCommits, log: list[Commit], made_again: list[Commit]
 ) -> None:
     """In a catalog the table's name then refers to another table, at an earlier version or at the same one."""
-    writer.through_spark(lambda options: log.append(Commit(1, 0, claims.parsed(options["userMetadata"]))), said)
+    writer.commit(lambda fence: log.append(Commit(1, 0, claims.parsed(fence.metadata))), POSITION, is_statement=True)
     log[:] = made_again
     with pytest.raises(errors.CommitConflict, match="made again"):
-        writer.through_spark(lambda _: log.append(Commit(len(log), 0, None)), said)
+        writer.commit(lambda _: log.append(Commit(len(log), 0, None)), POSITION, is_statement=True)
     assert log == made_again
 
 
@@ -179,20 +179,20 @@ def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: lis
     """The log shows that the commit exists: it is not repeated."""
     commit = committed_after(0, direct_log.VersionTaken, log)
 
-    def then_fails(**given: Any) -> int:
-        commit(**given)
+    def then_fails(fence: Fence) -> int:
+        commit(fence)
         raise direct_log.VersionTaken
 
-    assert writer.through_log(then_fails, said) == 1
+    assert writer.commit(then_fails, POSITION) == 1
     assert len(log) == 2
 
 
-@pytest.mark.parametrize("through", ("through_log", "through_spark"))
+@pytest.mark.parametrize("is_statement", (False, True))
 @pytest.mark.parametrize(
     "look_up", (AnalysisException("the store does not answer"), errors.StorageExhausted("full"), OSError())
 )
 def test_a_commit_that_cannot_be_looked_up_is_unknown(
-    writer: FencedCommits, log: list[Commit], monkeypatch: pytest.MonkeyPatch, look_up: Exception, through: str
+    writer: FencedCommits, log: list[Commit], monkeypatch: pytest.MonkeyPatch, look_up: Exception, is_statement: bool
 ) -> None:
     """The store may have taken the commit, but neither its answer nor the log could be read: the commit must not count as refused."""
 
@@ -205,7 +205,7 @@ def test_a_commit_that_cannot_be_looked_up_is_unknown(
         raise AnalysisException("the store does not answer")
 
     with pytest.raises(errors.CommitUnknown) as unknown:
-        getattr(writer, through)(then_fails, said)
+        writer.commit(then_fails, POSITION, is_statement=is_statement)
     assert not isinstance(unknown.value, fenced_commits.REFUSED)
     with pytest.raises(errors.CommitUnknown):
         writer.refuse_unanswered()
@@ -218,7 +218,7 @@ def test_a_server_of_spark_connect_that_is_gone_gave_no_answer(writer: FencedCom
         raise SparkConnectGrpcException("connection reset", grpc_status_code=StatusCode.UNAVAILABLE)
 
     with pytest.raises(SparkConnectGrpcException):
-        writer.through_spark(breaks, said)
+        writer.commit(breaks, POSITION, is_statement=True)
     with pytest.raises(errors.CommitUnknown):
         writer.refuse_unanswered()
 
@@ -226,11 +226,11 @@ def test_a_server_of_spark_connect_that_is_gone_gave_no_answer(writer: FencedCom
 def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> None:
     """It is unknown whether the commit exists until the log is read again."""
 
-    def interrupted(**_: Any) -> int:
+    def interrupted(_: Fence) -> int:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        writer.through_log(interrupted, said)
+        writer.commit(interrupted, POSITION)
     with pytest.raises(errors.CommitUnknown):
         writer.refuse_unanswered()
 
@@ -241,22 +241,22 @@ def test_a_commit_that_lands_while_its_writer_gives_the_table_back_is_its_last(l
     writer = StatementCommits(Mock(), TABLE, identity=claims.WriterIdentity("w", "host", 1, ""), base=log[-1])
     under_way: list[str] = []
 
-    def interrupted(*, base: int, metadata: str) -> int:
-        under_way.append(metadata)
+    def interrupted(fence: Fence) -> int:
+        under_way.append(fence.metadata)
         raise KeyboardInterrupt
 
-    def marked(_: object, *, base: int, metadata: str) -> int:
+    def marked(_: object, fence: Fence) -> int:
         while under_way:
             log.append(Commit(log[-1].version + 1, 0, claims.parsed(under_way.pop())))
-        if base != log[-1].version:
+        if fence.base != log[-1].version:
             raise direct_log.VersionTaken
-        log.append(Commit(base + 1, 0, claims.parsed(metadata)))
-        return base + 1
+        log.append(Commit(fence.base + 1, 0, claims.parsed(fence.metadata)))
+        return fence.base + 1
 
     writer.direct = Mock(commit=marked)
     for to in (7, 8):
         with pytest.raises(KeyboardInterrupt):
-            writer.through_log(interrupted, lambda to=to: (to, {"batch": 3}))  # type: ignore[misc]
+            writer.commit(interrupted, CommitPosition(to, {"batch": 3}))
         if to == 7:
             log.append(Commit(1, 0, claims.parsed(under_way.pop())))
             writer.check_ownership()
@@ -271,11 +271,11 @@ def test_a_commit_that_lands_while_its_writer_gives_the_table_back_is_its_last(l
 def test_an_upsert_that_needs_a_merge_leaves_the_writer_as_it_was(writer: FencedCommits) -> None:
     """It is refused before the log is read."""
 
-    def needs_merge(**_: Any) -> int:
+    def needs_merge(_: Fence) -> int:
         raise upsert.NeedsMerge
 
     with pytest.raises(upsert.NeedsMerge):
-        writer.through_log(needs_merge, said)
+        writer.commit(needs_merge, POSITION)
     writer.refuse_unanswered()
     assert writer.version == 0
 
@@ -284,7 +284,7 @@ def test_a_claim_of_another_writer_ends_it(writer: FencedCommits, log: list[Comm
     """A newer commit names another writer."""
     log.append(Commit(1, 0, {"writer": "other"}))
     with pytest.raises(errors.OwnershipLost):
-        writer.through_spark(lambda _: None, said)
+        writer.commit(lambda _: None, POSITION, is_statement=True)
 
 
 def test_a_fact_that_is_refused_each_time_is_not_waited_for_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
