@@ -52,7 +52,7 @@ from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.history_position import HistoryPosition
-from pipelines.schema import dropped, looks
+from pipelines.schema import batch_evolution, dropped, looks
 from pipelines.schema import log as schemas
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.spark import parallel
@@ -249,7 +249,7 @@ class History:
         """The column names, beside the engine's, that no field may get."""
         return RESERVED | {*reached.added, *(each.name for each in self.added())}
 
-    def record(self, evolution: schemas.Evolution, number: int) -> None:
+    def record(self, evolution: batch_evolution.Evolution, number: int) -> None:
         """Append changes to the schemas; to be called before the table has the columns."""
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.record(self.writer, ops, self.schema, evolution, collection=name, batch=number)
@@ -318,7 +318,7 @@ class History:
         rows = laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
         rows = rows.withColumn("after", F.coalesce("document", "after")).drop("document")
         with query_execution.held(rows) as new_versions:
-            evolution = schemas.evolve(
+            evolution = batch_evolution.evolve(
                 looks.SparkDocuments(new_versions.select("after", "sequence")),
                 current=self.schema.schema,
                 options=self.options.unwrap,

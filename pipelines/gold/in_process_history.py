@@ -27,7 +27,7 @@ from pipelines.bronze import batch_rows, collection_events, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.gold.history import History
 from pipelines.gold.history_position import HistoryPosition
-from pipelines.schema import log as schemas
+from pipelines.schema import batch_evolution
 
 if TYPE_CHECKING:
     from pipelines.delta.key_search import Places
@@ -287,7 +287,7 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
 
 def _made(
     history: History, events: pa.Table, laid_out: _VersionChanges, reached: HistoryPosition
-) -> tuple[schemas.Evolution, pa.Table] | None:
+) -> tuple[batch_evolution.Evolution, pa.Table] | None:
     """The schema changed by the new versions' documents, and these versions with the table's columns; None if one cannot be read."""
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
@@ -315,7 +315,7 @@ def _made(
 
 def _typed(
     history: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
-) -> tuple[schemas.Evolution, pa.StructArray] | None:
+) -> tuple[batch_evolution.Evolution, pa.StructArray] | None:
     """The schema changed by the documents, and the typed documents; None if this process cannot type them all."""
     current, reserved = history.schema.schema, history.reserved(reached)
     batch = pa.table([texts, sequences], names=["after", "sequence"])

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from cdc_core.typed.decoding import Decoder
 from pipelines.delta import table_schema
-from pipelines.schema import decoder_processes, looks
-from pipelines.schema import log as schemas
+from pipelines.schema import batch_evolution, decoder_processes, looks
 
 if TYPE_CHECKING:
     from cdc_core.schema.document_schema import DocumentSchema
@@ -34,19 +33,19 @@ class DocumentTyper:
         current: DocumentSchema,
         reserved: frozenset[str],
         keeps_first: bool = False,
-    ) -> tuple[list[schemas.Evolution], pa.StructArray] | None:
+    ) -> tuple[list[batch_evolution.Evolution], pa.StructArray] | None:
         """The changes of the documents to the schema, and the rows of `texts`; None where some documents are unreadable, or may be, or where
-        the first ones cannot give a first schema (`schemas.start_here`).
+        the first ones cannot give a first schema (`batch_evolution.start_here`).
 
         Where the schema that the first documents give does not cover all `texts`, the schema is evolved by each of `batches`, one after the
         other. These have the columns of `looks.LocalDocuments`: texts, and their places in the order. With `keeps_first` the first documents
         count as a batch before them.
         """
         options, pins = self.options.unwrap, self.options.pins
-        first: schemas.Evolution | None = schemas.unchanged(current, pins)
+        first: batch_evolution.Evolution | None = batch_evolution.unchanged(current, pins)
         if len(batches) == 1:
             documents = map(table_schema.as_array, batches[0].columns)
-            first = schemas.start_here(*documents, current=current, options=options, pins=pins, reserved=reserved)
+            first = batch_evolution.start_here(*documents, current=current, options=options, pins=pins, reserved=reserved)
         if first is None:
             return None
         # Without fields there is nothing to type by: each document would take the exact path, and be new.
@@ -58,7 +57,7 @@ class DocumentTyper:
             # From all documents of a batch: fields that look like columns in the first ones may be keys of a map.
             evolutions = [first] if keeps_first else []
             for batch in batches:
-                evolution = schemas.evolve(
+                evolution = batch_evolution.evolve(
                     looks.LocalDocuments(*map(table_schema.as_array, batch.columns)),
                     current=evolutions[-1].schema if evolutions else current,
                     options=options,

@@ -16,8 +16,8 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from pipelines.bronze import quarantine_table, survey
+from pipelines.schema import batch_evolution, looks
 from pipelines.schema import log as schemas
-from pipelines.schema import looks
 from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
@@ -77,9 +77,9 @@ def evolve(
     *,
     also: Mapping[str, str],
     events: int,
-) -> schemas.Evolution:
+) -> batch_evolution.Evolution:
     """How the documents change the collection's schema; the caller must `record` it."""
-    return schemas.evolve(
+    return batch_evolution.evolve(
         # Of few events the first documents are all of them, without a search.
         looks.SparkDocuments(texts, small=events <= looks.BEGINNING),
         current=collection.schema.schema,
@@ -90,7 +90,7 @@ def evolve(
     )
 
 
-def record(collection: SilverCollection, evolution: schemas.Evolution, number: int) -> None:
+def record(collection: SilverCollection, evolution: batch_evolution.Evolution, number: int) -> None:
     """Append changes to the schemas; to be called before the table has the columns."""
     ops, name = collection.layout.ops("schemas"), str(collection.namespace)
     collection.schema = schemas.record(collection.writer, ops, collection.schema, evolution, collection=name, batch=number)
@@ -99,7 +99,7 @@ def record(collection: SilverCollection, evolution: schemas.Evolution, number: i
 def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
     """Whether there is a schema; if not, one is made from the first documents where they allow it."""
     if not collection.schema.schema.fields:
-        evolution = schemas.begun(
+        evolution = batch_evolution.begun(
             looks.SparkDocuments(batch.rows),
             options=collection.options.unwrap,
             pins=collection.options.pins,

@@ -8,7 +8,7 @@ through `ranges.STEPS`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from pipelines import helper_processes
 from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
 from pipelines.delta import file_statistics, live_files, table_schema, upsert
 from pipelines.delta import tables as delta
-from pipelines.schema import log as schemas
+from pipelines.schema import batch_evolution
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -59,7 +59,7 @@ def reading(
     ahead = ReadAhead(_by_batch(spark, bronze_table, work))
     if ahead.counts is not None:
         first_range, *_ = collection_events.portions(ahead.counts, work.span, most=settings.max_batch_events) or (work.span,)
-        columns = _bronze_columns(settings.unwrap, reduce.added(settings.unwrap), keeps_document=keeps_document)
+        columns = _bronze_columns(settings.unwrap, keeps_document=keeps_document)
         reader = _reader(spark, bronze_table, work.namespace, max_local_events=collection_events.ONE_RUN_EVENTS)
         ahead.begin(first_range, columns, reader, size_bytes=collection_events.MANY_BYTES)
     return ahead
@@ -110,7 +110,7 @@ class LocalBatch:
     """The sequence of each key's last delete, if it has one."""
     typed: pa.StructArray = None
     """The documents of `events` as the table's columns, and what was rescued."""
-    evolutions: Sequence[schemas.Evolution] = ()
+    evolutions: Sequence[batch_evolution.Evolution] = ()
     """The changes of the schema that the documents need."""
     rows: Sequence[pa.Table] = ()
     """The rows to write, in parts; after `_reduced` the table's rows that are only marked."""
@@ -142,7 +142,7 @@ def applied(
 
 def _live(collection: SilverCollection) -> live_files.LiveFiles | None:
     """The table's files as they are now; None if this process cannot write the table."""
-    if any(each.path is None for each in collection.added(collection.schema.schema)):
+    if any(each.path is None for each in reduce.added(collection.options.unwrap)):
         return None
     return collection.writer.replaceable()
 
@@ -162,9 +162,7 @@ def _read(
     if live is None:
         raise batches.NeedsSteps
     reader = _reader(collection.spark, collection.bronze, collection.namespace, max_local_events=collection.max_local_events)
-    columns = _bronze_columns(
-        collection.options.unwrap, collection.added(collection.schema.schema), keeps_document=collection.keeps_document
-    )
+    columns = _bronze_columns(collection.options.unwrap, keeps_document=collection.keeps_document)
     events = collection.ahead.events(range_, columns, reader, size_bytes=_many_bytes(collection))
     if events is None or events.num_rows != counts.events or not collection_events.are_readable(events):
         raise batches.NeedsSteps
@@ -204,12 +202,10 @@ def _reader(
     return functools.partial(collection_events.in_order, spark, bronze_table, namespace, limit=limit)
 
 
-def _bronze_columns(
-    options: unwrap_options.UnwrapOptions, added: Iterable[reduce.AddedColumn], *, keeps_document: bool
-) -> tuple[str, ...]:
+def _bronze_columns(options: unwrap_options.UnwrapOptions, *, keeps_document: bool) -> tuple[str, ...]:
     """The columns of bronze, beside the document, that rows are made from."""
     updates = ("updateDescription",) if keeps_document else ()
-    return (*updates, *reduce.needed(options), *_of_bronze(added))
+    return (*updates, *reduce.needed(options), *_of_bronze(options))
 
 
 def _many_bytes(collection: SilverCollection) -> int:
@@ -222,9 +218,9 @@ def _row_bytes(live: live_files.LiveFiles) -> int:
     return sum(file["size"] for file in live.files()) // max(1, live.row_count())
 
 
-def _of_bronze(added: Iterable[reduce.AddedColumn]) -> list[str]:
+def _of_bronze(options: unwrap_options.UnwrapOptions) -> list[str]:
     """The bronze columns that `add.fields` and `add.headers` read."""
-    return [each.path[0] for each in added if each.path]
+    return [each.path[0] for each in reduce.added(options) if each.path]
 
 
 def _with_deleted(events: pa.Table) -> pa.Table:
@@ -295,7 +291,7 @@ def _typed(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
     if result is None:
         raise batches.NeedsSteps
     evolutions, typed = result
-    if not collection.keeps_document and "after" not in _of_bronze(collection.added(current)):
+    if not collection.keeps_document and "after" not in _of_bronze(collection.options.unwrap):
         events = events.drop_columns("after")  # most of the memory, and typed by now
     return replace(batch, events=events, documents=(), typed=typed, evolutions=evolutions)
 

@@ -42,6 +42,7 @@ from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison
 from pipelines.delta.writer import Writer
+from pipelines.schema import batch_evolution
 from pipelines.schema import log as schemas
 from pipelines.silver import ranges
 from pipelines.silver import tables as silver_tables
@@ -297,7 +298,7 @@ class SilverRebuild:
             collection=str(self.namespace),
             version=kept.version + 1,
             batch=position.to,
-            evolution=schemas.Evolution(schema, (rebuild_change, *changes), plan),
+            evolution=batch_evolution.Evolution(schema, (rebuild_change, *changes), plan),
             generation=generation,
         )
 

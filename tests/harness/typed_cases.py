@@ -16,7 +16,7 @@ from cdc_core.schema.evolution import join
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
-from pipelines.schema import log as schemas
+from pipelines.schema import batch_evolution
 
 _FILE = pathlib.Path(__file__).parents[1] / "cases" / "types" / "documents.jsonl"
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in _FILE.read_text().splitlines()]
@@ -32,7 +32,7 @@ def texts_of(case: Mapping[str, Any]) -> list[str | None]:
 
 
 def settings_of(case: Mapping[str, Any]) -> dict[str, Any]:
-    """A case's settings, as arguments of `schemas.evolve`."""
+    """A case's settings, as arguments of `batch_evolution.evolve`."""
     options = next((OPTIONS[name] for name in case.get("naming", {})), None)
     return {"pins": parse_pins(case.get("pins", {})), "options": options}
 
@@ -43,7 +43,7 @@ def mark(number: int) -> str:
 
 
 def check_schema(
-    evolution: schemas.Evolution,
+    evolution: batch_evolution.Evolution,
     texts: Sequence[str | None],
     current: document_schema.DocumentSchema,
     *,

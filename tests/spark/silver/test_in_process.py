@@ -18,8 +18,7 @@ from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import in_process as gold_small_batch
-from pipelines.schema import log as schemas
-from pipelines.schema import looks
+from pipelines.schema import batch_evolution, looks
 from pipelines.silver import in_process, in_process_fold
 from tests.harness import bronze_rows, oracle
 from tests.harness.layers import Hop, killed_at, pipeline, rows_by_spark
@@ -444,7 +443,7 @@ def test_a_schema_begins_the_same_whoever_looks(spark: SparkSession, monkeypatch
         sequences = [f"{rng.randrange(3 if number else 10**6):024x}" for _ in texts]
         rows = pa.table({"after": pa.array(texts, pa.string()), "sequence": sequences})
         settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
-        there = schemas.begun(looks.SparkDocuments(spark.createDataFrame(rows)), **settings)
-        here = schemas.begun(looks.LocalDocuments(*(column.combine_chunks() for column in rows.columns)), **settings)
+        there = batch_evolution.begun(looks.SparkDocuments(spark.createDataFrame(rows)), **settings)
+        here = batch_evolution.begun(looks.LocalDocuments(*(column.combine_chunks() for column in rows.columns)), **settings)
         assert there is not None and here is not None
         assert (here.schema.to_json(), here.seen_at) == (there.schema.to_json(), there.seen_at)

@@ -16,8 +16,8 @@ from cdc_core.schema import column_types, document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
+from pipelines.schema import batch_evolution, looks
 from pipelines.schema import log as schemas
-from pipelines.schema import looks
 from tests.harness import typed_cases
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def native(df: DataFrame, plan: typed.Plan) -> list[dict[str, Any]]:
     return [typed_cases.plain(row) for row in rows]
 
 
-def evolution_of(df: DataFrame, **named: Any) -> schemas.Evolution:
-    return schemas.evolve(looks.SparkDocuments(df), **named)
+def evolution_of(df: DataFrame, **named: Any) -> batch_evolution.Evolution:
+    return batch_evolution.evolve(looks.SparkDocuments(df), **named)
 
 
 def check(
@@ -50,7 +50,7 @@ def check(
     current: document_schema.DocumentSchema,
     first: int = 0,
     **named: Any,
-) -> schemas.Evolution:
+) -> batch_evolution.Evolution:
     """Evolve and type one batch, and compare both with the pure functions."""
     df = frame(spark, texts, first)
     evolution = evolution_of(df, current=current, **named)
@@ -141,7 +141,7 @@ def test_many_new_documents_are_looked_at_the_same_here_and_there(
     there = evolution_of(df, current=current, also={"even": "sequence LIKE '%0'"})
     rows = df.toArrow()
     texts_and_places = (rows[name].combine_chunks() for name in ("after", "sequence"))
-    here = schemas.evolve(looks.LocalDocuments(*texts_and_places), current=current)
+    here = batch_evolution.evolve(looks.LocalDocuments(*texts_and_places), current=current)
     assert [change.to_type for change in there.changes] == ["DOUBLE"] * 3
     assert (there.schema, there.changes, there.seen_at) == (here.schema, here.changes, here.seen_at)
     assert there.also == {"even": 19}

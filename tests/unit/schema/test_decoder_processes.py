@@ -18,8 +18,7 @@ import pytest
 from cdc_core.schema.pins import parse_pins
 from cdc_core.typed.decoding import Decoder, TypedTexts
 from pipelines import helper_processes
-from pipelines.schema import decoder_processes, looks
-from pipelines.schema import log as schemas
+from pipelines.schema import batch_evolution, decoder_processes, looks
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,7 @@ def drawn(count: int, seed: int = 1) -> pa.Array:
 def decoder() -> Decoder:
     usual = json.dumps({"_id": {"$numberLong": "1"}, "name": "n", "lines": [{"sku": "s", "n": 2}]})
     texts, places = pa.array([usual]), pa.array(["0" * 24])
-    unknown = Decoder(schemas.evolve(looks.LocalDocuments(texts, places)).schema)
+    unknown = Decoder(batch_evolution.evolve(looks.LocalDocuments(texts, places)).schema)
     assert unknown.schema.fields
     return unknown
 
@@ -84,7 +83,7 @@ def test_rows_are_what_this_process_makes_of_them(two_helpers: helper_processes.
 def test_each_schema_has_its_decoder() -> None:
     texts = drawn(5000)
     for pins in ({}, parse_pins({"name": "string"})):
-        evolved = schemas.evolve(looks.LocalDocuments(texts, texts)).schema
+        evolved = batch_evolution.evolve(looks.LocalDocuments(texts, texts)).schema
         assert is_same(decoder_processes.typed(Decoder(evolved, pins), texts), Decoder(evolved, pins).typed(texts))
         assert is_same(decoder_processes.typed(decoder(), texts), decoder().typed(texts))
 

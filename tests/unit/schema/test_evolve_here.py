@@ -17,8 +17,7 @@ from cdc_core.properties.unwrap import UnwrapOptions, parse
 from cdc_core.schema import document_schema
 from cdc_core.settings.parse import CollectionSettings
 from cdc_core.typed import plan
-from pipelines.schema import decoder_processes, looks
-from pipelines.schema import log as schemas
+from pipelines.schema import batch_evolution, decoder_processes, looks
 from pipelines.schema.document_typer import DocumentTyper
 
 
@@ -30,9 +29,9 @@ def often_interrupted() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def evolution(texts: list[str], current: document_schema.DocumentSchema) -> schemas.Evolution:
+def evolution(texts: list[str], current: document_schema.DocumentSchema) -> batch_evolution.Evolution:
     places = pa.array([f"{n:024x}" for n in range(len(texts))])
-    return schemas.evolve(looks.LocalDocuments(pa.array(texts), places), current=current)
+    return batch_evolution.evolve(looks.LocalDocuments(pa.array(texts), places), current=current)
 
 
 @pytest.mark.parametrize("second", ['{"_id": 2, "a": [1]}', "{"])
@@ -79,8 +78,8 @@ def test_no_schema_begins_with_a_document_that_may_belong_to_quarantine() -> Non
     texts = ['{"_id": 1, "a": 1}', '{"_id": 2, "ghost": NaN}']
     settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
     places = pa.array(["1", "2"])
-    assert schemas.begun(looks.LocalDocuments(pa.array(texts), places), **settings) is None
-    begun = schemas.begun(looks.LocalDocuments(pa.array(texts[:1]), places[:1]), **settings)
+    assert batch_evolution.begun(looks.LocalDocuments(pa.array(texts), places), **settings) is None
+    begun = batch_evolution.begun(looks.LocalDocuments(pa.array(texts[:1]), places[:1]), **settings)
     assert begun is not None and [column.name for column in begun.schema.columns] == ["_id", "a"]
 
 
@@ -156,9 +155,9 @@ def test_the_first_of_many_new_documents_tell_what_all_do(seed: int, monkeypatch
         for beginning in (chance.choice([3, 10, 40]), 1_000_000):
             monkeypatch.setattr(looks, "BEGINNING", beginning)
             monkeypatch.setattr(looks, "FEW", chance.choice([1, 5, 100]))
-            begun = schemas.start_here(*given, current=schema, **settings)
+            begun = batch_evolution.start_here(*given, current=schema, **settings)
             first = None if begun is None else begun.beginning
-            evolved = schemas.evolve(looks.LocalDocuments(*given), current=schema, beginning=first, **settings)
+            evolved = batch_evolution.evolve(looks.LocalDocuments(*given), current=schema, beginning=first, **settings)
             found.append((evolved.schema, evolved.changes, evolved.refused, evolved.seen_at))
         assert found[0] == found[1]
         schema = found[1][0]

@@ -11,8 +11,7 @@ import pytest
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import document_schema
 from cdc_core.typed import plan
-from pipelines.schema import log as schemas
-from pipelines.schema import looks
+from pipelines.schema import batch_evolution, looks
 from tests.harness import typed_cases
 
 
@@ -22,7 +21,7 @@ def check(
     """Evolves the schema and types one batch, and compares both with the pure functions."""
     options, pins = named.get("options") or UnwrapOptions(), named.get("pins") or {}
     places = pa.array([typed_cases.mark(first + number) for number in range(len(texts))])
-    evolution = schemas.evolve(
+    evolution = batch_evolution.evolve(
         looks.LocalDocuments(pa.array(texts, pa.string()), places), current=current, options=options, pins=pins
     )
     typed_cases.check_schema(evolution, texts, current, first=first, pins=pins)

@@ -22,6 +22,7 @@ from cdc_core.typed.plan import Plan
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze.registry import Namespace
 from pipelines.delta.writer import Writer
+from pipelines.schema import batch_evolution
 from pipelines.schema import log as schemas
 from pipelines.terminal import tables as report
 from pipelines.verify import comparison, table_progress
@@ -203,7 +204,7 @@ def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatc
             collection=str(name),
             version=2,
             batch=1,
-            evolution=schemas.Evolution(document_schema.EMPTY, (change,), Plan(document_schema.EMPTY)),
+            evolution=batch_evolution.Evolution(document_schema.EMPTY, (change,), Plan(document_schema.EMPTY)),
             generation="b",
         )
         writer = Writer.claim(without_spark.SPARK, hop.silver_table)
