@@ -284,6 +284,13 @@ class TableChannel:
         """Do nothing: nothing is open."""
 
 
+def check_table_channel(settings: Settings) -> None:
+    """Raise `SettingsError` where the capture does not read `ops/signals`."""
+    if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
+        problem, remedy = "the capture does not listen to table", "add table to signal.enabled.channels"
+        raise errors.SettingsError(errors.Problem("source.signal.enabled.channels", problem, remedy))
+
+
 def send(
     spark: SparkSession, settings: Settings, *, type_: str, data: Mapping[str, Any], id_: str | None, ts_ms: int
 ) -> signals.Signal:
@@ -291,14 +298,7 @@ def send(
 
     Raises `SettingsError` for a signal that would be refused, and where the channel `table` is not enabled.
     """
-    if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
-        raise errors.SettingsError(
-            errors.Problem(
-                "source.signal.enabled.channels",
-                "the capture does not listen to table",
-                "add table to signal.enabled.channels",
-            )
-        )
+    check_table_channel(settings)
     signal = signals.Signal(id_ or f"signal-{uuid.uuid4().hex[:8]}", type_, data, "table")
     try:
         signals.request(signal)

@@ -6,8 +6,7 @@ the catalog takes no part in its commits. In Unity Catalog and on Databricks it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import table_errors
@@ -54,25 +53,17 @@ def _of_catalog(spark: SparkSession, table: tables.TableRef) -> tuple[str | None
     """The location of a table, or of one that would be created, and whether it is there; no location for a view or another format."""
     state = spark._jsparkSession.sessionState()
     catalog, name = state.catalog(), state.sqlParser().parseTableIdentifier(table.identifier.removeprefix(_PREFIX))
-    metadata = _answer(table, lambda: catalog.getTableMetadata(name))
+    metadata = table_errors.unless_missing(table, lambda: catalog.getTableMetadata(name))
     if metadata is None:
-        place = _answer(table, lambda: catalog.defaultTablePath(name))  # None where the schema is missing, too
+        place = table_errors.unless_missing(
+            table, lambda: catalog.defaultTablePath(name)
+        )  # None where the schema is missing, too
     elif metadata.provider().isEmpty() or metadata.provider().get().lower() != "delta":
         return None, False
     else:
         place = metadata.location()
     url = None if place is None else str(jvm.java_class(spark, "org.apache.hadoop.fs.Path")(place).toString())
     return url, metadata is not None
-
-
-def _answer(table: tables.TableRef, ask: Callable[[], Any]) -> Any:
-    """What the catalog answers; None where the table or its schema is missing."""
-    try:
-        return ask()
-    except table_errors.SPARK_ERRORS as error:
-        if table_errors.is_missing(error):
-            return None
-        raise table_errors.translated(error, table) from error
 
 
 def is_open(spark: SparkSession, table: tables.TableRef) -> bool:

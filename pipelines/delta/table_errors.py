@@ -5,8 +5,9 @@ Delta's exceptions are identified by class or error condition, never by the text
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -14,6 +15,8 @@ from pyspark.errors import PySparkException
 from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.spark import failures as spark_failures
+
+Answer = TypeVar("Answer")
 
 COMMIT_ATTEMPTS = 8
 
@@ -67,6 +70,16 @@ _MISSING = (
 def is_missing(error: BaseException) -> bool:
     """Whether a statement found no Delta table."""
     return spark_failures.condition(error).startswith(_MISSING)
+
+
+def unless_missing(table: tables.TableRef, ask: Callable[[], Answer]) -> Answer | None:
+    """The answer of Spark or its catalog; None where the table or its schema is missing."""
+    try:
+        return ask()
+    except SPARK_ERRORS as error:
+        if is_missing(error):
+            return None
+        raise translated(error, table) from error
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,13 @@ from pipelines.delta import (
     table_errors,
     table_files,
 )
+from pipelines.delta.table_errors import Answer
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 
 def layout(lakehouse: Any) -> tables.Layout:
@@ -75,12 +76,7 @@ def _is_there(spark: SparkSession, table: tables.TableRef) -> bool | None:
 
 def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
     """The properties of a table or a view, by the only such statement that takes no Spark job; None where there is neither."""
-    try:
-        return _properties_by_spark(spark, table)
-    except table_errors.SPARK_ERRORS as error:
-        if table_errors.is_missing(error):
-            return None
-        raise table_errors.translated(error, table) from error
+    return table_errors.unless_missing(table, lambda: _properties_by_spark(spark, table))
 
 
 def _properties_by_spark(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
@@ -217,40 +213,40 @@ def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
     """The URL of a catalog's table; empty where the catalog takes part in each commit, as on Databricks."""
     if sparks.is_databricks():
         return ""
+    detail = _detail(spark, table)
+    return "" if set(detail.tableFeatures or ()) & definition.CATALOG_MANAGED else str(detail.location)
+
+
+def _detail(spark: SparkSession, table: tables.TableRef) -> Row:
     with table_errors.translating(table):
-        detail = spark.sql(f"DESCRIBE DETAIL {table}").select("location", "tableFeatures").first()
-    features = set(detail.tableFeatures or ()) if detail is not None else set()
-    return "" if features & definition.CATALOG_MANAGED else str(detail.location)
+        return spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
+
+
+def _from_log(
+    spark: SparkSession, table: tables.TableRef, read: Callable[[Path], Answer | None], by_spark: Callable[[], Answer]
+) -> Answer:
+    """What `read` finds in the log where this process reads it, else the answer of Spark."""
+    folder = local_log.readable(spark, table)
+    answer = None if folder is None else read(folder)
+    if answer is not None:
+        return answer
+    with table_errors.translating(table):
+        return by_spark()
 
 
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
-    """The table's properties; from the log where this process reads it, else by Spark."""
-    folder = local_log.readable(spark, table)
-    table_properties = None if folder is None else table_definition.properties(folder)
-    if table_properties is not None:
-        return table_properties
-    with table_errors.translating(table):
-        return _properties_by_spark(spark, table)
+    """The table's properties."""
+    return _from_log(spark, table, table_definition.properties, lambda: _properties_by_spark(spark, table))
 
 
 def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
-    """The table features that readers and writers must support; from the log where this process reads it, else by Spark."""
-    folder = local_log.readable(spark, table)
-    table_features = None if folder is None else table_definition.features(folder)
-    if table_features is not None:
-        return table_features
-    with table_errors.translating(table):
-        return frozenset(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].tableFeatures or ())
+    """The table features that readers and writers must support."""
+    return _from_log(spark, table, table_definition.features, lambda: frozenset(_detail(spark, table).tableFeatures or ()))
 
 
 def table_id(spark: SparkSession, table: tables.TableRef) -> str:
-    """Delta's identifier of the table; from the log where this process reads it, else by Spark."""
-    folder = local_log.readable(spark, table)
-    identifier = None if folder is None else table_definition.table_id(folder)
-    if identifier is not None:
-        return identifier
-    with table_errors.translating(table):
-        return str(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].id)
+    """Delta's identifier of the table."""
+    return _from_log(spark, table, table_definition.table_id, lambda: str(_detail(spark, table).id))
 
 
 def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
@@ -259,10 +255,8 @@ def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
 
 
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
-    """The names of the table's columns; from the log where this process reads it, else by Spark."""
-    folder = local_log.readable(spark, table)
-    names = None if folder is None else table_definition.columns(folder)
-    return frozenset(spark.table(str(table)).columns if names is None else names)
+    """The names of the table's columns."""
+    return frozenset(_from_log(spark, table, table_definition.columns, lambda: spark.table(str(table)).columns))
 
 
 def tables_below(root: Path) -> list[Path]:
@@ -314,8 +308,7 @@ def size(spark: SparkSession, table: tables.TableRef, *, stored: bool = False) -
     # For thousands of tables, a statement each takes minutes.
     version_size = None if folder is None else local_log.size(folder)
     if version_size is None:
-        with table_errors.translating(table):
-            detail = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
+        detail = _detail(spark, table)
         version_size = local_log.VersionSize(int(detail.numFiles), int(detail.sizeInBytes))
     stored_bytes = _stored_bytes(folder) if stored and folder is not None else None
     return TableSize(version_size.files, version_size.size_bytes, stored_bytes)

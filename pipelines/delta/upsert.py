@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 KEY = "__key"
 """The column that identifies the rows to replace."""
@@ -38,11 +38,6 @@ class PendingDelete:
 
     version: int
     actions: Future[Any]
-
-
-def row_location() -> tuple[Column, Column]:
-    """The columns `ROW_LOCATION`, for reading a table."""
-    return F.col("_metadata.file_path").alias(ROW_LOCATION[0]), F.col("_metadata.row_index").alias(ROW_LOCATION[1])
 
 
 def located(rows: DataFrame, keys: DataFrame, spans: Sequence[tuple[str, str]]) -> DataFrame:

@@ -159,9 +159,9 @@ class Writer(StatementCommits):
 
     def row_locations(self) -> tuple[Column, Column]:
         """The columns `ROW_LOCATION` for reading the table before an `upsert`; nulls where `can_upsert` is false."""
-        if self.can_upsert():
-            return upsert.row_location()
         file, row = upsert.ROW_LOCATION
+        if self.can_upsert():
+            return F.col("_metadata.file_path").alias(file), F.col("_metadata.row_index").alias(row)
         return F.lit(None).cast("string").alias(file), F.lit(None).cast("bigint").alias(row)
 
     @contextmanager

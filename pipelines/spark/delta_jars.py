@@ -24,20 +24,15 @@ def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[
     The first resolution holds a lock, because two processes that fill one Ivy cache break each other's downloads.
     """
     with contextlib.ExitStack() as stack:
-        if not _cached_jars(packages):
+        if not resolved_jars(packages):
             stack.enter_context(_locked(_jar_list(()).with_suffix(".lock")))
-        jars = _cached_jars(packages)
+        jars = resolved_jars(packages)
         package_settings = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
         package_settings["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
         if not os.access(os.path.expanduser("~"), os.W_OK):
             # Ivy's default cache is in the home of the user database, which many services lack.
             package_settings["spark.jars.ivy"] = str(_jar_list(()).with_name("ivy"))
         yield {"spark.jars": ",".join(jars)} if jars else package_settings
-
-
-def resolved_jars() -> list[str]:
-    """Delta's jars as this machine resolved them last; empty before its first session."""
-    return _cached_jars(())
 
 
 # Dependencies of Delta that Spark includes, and loads first: 70 of 87 MB that need not be downloaded.
@@ -58,7 +53,7 @@ NEEDED_JARS = ("io.delta_", "io.unitycatalog_", "com.fasterxml.jackson.datatype_
 
 def downloaded_megabytes() -> float | None:
     """The megabytes of Delta's jars that a first start has downloaded so far; None where they are cached already."""
-    if _cached_jars(()):
+    if resolved_jars():
         return None
     with contextlib.suppress(OSError):
         cache = next(Path(os.path.expanduser("~")).glob(".ivy2*/cache"), None)
@@ -85,7 +80,8 @@ def _locked(lock: Path) -> Iterator[None]:
         yield
 
 
-def _cached_jars(packages: Sequence[str]) -> list[str]:
+def resolved_jars(packages: Sequence[str] = ()) -> list[str]:
+    """The jars of Delta and `packages` as this machine resolved them last; empty before its first session."""
     try:
         lines = _jar_list(packages).read_text().splitlines()
         jars = [jar for jar in lines if packages or Path(jar).name.startswith(NEEDED_JARS)]

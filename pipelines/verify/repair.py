@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
-from cdc_core.properties.source import SignalChannel
 from cdc_core.snapshot import key_filter
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
@@ -55,14 +54,7 @@ def through_bronze(
     Raises `SettingsError` if the capture does not read `ops/signals`, and `Temporary` if a running capture does not finish the next signal
     in `SIGNAL_SECONDS`.
     """
-    if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
-        raise errors.SettingsError(
-            errors.Problem(
-                "source.signal.enabled.channels",
-                "the capture does not listen to table",
-                "add table to signal.enabled.channels",
-            )
-        )
+    channels.check_table_channel(settings)
     # All signals are sent before the wait: the capture handles them one after the other.
     ids = [_send(spark, settings, namespace, portion) for portion in key_filter.portions(keys, most=KEYS)]
     if owners.is_held(spark, delta.layout(settings.lakehouse).bronze(settings.name)):
