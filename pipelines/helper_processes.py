@@ -79,7 +79,7 @@ class HelperProcess:
     def call(
         self,
         function: Function,
-        given: Any,
+        argument: Any,
         columns: pa.RecordBatch | None = None,
         *,
         stopped: threading.Event | None = None,
@@ -89,7 +89,7 @@ class HelperProcess:
 
         Raises `HelperGone`, also without an answer within `seconds` or before `stopped` is set.
         """
-        head = pickle.dumps((function, given))
+        head = pickle.dumps((function, argument))
         self.start()
         process, channel = self._process, self._channel
         assert process is not None and channel is not None

@@ -18,7 +18,7 @@ class NewCommits:
     """Whether the previous layer has committed since the last wait, and to which collections' tables."""
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._has_news = threading.Event()
         self._names: set[str] = set()
         self._lock = threading.Lock()
 
@@ -26,15 +26,15 @@ class NewCommits:
         """Report a commit to the tables of these collections."""
         with self._lock:
             self._names.update(names)
-            self._told.set()
+            self._has_news.set()
 
     def wait(self, seconds: float, *, stop: threading.Event) -> frozenset[str]:
         """Wait for a commit, for `stop`, or for so many seconds; returns the collections that were reported."""
         end = time.monotonic() + seconds
         while not stop.is_set() and (remaining := end - time.monotonic()) > 0:
-            if self._told.wait(min(remaining, LOOK_SECONDS)):
+            if self._has_news.wait(min(remaining, LOOK_SECONDS)):
                 with self._lock:
-                    self._told.clear()
+                    self._has_news.clear()
                     names, self._names = self._names, set()
                 return frozenset(names)
         return frozenset()

@@ -23,7 +23,7 @@ class Standstill:
     """Pauses the layers that it wraps between two of their rounds, any number of times."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._layers: set[str] = set()
         self._standing: set[str] = set()
         self._changed = threading.Condition()
@@ -38,14 +38,14 @@ class Standstill:
             total: Result | None = None
             while True:
                 try:
-                    result = layer(Either(stop, self._asked))
+                    result = layer(Either(stop, self._requested))
                     # Combined at once: a service with a cut each minute would collect a list of results for weeks.
                     total = result if total is None else together(total, result)
                 except errors.MedallionError as error:
                     # The end of a round raises the errors of failed collections; the next round raises them again.
                     if (
                         stop.is_set()
-                        or not self._asked.is_set()
+                        or not self._requested.is_set()
                         or isinstance(spark_failures.translated(error), errors.SparkLost)
                     ):
                         raise
@@ -59,7 +59,7 @@ class Standstill:
     @contextmanager
     def standing(self, stop: threading.Event) -> Iterator[None]:
         """A block during which no layer runs. Raises `Temporary` if `stop` is set before all layers have paused."""
-        self._asked.set()
+        self._requested.set()
         try:
             with self._changed:
                 while self._standing != self._layers and not stop.is_set():
@@ -69,14 +69,14 @@ class Standstill:
             yield
         finally:
             with self._changed:
-                self._asked.clear()
+                self._requested.clear()
                 self._changed.notify_all()
 
     def _stand(self, name: str, stop: threading.Event) -> None:
         with self._changed:
             self._standing.add(name)
             self._changed.notify_all()
-            while self._asked.is_set() and not stop.is_set():
+            while self._requested.is_set() and not stop.is_set():
                 self._changed.wait(LOOK_SECONDS)
             self._standing.discard(name)
 

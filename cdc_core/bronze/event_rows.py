@@ -53,7 +53,7 @@ class EventRows:
     """Collects events as rows, then numbers them and makes a table.
 
     `lossy` is the number of documents with repaired text (final after `table`), `skipped` that of events that were too
-    large, `filtered` that of events that `includes` left out. `then` are actions for after the commit, `taken` names of
+    large, `filtered` that of events that `includes` left out. `then` are actions for after the commit, `name_conflicts` names of
     `field.renames` that documents already had.
     """
 
@@ -88,7 +88,7 @@ class EventRows:
         self._transactions: list[dict[str, Any] | None] = []
         self._has_transactions = False
         self.then: list[Callable[[], None]] = []
-        self.taken: set[str] = set()
+        self.name_conflicts: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -188,12 +188,20 @@ class EventRows:
         description_row = None if description is None else raw_event.update_description(description, text)
         rules = None if fields is None else fields(namespace["db"], namespace["coll"])
         if rules is not None:
-            after_text = None if after_text is None else raw_event.filtered(after_text, fields=rules, taken=self.taken)
-            before_text = None if before_text is None else raw_event.filtered(before_text, fields=rules, taken=self.taken)
+            after_text = (
+                None
+                if after_text is None
+                else raw_event.filtered(after_text, fields=rules, name_conflicts=self.name_conflicts)
+            )
+            before_text = (
+                None
+                if before_text is None
+                else raw_event.filtered(before_text, fields=rules, name_conflicts=self.name_conflicts)
+            )
             description_row = (
                 None
                 if description_row is None
-                else raw_event.filtered_update(description_row, fields=rules, taken=self.taken)
+                else raw_event.filtered_update(description_row, fields=rules, name_conflicts=self.name_conflicts)
             )
         key = raw_event.key(document_key, raw, is_exact=is_exact)
         document_key_text = (raw_event.document_key_text(document_key, key) if is_exact else None) or text.of(

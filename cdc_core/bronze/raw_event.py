@@ -28,14 +28,14 @@ from cdc_core.stream import fields as field_filters
 _EXACT = raw_bson.CODEC_OPTIONS
 
 
-def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) -> bytes:
+def filtered(text: bytes, *, fields: field_filters.FieldRules, name_conflicts: set[str]) -> bytes:
     """A document's text after `field.exclude.list` and `field.renames`.
 
-    `taken` receives new names that the document already had: there the field keeps its old name.
+    `name_conflicts` receives new names that the document already had: there the field keeps its old name.
     """
     # Applied to the text, because the decoded document may not be exact.
     document, conflicts = field_filters.document(_parsed(text), fields=fields)
-    taken.update(conflicts)
+    name_conflicts.update(conflicts)
     return _text(document)
 
 
@@ -68,7 +68,7 @@ def _text(document: Mapping[str, Any]) -> bytes:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, taken: set[str]) -> dict[str, Any]:
+def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, name_conflicts: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
     update, conflicts = field_filters.update(
         field_filters.UpdateDescription(
@@ -79,7 +79,7 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
         ),
         fields=fields,
     )
-    taken.update(conflicts)
+    name_conflicts.update(conflicts)
     return {
         "updatedFields": None if row["updatedFields"] is None else _text_of_names(update.updated),
         "removedFields": list(update.removed) or None,

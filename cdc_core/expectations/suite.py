@@ -135,8 +135,8 @@ def parse(document: object, *, name: str, where: str) -> Suite:
     return Suite(str(table), tuple(expectation for expectation in expectations if expectation is not None), where)
 
 
-def _expectation(found: object, place: str, where: str, problems: list[errors.Problem]) -> Expectation | None:
-    section = _section(found, _EXPECTATION_KEYS, where, place, problems)
+def _expectation(entry: object, place: str, where: str, problems: list[errors.Problem]) -> Expectation | None:
+    section = _section(entry, _EXPECTATION_KEYS, where, place, problems)
     type_ = section.get("type") or section.get("expectation_type")
     if not isinstance(type_, str):
         problems.append(errors.Problem(f"{where}: {place}.type", "expected the name of an expectation", "expect_column_…"))
@@ -176,17 +176,17 @@ def _keys(value: object) -> Iterator[object]:
 
 
 def _section(
-    found: object, known: tuple[str, ...], where: str, place: str, problems: list[errors.Problem]
+    entry: object, known: tuple[str, ...], where: str, place: str, problems: list[errors.Problem]
 ) -> Mapping[str, object]:
     location = f"{where}: {place}" if place else where
-    if not isinstance(found, Mapping):
-        problems.append(errors.Problem(location, f"a mapping is expected, found {values.shown(found)}"))
+    if not isinstance(entry, Mapping):
+        problems.append(errors.Problem(location, f"a mapping is expected, found {values.shown(entry)}"))
         return {}
-    for key in found:
+    for key in entry:
         if key not in known:
             hint = values.did_you_mean(str(key), known) or f"known are {', '.join(known[:4])}"
             problems.append(errors.Problem(f"{location}{'.' if place else ': '}{key}", "there is no such key", hint))
-    return found
+    return entry
 
 
 def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[tuple[Expectation, errors.Problem]]:

@@ -65,12 +65,12 @@ def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[Cu
     return cuts
 
 
-def chosen(found: Sequence[CutBoundary], *, at_least: int, latest: str | None) -> CutBoundary | None:
+def chosen(boundaries: Sequence[CutBoundary], *, at_least: int, latest: str | None) -> CutBoundary | None:
     """The newest boundary at or after batch `at_least` whose time is at most `latest`; None if there is none.
 
     `at_least` is the highest batch that any of the tables has already applied.
     """
-    candidates = [cut for cut in found if cut.batch >= at_least and (latest is None or cut.time <= latest)]
+    candidates = [cut for cut in boundaries if cut.batch >= at_least and (latest is None or cut.time <= latest)]
     return candidates[-1] if candidates else None
 
 

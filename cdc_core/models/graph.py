@@ -23,34 +23,34 @@ class Order:
 
 
 def ordered(
-    found: Sequence[sql_model.Model],
+    models: Sequence[sql_model.Model],
     *,
     collections: Collection[str],
     is_captured: Callable[[str], bool],
     unread: Collection[str] = (),
-    taken: Mapping[str, str] | None = None,
+    table_owners: Mapping[str, str] | None = None,
 ) -> Order:
     """The order of the models, with unknown references, name collisions and cycles as problems.
 
     `collections` are those that silver has; a missing one may come later if the filters capture it. `unread` are the
-    names of models whose files could not be read; `taken` maps a model's name to the collection whose table has that
+    names of models whose files could not be read; `table_owners` maps a model's name to the collection whose table has that
     name.
     """
-    names = {*unread, *(model.name for model in found)}
+    names = {*unread, *(model.name for model in models)}
     # Also models with the same name as an unread one: both would have one table.
     unread_names = {name.lower() for name in unread}
-    invalid: set[str] = {*unread, *(model.name for model in found if model.name.lower() in unread_names)}
+    invalid: set[str] = {*unread, *(model.name for model in models if model.name.lower() in unread_names)}
     problems: list[errors.Problem] = []
     for model, problem in (
-        *_with_taken_names(found, taken or {}),
-        *_of_one_name(found),
-        *_unknown(found, names, collections, is_captured),
-        *_misused(found),
+        *_with_taken_names(models, table_owners or {}),
+        *_of_one_name(models),
+        *_unknown(models, names, collections, is_captured),
+        *_misused(models),
     ):
         invalid.add(model.name)
         if problem is not None:
             problems.append(problem)
-    by_name = {model.name: model for model in sorted(found, key=lambda each: each.name)}
+    by_name = {model.name: model for model in sorted(models, key=lambda each: each.name)}
     while True:
         # A model that refers to a wrong one is not built either, and so on.
         while dependents := {name for name, model in by_name.items() if name not in invalid and invalid & set(model.names)}:
@@ -81,21 +81,23 @@ _Found = Iterator[tuple[sql_model.Model, errors.Problem | None]]
 """Models with their problems; None if it is reported for another model."""
 
 
-def _with_taken_names(found: Sequence[sql_model.Model], taken: Mapping[str, str]) -> _Found:
-    for model in found:
-        if model.name in taken:
+def _with_taken_names(models: Sequence[sql_model.Model], table_owners: Mapping[str, str]) -> _Found:
+    for model in models:
+        if model.name in table_owners:
             # Each would overwrite the other's rows.
             yield (
                 model,
                 errors.Problem(
-                    model.where, f"its table would have the same name as that of {taken[model.name]}", "rename the file"
+                    model.where,
+                    f"its table would have the same name as that of {table_owners[model.name]}",
+                    "rename the file",
                 ),
             )
 
 
-def _of_one_name(found: Sequence[sql_model.Model]) -> _Found:
+def _of_one_name(models: Sequence[sql_model.Model]) -> _Found:
     models_by_name: dict[str, sql_model.Model] = {}
-    for model in found:
+    for model in models:
         # Spark's catalogs ignore case in table names.
         other = models_by_name.setdefault(model.name.lower(), model)
         if other is not model:
@@ -105,13 +107,13 @@ def _of_one_name(found: Sequence[sql_model.Model]) -> _Found:
 
 
 def _unknown(
-    found: Sequence[sql_model.Model],
+    models: Sequence[sql_model.Model],
     names: Collection[str],
     collections: Collection[str],
     is_captured: Callable[[str], bool],
 ) -> _Found:
     known_names = [*sorted(names), *sorted(collections)]
-    for model in found:
+    for model in models:
         for name in model.names:
             if name in names or name in collections or ("." in name and is_captured(name)):
                 continue
@@ -121,9 +123,9 @@ def _unknown(
             yield model, errors.Problem(model.where, message, hint)
 
 
-def _misused(found: Sequence[sql_model.Model]) -> _Found:
-    views = {model.name for model in found if model.materialized is sql_model.Materialization.VIEW}
-    for model in found:
+def _misused(models: Sequence[sql_model.Model]) -> _Found:
+    views = {model.name for model in models if model.materialized is sql_model.Materialization.VIEW}
+    for model in models:
         for ref in model.refs:
             if ref.key and ref.name in views:
                 message = f"ref('{ref.name}') has a key, but a view has no changes of its own"

@@ -184,7 +184,7 @@ class _Tag:
 @dataclass(frozen=True)
 class _Call:
     name: str
-    given: tuple[object, ...]
+    positional: tuple[object, ...]
     named: dict[str, object]
 
 
@@ -227,14 +227,14 @@ def _call(body: str) -> _Call:
 
 
 def _ref(call: _Call) -> Ref:
-    if len(call.given) != 1 or not isinstance(call.given[0], str) or not call.given[0].strip():
+    if len(call.positional) != 1 or not isinstance(call.positional[0], str) or not call.positional[0].strip():
         raise _Mistake("ref takes one name", "ref('database.collection') or ref('model')")
     if set(call.named) - {"key"}:
         raise _Mistake(f"ref takes no {', '.join(sorted(set(call.named) - {'key'}))}", "key='column' is what it takes")
     key = call.named.get("key")
     if key is not None and not _columns(key):
         raise _Mistake("key takes the name of a column, or a list of them")
-    return Ref(call.given[0].strip(), _columns(key))
+    return Ref(call.positional[0].strip(), _columns(key))
 
 
 def _check_config(call: _Call) -> None:
@@ -242,7 +242,7 @@ def _check_config(call: _Call) -> None:
     for name in call.named:
         if name not in known:
             raise _Mistake(f"config has no {name}", values.did_you_mean(name, known) or f"known are {', '.join(known)}")
-    if call.given:
+    if call.positional:
         raise _Mistake("config takes names with values", "config(materialized='table')")
     materialized = call.named.get("materialized", "table")
     choices = [member.value for member in Materialization]
@@ -253,13 +253,13 @@ def _check_config(call: _Call) -> None:
         raise _Mistake("unique_key takes the name of a column, or a list of them")
 
 
-def _materialized(found: object) -> Materialization:
-    return next((member for member in Materialization if member.value == found), Materialization.TABLE)
+def _materialized(value: object) -> Materialization:
+    return next((member for member in Materialization if member.value == value), Materialization.TABLE)
 
 
-def _columns(found: object) -> tuple[str, ...]:
+def _columns(value: object) -> tuple[str, ...]:
     """One name or several as a tuple; empty for anything else."""
-    names = [found] if isinstance(found, str) else found
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         return ()
     return tuple(names)
@@ -331,8 +331,8 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
     return tuple(by_name.values())
 
 
-def _described_columns(found: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:
-    for number, entry in enumerate(_listed(found, f"{place}.columns", problems)):
+def _described_columns(value: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:
+    for number, entry in enumerate(_listed(value, f"{place}.columns", problems)):
         section = _section(entry, ("name", "description"), f"{place}.columns[{number}]", problems)
         if isinstance(section.get("name"), str):
             yield str(section["name"]), _text(section.get("description"))
@@ -340,29 +340,29 @@ def _described_columns(found: object, place: str, problems: list[errors.Problem]
             problems.append(errors.Problem(f"{place}.columns[{number}]", "a name is expected"))
 
 
-def _text(found: object) -> str:
-    return "" if found is None else str(found).strip()
+def _text(value: object) -> str:
+    return "" if value is None else str(value).strip()
 
 
-def _section(found: object, known: tuple[str, ...], place: str, problems: list[errors.Problem]) -> Mapping[str, object]:
-    if found is None:
+def _section(value: object, known: tuple[str, ...], place: str, problems: list[errors.Problem]) -> Mapping[str, object]:
+    if value is None:
         return {}
-    if not isinstance(found, Mapping):
-        problems.append(errors.Problem(place, f"a mapping is expected, found {values.shown(found)}"))
+    if not isinstance(value, Mapping):
+        problems.append(errors.Problem(place, f"a mapping is expected, found {values.shown(value)}"))
         return {}
-    for name in found:
+    for name in value:
         if name not in known:
             hint = values.did_you_mean(str(name), known) or f"known are {', '.join(known)}"
             if name in ("tests", "data_tests"):
                 hint = "expectations lie in the folder gold.expectations"
             problems.append(errors.Problem(f"{place}.{name}", "there is no such key", hint))
-    return found
+    return value
 
 
-def _listed(found: object, place: str, problems: list[errors.Problem]) -> list[object]:
-    if found is None:
+def _listed(value: object, place: str, problems: list[errors.Problem]) -> list[object]:
+    if value is None:
         return []
-    if not isinstance(found, list):
-        problems.append(errors.Problem(place, f"a list is expected, found {values.shown(found)}"))
+    if not isinstance(value, list):
+        problems.append(errors.Problem(place, f"a list is expected, found {values.shown(value)}"))
         return []
-    return found
+    return value

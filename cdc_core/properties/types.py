@@ -417,10 +417,10 @@ def _parsed(value: object, expected: str) -> object:
         raise InvalidValue(expected, f"not JSON: {error}") from None
 
 
-def _extended_json(given: object, expected: str) -> str:
+def _extended_json(value: object, expected: str) -> str:
     """The JSON text of stages or of a filter; raises `InvalidValue` if it cannot be sent to a server."""
     try:
-        text = json.dumps(given)
+        text = json.dumps(value)
         query.checked(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValue(expected, str(error)) from None

@@ -392,9 +392,9 @@ class _Reader:
             if name not in NAMES:
                 self._refuse(name, "there is no such option", hint=values.did_you_mean(name, NAMES))
 
-    def _refuse(self, name: str, message: str, found: str = "", hint: str = "") -> None:
+    def _refuse(self, name: str, message: str, value: str = "", hint: str = "") -> None:
         path = f"{self.where}.{name}" if self.where else name
-        self.problems.append(errors.Problem(path, f"{message}, found {found}" if found else message, hint))
+        self.problems.append(errors.Problem(path, f"{message}, found {value}" if value else message, hint))
 
 
 def _every() -> _Reader:

@@ -95,17 +95,17 @@ def _value_at(value: Any, type_: ColumnType, path: Sequence[str]) -> Any:
     return value
 
 
-def _emptied(value: Any, type_: Struct, given: Any, prefix: str) -> list[tuple[str, str]]:
+def _emptied(value: Any, type_: Struct, document: Any, prefix: str) -> list[tuple[str, str]]:
     """The paths of documents that exist but have no value in any column, outer ones first, and their texts."""
     blank_documents: list[tuple[str, str]] = []
     if value is None:
         return blank_documents
     # Of two keys with one unescaped name, the first has the column.
-    items = {wrappers.unescape_key(key): item for key, item in reversed(given.items())}
+    items = {wrappers.unescape_key(key): item for key, item in reversed(document.items())}
     for item in type_.fields:
         item_value = value.get(item.column)
         if isinstance(item.type, Struct) and item_value is not None:
-            path = f"{prefix}{item.name[1:] if isinstance(given, ArrayDocument) else item.name}"
+            path = f"{prefix}{item.name[1:] if isinstance(document, ArrayDocument) else item.name}"
             if _is_blank(item_value, item.type):
                 blank_documents.append((path, "[]" if isinstance(items[item.name], ArrayDocument) else "{}"))
             blank_documents += _emptied(item_value, item.type, items[item.name], f"{path}.")

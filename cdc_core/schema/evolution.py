@@ -143,7 +143,9 @@ class _Join:
                 break
             type_ = self.added(shape.fields[name], (*path, name), depth=depth + 1)
             if type_ is not None:
-                joined_fields.append(Field(name, column_names.nested(name, taken=used_names, naming=self.naming), type_))
+                joined_fields.append(
+                    Field(name, column_names.nested(name, used_names=used_names, naming=self.naming), type_)
+                )
         return tuple(joined_fields)
 
     def added(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
@@ -216,7 +218,7 @@ class _Join:
         for name, field_shape in shape.in_order():
             type_ = self._quiet().fresh(field_shape, (*path, name), depth=depth + 1)
             if type_ is not None:
-                fields.append(Field(name, column_names.nested(name, taken=used_names, naming=self.naming), type_))
+                fields.append(Field(name, column_names.nested(name, used_names=used_names, naming=self.naming), type_))
         return Struct(tuple(fields)) if fields else None
 
     def _map(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
@@ -338,7 +340,7 @@ def columns_of(
         paths.sort(key=functools.partial(_first_seen, Struct(fields), seen))
     for path in paths:
         if path not in current_paths and len(columns) < MAX_COLUMNS:
-            columns.append(Column(path, column_names.top_level(path, taken=used_names, naming=naming)))
+            columns.append(Column(path, column_names.top_level(path, used_names=used_names, naming=naming)))
     return tuple(columns)
 
 

@@ -137,11 +137,11 @@ class UsedNames:
         return name if candidate == folded else f"{name}_{number}"
 
 
-def nested(name: str, *, taken: UsedNames, naming: ColumnNaming) -> str:
+def nested(name: str, *, used_names: UsedNames, naming: ColumnNaming) -> str:
     """The column name of a field in a struct."""
-    return taken.unique(fit(naming.fields.of(name)))
+    return used_names.unique(fit(naming.fields.of(name)))
 
 
-def top_level(path: Collection[str], *, taken: UsedNames, naming: ColumnNaming) -> str:
+def top_level(path: Collection[str], *, used_names: UsedNames, naming: ColumnNaming) -> str:
     """The name of a table column: for a top-level field, or for a leaf of flattened documents."""
-    return taken.unique(fit(naming.delimiter.join(naming.fields.of(part) for part in path)))
+    return used_names.unique(fit(naming.delimiter.join(naming.fields.of(part) for part in path)))

@@ -107,7 +107,7 @@ def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple
 
 
 def with_wider_types(
-    schema: DocumentSchema, found: Iterable[Conflict], *, pins: Pins | None = None
+    schema: DocumentSchema, conflicts: Iterable[Conflict], *, pins: Pins | None = None
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
     """The schema whose columns also hold these values, and its changes; pinned columns stay as they are.
 
@@ -115,7 +115,7 @@ def with_wider_types(
     conflicts, become TEXT, which replaces everything below the place.
     """
     kinds: dict[Steps, set[Kind]] = {}
-    for conflict in found:
+    for conflict in conflicts:
         if not _is_pinned(conflict.steps, pins or {}):
             kinds.setdefault(conflict.steps, set()).add(conflict.kind)
     struct: ColumnType = schema.struct

@@ -140,10 +140,10 @@ def _given(connector: object, where: str) -> Mapping[str, object]:
     return {str(name): value for name, value in connector.items() if value is not None}
 
 
-def _of_server(given: Mapping[str, object], report: _ImportReport) -> Mapping[str, object]:
+def _of_server(server_properties: Mapping[str, object], report: _ImportReport) -> Mapping[str, object]:
     """The properties of Debezium Server's source connector and its transformations, under a connector's names."""
     connector_properties = {}
-    for name, value in given.items():
+    for name, value in server_properties.items():
         short_name = name.removeprefix(_SERVER_SOURCE)
         if name.startswith(f"{_SERVER}transforms"):
             short_name = name.removeprefix(_SERVER)
@@ -191,18 +191,18 @@ class _ImportReport:
 class _ConnectionReader:
     """How to reach the source: the connection string, or `mongodb.hosts` of older versions, with references for secrets."""
 
-    given: Mapping[str, object]
+    connector: Mapping[str, object]
     report: _ImportReport
 
     def read(self) -> dict[str, object]:
         """The properties of the connection, for `source`."""
         source: dict[str, object] = {}
-        uri = _text(self.given, "mongodb.connection.string")
-        if uri and _text(self.given, "mongodb.hosts"):
+        uri = _text(self.connector, "mongodb.connection.string")
+        if uri and _text(self.connector, "mongodb.hosts"):
             self.report.note("mongodb.hosts", "mongodb.connection.string stands beside it, and wins")
         if not uri:
             uri = self._from_hosts()
-        if "mongodb.members.auto.discover" in self.given:
+        if "mongodb.members.auto.discover" in self.connector:
             self.report.note(
                 "mongodb.members.auto.discover", "the connection string says it: directConnection=true for false"
             )
@@ -210,13 +210,13 @@ class _ConnectionReader:
             source["mongodb.connection.string"] = self._without_secrets(uri)
         if "@" in uri.partition("?")[0]:
             for name in ("mongodb.user", "mongodb.password"):
-                if name in self.given:
+                if name in self.connector:
                     self.report.note(name, "the connection string holds credentials, which win")
             return source
-        if user := _text(self.given, "mongodb.user"):
+        if user := _text(self.connector, "mongodb.user"):
             is_foreign = "${" in _ENV.sub("", user)
             source["mongodb.user"] = self.report.variable("MONGODB_USER", "mongodb.user") if is_foreign else user
-        if password := _text(self.given, "mongodb.password"):
+        if password := _text(self.connector, "mongodb.password"):
             is_reference = _ENV.fullmatch(password) is not None
             reference = password if is_reference else self.report.variable("MONGODB_PASSWORD", "mongodb.password")
             source["mongodb.password"] = reference
@@ -224,7 +224,7 @@ class _ConnectionReader:
 
     def _from_hosts(self) -> str:
         """`mongodb.hosts`, `[replica set/]host[:port], …`, as a connection string; empty if there is none."""
-        hosts = _text(self.given, "mongodb.hosts")
+        hosts = _text(self.connector, "mongodb.hosts")
         self.report.origins["source.mongodb.connection.string"] = "mongodb.hosts" if hosts else "mongodb.connection.string"
         if not hosts:
             return ""
@@ -235,7 +235,7 @@ class _ConnectionReader:
             return "mongodb://one"
         replica_set, slash, host_list = hosts.rpartition("/")
         members = ",".join(values.NameList().read(host_list))
-        is_direct = _text(self.given, "mongodb.members.auto.discover").lower() == "false"
+        is_direct = _text(self.connector, "mongodb.members.auto.discover").lower() == "false"
         options = [f"replicaSet={replica_set.strip()}"] if slash else []
         if is_direct:
             members, options = members.partition(",")[0], [*options, "directConnection=true"]
@@ -286,7 +286,7 @@ class _ConnectionReader:
 class _ConnectorReader:
     """Reads one connector's properties into the settings."""
 
-    given: Mapping[str, object]
+    connector: Mapping[str, object]
     report: _ImportReport
     name: str | None = None
     source: dict[str, object] = field(default_factory=dict)
@@ -295,10 +295,10 @@ class _ConnectorReader:
     def read(self) -> None:
         self._read_class()
         self._read_name()
-        self.source.update(_ConnectionReader(self.given, self.report).read())
+        self.source.update(_ConnectionReader(self.connector, self.report).read())
         self._read_transforms()
         done = ("topic.prefix", "transforms", "mongodb.connection.string", "mongodb.user", "mongodb.password", *OLDER[-3:])
-        for name in self.given:
+        for name in self.connector:
             if name not in done and not name.startswith("transforms."):
                 self._read_property(name)
         self._read_brokers()
@@ -308,19 +308,19 @@ class _ConnectorReader:
         return {"name": self.name, "lakehouse": {"root": root}, "source": self.source, **silver}
 
     def _read_class(self) -> None:
-        class_name = self.given.get("connector.class")
+        class_name = self.connector.get("connector.class")
         if class_name is not None and str(class_name).rpartition(".")[2] not in ("MongoDbConnector", "MongoDb"):
             self.report.refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(class_name)}")
 
     def _read_name(self) -> None:
         """`topic.prefix`, or `mongodb.name` of older versions; characters that a table's name cannot have become `_`."""
-        origins = [name for name in ("topic.prefix", "mongodb.name") if _text(self.given, name)]
+        origins = [name for name in ("topic.prefix", "mongodb.name") if _text(self.connector, name)]
         if not origins:
             self.report.refuse("topic.prefix", "a name for the pipeline is expected")
             self.name = "unnamed"
             return
         origin, *other_origins = origins
-        prefix = _text(self.given, origin)
+        prefix = _text(self.connector, origin)
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix)[:100]
         if self.name != prefix:
             self.report.note(origin, f"the pipeline's name is {self.name}, as it names tables")
@@ -329,11 +329,11 @@ class _ConnectorReader:
 
     def _read_transforms(self) -> None:
         """Reads the options of the transformation that silver applies; reports others."""
-        listed_aliases = values.NameList().read(_text(self.given, "transforms"))
-        written_aliases = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
+        listed_aliases = values.NameList().read(_text(self.connector, "transforms"))
+        written_aliases = dict.fromkeys(name.split(".")[1] for name in self.connector if name.startswith("transforms."))
         unwrap_aliases: list[str] = []
         for alias in dict.fromkeys([*listed_aliases, *written_aliases]):
-            kind = _text(self.given, f"transforms.{alias}.type")
+            kind = _text(self.connector, f"transforms.{alias}.type")
             if listed_aliases and alias not in listed_aliases:
                 self.report.note(f"transforms.{alias}", "`transforms` does not list it")
             elif not kind:
@@ -350,7 +350,7 @@ class _ConnectorReader:
             self._read_unwrap(f"transforms.{alias}.")
 
     def _read_unwrap(self, start: str) -> None:
-        for name, value in self.given.items():
+        for name, value in self.connector.items():
             option = name.removeprefix(start)
             if option in (name, "type"):
                 continue
@@ -366,7 +366,7 @@ class _ConnectorReader:
     def _read_property(self, origin: str) -> None:
         name = RENAMED.get(origin, origin)
         if name != origin:
-            if name in self.given:
+            if name in self.connector:
                 return self.report.note(origin, f"{name} stands beside it, and wins")
             self.report.note(origin, f"its name is {name} now")
         self.report.origins[f"source.{name}"] = origin
@@ -374,7 +374,7 @@ class _ConnectorReader:
         if property_ is not None:
             self._take(origin, property_)
         elif name.startswith(properties.FILTER_OVERRIDE):
-            self.source[name] = self.given[origin]
+            self.source[name] = self.connector[origin]
         elif (family := next((each for each in properties.FAMILIES if name.startswith(each.prefix)), None)) is not None:
             self._take_option(origin, name.removeprefix(family.prefix))
         elif (reason := properties.describe_foreign(name)) is not None:
@@ -403,17 +403,17 @@ class _ConnectorReader:
         """Puts an option of a Kafka client under `source`; options that only the Java client has are reported with the
         alternative.
         """
-        login = dict(_LOGIN.findall(_text(self.given, origin))) if option == "sasl.jaas.config" else {}
+        login = dict(_LOGIN.findall(_text(self.connector, origin))) if option == "sasl.jaas.config" else {}
         if login.keys() == {"username", "password"}:
             self._take_login(origin.removesuffix("jaas.config"), login)
             self.report.note(origin, "it is sasl.username and sasl.password now")
         elif (reason := properties.of_javas_client(option)) is not None:
             self.report.note(origin, f"it is an option of Kafka's Java client: {reason}")
-        elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:
+        elif properties.is_secret(option) and _ENV.fullmatch(_text(self.connector, origin)) is None:
             name = re.sub(r"[^A-Z0-9]+", "_", f"KAFKA_{option}".upper())
             self.source[origin] = self.report.variable(name, origin)
         else:
-            self.source[origin] = self.given[origin]
+            self.source[origin] = self.connector[origin]
 
     def _take_login(self, start: str, login: Mapping[str, str]) -> None:
         """Puts a login under `source`, as options that begin with `start`; options of the connector itself win."""
@@ -424,21 +424,21 @@ class _ConnectorReader:
         self.source |= {
             name: value
             for name, value in ((f"{start}username", user), (f"{start}password", password))
-            if name not in self.given
+            if name not in self.connector
         }
 
     def _read_brokers(self) -> None:
         """Adds a variable for the brokers of Kafka Connect, which take the notifications and do not appear in a connector."""
-        channels = [channel.strip() for channel in _text(self.given, "notification.enabled.channels").split(",")]
+        channels = [channel.strip() for channel in _text(self.connector, "notification.enabled.channels").split(",")]
         broker_properties = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
-        if "sink" in channels and not any(name in self.given for name in broker_properties):
+        if "sink" in channels and not any(name in self.connector for name in broker_properties):
             self.source[broker_properties[1]] = self.report.variable(
                 "KAFKA_BOOTSTRAP_SERVERS", "the brokers of Kafka Connect, for the channel sink"
             )
 
     def _translated(self, origin: str, each: properties.Property) -> object:
         """The value in current terms; None if it only states the behaviour here."""
-        value = self.given[origin]
+        value = self.connector[origin]
         if not isinstance(each.type, (values.Boolean, values.Integer)) and isinstance(value, (int, float)):
             value = values.written(value)
         if each.name == "max.queue.size.in.bytes" and str(value).strip() == "0":
@@ -459,8 +459,8 @@ class _ConnectorReader:
         return ",".join(filter(None, (by if item == entry else item for item in entries)))
 
 
-def _text(given: Mapping[str, object], name: str) -> str:
-    value = given.get(name)
+def _text(connector: Mapping[str, object], name: str) -> str:
+    value = connector.get(name)
     return "" if value is None else values.written(value).strip()
 
 

@@ -238,10 +238,10 @@ def _lakehouse(reader: SectionReader, sections: Mapping[str, Any]) -> Lakehouse:
     return lakehouse
 
 
-def _store(reader: SectionReader, found: object) -> dict[str, values.Reference]:
+def _store(reader: SectionReader, content: object) -> dict[str, values.Reference]:
     """Hadoop's settings of a file system; possible credentials must be references."""
     store: dict[str, values.Reference] = {}
-    for name, value in reader.section("lakehouse.store", found).items():
+    for name, value in reader.section("lakehouse.store", content).items():
         path = f"lakehouse.store.{name}"
         if not name.startswith("fs."):
             reader.refuse(path, "a setting of Hadoop's file systems is expected", "fs.s3a.endpoint, for example")
@@ -263,13 +263,13 @@ def _check_lakehouse(reader: SectionReader, lakehouse: Lakehouse) -> None:
         reader.refuse("lakehouse.schema_prefix", "letters, digits and _ are expected")
 
 
-def _gold(reader: SectionReader, found: object) -> GoldSettings:
-    keys = reader.keys("gold", found, _GOLD)
+def _gold(reader: SectionReader, content: object) -> GoldSettings:
+    keys = reader.keys("gold", content, _GOLD)
     return GoldSettings(keys["models"], keys["expectations"], keys["delta.enableDeletionVectors"])
 
 
-def _maintenance(reader: SectionReader, found: object) -> MaintenanceSettings:
-    options = reader.keys("maintenance", found, _MAINTENANCE)
+def _maintenance(reader: SectionReader, content: object) -> MaintenanceSettings:
+    options = reader.keys("maintenance", content, _MAINTENANCE)
     text = options["quiet.hours"]
     hours = None if text is None else _QUIET_HOURS.fullmatch(text)
     if text is not None and hours is None:
@@ -285,8 +285,8 @@ def _maintenance(reader: SectionReader, found: object) -> MaintenanceSettings:
     )
 
 
-def _silver(reader: SectionReader, found: object, source: Source) -> SilverSettings:
-    section = reader.section("silver", found)
+def _silver(reader: SectionReader, content: object, source: Source) -> SilverSettings:
+    section = reader.section("silver", content)
     reader.unknown("silver", section, ("defaults", "collections"))
     default_section = reader.section("silver.defaults", section.get("defaults"))
     collection_sections = reader.section("silver.collections", section.get("collections"))
@@ -372,9 +372,9 @@ def _unwrap(
         return unwrap_options.UnwrapOptions()
 
 
-def _pins(reader: SectionReader, path: str, found: object, *, maps: Mapping[str, str] | None = None) -> dict[str, str]:
+def _pins(reader: SectionReader, path: str, content: object, *, maps: Mapping[str, str] | None = None) -> dict[str, str]:
     """Pinned types in one spelling, none if one is invalid; `maps` are those of `map.fields` in the same section."""
-    section = reader.section(f"{path}.schema", found)
+    section = reader.section(f"{path}.schema", content)
     pins = {name: _pin(reader, f"{path}.schema.{name}", text) for name, text in section.items()}
     try:
         parse_pins(pins, where=f"{path}.schema")
@@ -398,6 +398,6 @@ def _contradictory(pins: Mapping[str, str]) -> set[str]:
     return {name for pair in without_effect(parse_pins(pins)) for name in pair}
 
 
-def _pin(reader: SectionReader, path: str, found: object) -> str:
-    text = re.sub(r"\s+", "", str(reader.value(path, values.Text("a type such as decimal(18,2)"), found, "string")))
+def _pin(reader: SectionReader, path: str, content: object) -> str:
+    text = re.sub(r"\s+", "", str(reader.value(path, values.Text("a type such as decimal(18,2)"), content, "string")))
     return _TYPE_ALIASES.get(text.lower(), text.lower())

@@ -28,32 +28,32 @@ class SectionReader:
     def refuse(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(errors.Problem(path, message, hint))
 
-    def value(self, path: str, type_: values.PropertyType, found: object, default: Any) -> Any:
+    def value(self, path: str, type_: values.PropertyType, content: object, default: Any) -> Any:
         """The value as its type reads it; messages never contain secrets."""
         try:
-            return type_.read(found)
+            return type_.read(content)
         except values.InvalidValue as error:
             # A mistyped secret must not appear in a message, which ends up in logs.
             is_secret = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
-            found_text = "" if is_secret else f", found {values.shown(found)}"
+            found_text = "" if is_secret else f", found {values.shown(content)}"
             self.refuse(path, f"{error.expected} is expected{found_text}", error.hint)
             return default
 
-    def section(self, path: str, found: object) -> Mapping[str, Any]:
+    def section(self, path: str, content: object) -> Mapping[str, Any]:
         """A mapping with strings as keys; empty for None."""
-        if found is None:
+        if content is None:
             return {}
-        if not isinstance(found, Mapping):
-            self.refuse(path, f"a mapping is expected, found {values.shown(found)}")
+        if not isinstance(content, Mapping):
+            self.refuse(path, f"a mapping is expected, found {values.shown(content)}")
             return {}
-        for key in found:
+        for key in content:
             if not isinstance(key, str):
                 self.refuse(join_path(path, str(key)), "a text is expected as key", f'put it in quotes: "{key}"')
-        return {key: value for key, value in found.items() if isinstance(key, str)}
+        return {key: value for key, value in content.items() if isinstance(key, str)}
 
-    def keys(self, path: str, found: object, known: Mapping[str, SectionKey]) -> dict[str, Any]:
+    def keys(self, path: str, content: object, known: Mapping[str, SectionKey]) -> dict[str, Any]:
         """The values of a section with a closed set of keys."""
-        section = self.section(path, found)
+        section = self.section(path, content)
         self.unknown(path, section, tuple(known))
         return {name: self.key(path, name, key, section) for name, key in known.items()}
 

@@ -223,9 +223,9 @@ def _conditions(data: Mapping[str, Any]) -> tuple[AdditionalCondition, ...]:
     return tuple(conditions)
 
 
-def _filter_text(given: Any) -> str:
+def _filter_text(value: Any) -> str:
     try:
-        return given if isinstance(given, str) else json_util.dumps(given)
+        return value if isinstance(value, str) else json_util.dumps(value)
     except query.UNREADABLE as error:
         raise SignalRefused("its filter cannot be written as JSON") from error
 

@@ -188,13 +188,13 @@ class SnapshotState:
         return {"snapshot": {"id": self.id, "collections": {}, **control}}
 
     @staticmethod
-    def _planned(found: Mapping[str, Any]) -> SnapshotState:
+    def _planned(payload: Mapping[str, Any]) -> SnapshotState:
         return SnapshotState(
-            found["id"],
-            tuple(found.get("planned", ())),
-            kind=SnapshotKind(found.get("type", SnapshotKind.INITIAL.value)),
-            conditions=found.get("conditions", {}),
-            signal=found.get("signal"),
+            payload["id"],
+            tuple(payload.get("planned", ())),
+            kind=SnapshotKind(payload.get("type", SnapshotKind.INITIAL.value)),
+            conditions=payload.get("conditions", {}),
+            signal=payload.get("signal"),
         )
 
 

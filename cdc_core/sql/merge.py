@@ -72,21 +72,21 @@ class Merge:
         clauses = "\n".join(clause.render() for clause in self.clauses)
         return f"MERGE INTO {target} AS t USING {source} AS s ON {condition}\n{clauses}"
 
-    def outcome(self, held: DataFrame, source: DataFrame) -> DataFrame:
-        """The rows that the statement would leave of `held`, a part of a table with all rows that match the source.
+    def outcome(self, table_rows: DataFrame, source: DataFrame) -> DataFrame:
+        """The rows that the statement would leave of `table_rows`, a part of a table with all rows that match the source.
 
         Fields of structs are matched by name, as in the statement.
         """
-        source_rows = held.limit(0).unionByName(source, allowMissingColumns=True)
+        source_rows = table_rows.limit(0).unionByName(source, allowMissingColumns=True)
         joined = (
-            held.withColumn(_HELD, F.lit(True))
+            table_rows.withColumn(_HELD, F.lit(True))
             .alias("t")
             .join(source_rows.withColumn(_GIVEN, F.lit(True)).alias("s"), F.expr(self.on), "full")
         )
         with_choice = joined.withColumn(_CHOICE, self._choice())
         delete_clauses = [number for number, clause in enumerate(self.clauses) if clause.values is None]
         remaining = with_choice.where(~F.col(_CHOICE).isin([_NOTHING, *delete_clauses]))
-        return remaining.select(*(self._value(name).alias(name) for name in held.columns))
+        return remaining.select(*(self._value(name).alias(name) for name in table_rows.columns))
 
     def _choice(self) -> Column:
         """The number of the clause that applies."""

@@ -25,27 +25,29 @@ class Alteration:
         return (*self.added, *self.widened)
 
 
-def is_same(held: T.DataType, wanted: T.DataType) -> bool:
+def is_same(table_type: T.DataType, row_type: T.DataType) -> bool:
     """Whether rows of both types can be in files of one table: the same names and types, in any order."""
-    match held, wanted:
+    match table_type, row_type:
         case T.StructType(), T.StructType():
-            fields = {field.name: field.dataType for field in wanted}
-            return fields.keys() == {field.name for field in held} and all(
-                is_same(field.dataType, fields[field.name]) for field in held
+            fields = {field.name: field.dataType for field in row_type}
+            return fields.keys() == {field.name for field in table_type} and all(
+                is_same(field.dataType, fields[field.name]) for field in table_type
             )
         case T.ArrayType(), T.ArrayType():
-            return is_same(held.elementType, wanted.elementType)
+            return is_same(table_type.elementType, row_type.elementType)
         case T.MapType(), T.MapType():
-            return is_same(held.keyType, wanted.keyType) and is_same(held.valueType, wanted.valueType)
+            return is_same(table_type.keyType, row_type.keyType) and is_same(table_type.valueType, row_type.valueType)
         case _:
-            return bool(held == wanted)
+            return bool(table_type == row_type)
 
 
-def are_alike(held: T.StructType, wanted: T.StructType) -> bool:
+def are_alike(table_type: T.StructType, row_type: T.StructType) -> bool:
     """Whether both have the same columns of the same types, with nested fields in the same order, because Spark unions
     those by position.
     """
-    return {field.name: ddl(field.dataType) for field in held} == {field.name: ddl(field.dataType) for field in wanted}
+    return {field.name: ddl(field.dataType) for field in table_type} == {
+        field.name: ddl(field.dataType) for field in row_type
+    }
 
 
 def fields_by_name(struct: T.StructType) -> dict[str, T.StructField]:
@@ -151,22 +153,22 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
             return current
 
 
-def widened(held: T.StructType, wanted: T.StructType) -> T.StructType:
+def widened(table_type: T.StructType, row_type: T.StructType) -> T.StructType:
     """The held columns in their order, each with a type that takes its values and those of the wanted column."""
-    types = {field.name: field.dataType for field in wanted}
-    return T.StructType([T.StructField(field.name, _wider(field.dataType, types.get(field.name))) for field in held])
+    types = {field.name: field.dataType for field in row_type}
+    return T.StructType([T.StructField(field.name, _wider(field.dataType, types.get(field.name))) for field in table_type])
 
 
-def _wider(held: T.DataType, wanted: T.DataType | None) -> T.DataType:
-    match held, wanted:
+def _wider(table_type: T.DataType, row_type: T.DataType | None) -> T.DataType:
+    match table_type, row_type:
         case T.StructType(), T.StructType():
-            return widened(held, wanted)
+            return widened(table_type, row_type)
         case T.ArrayType(), T.ArrayType():
-            return T.ArrayType(_wider(held.elementType, wanted.elementType))
+            return T.ArrayType(_wider(table_type.elementType, row_type.elementType))
         case T.MapType(), T.MapType():
-            return T.MapType(held.keyType, _wider(held.valueType, wanted.valueType))
+            return T.MapType(table_type.keyType, _wider(table_type.valueType, row_type.valueType))
         case _:
-            return wanted if wanted is not None and _widens(held, wanted) else held
+            return row_type if row_type is not None and _widens(table_type, row_type) else table_type
 
 
 def _unmarked(type_: T.DataType) -> T.DataType:

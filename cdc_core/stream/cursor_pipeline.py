@@ -90,10 +90,10 @@ def retyped(event: Mapping[str, Any]) -> list[str]:
     return retyped_fields
 
 
-def _is_description(given: Mapping[str, Any]) -> bool:
-    removed_fields, truncated_arrays = given.get("removedFields") or [], given.get("truncatedArrays") or []
+def _is_description(description: Mapping[str, Any]) -> bool:
+    removed_fields, truncated_arrays = description.get("removedFields") or [], description.get("truncatedArrays") or []
     return (
-        all(isinstance(given.get(name), Mapping | None) for name in ("updatedFields", "disambiguatedPaths"))
+        all(isinstance(description.get(name), Mapping | None) for name in ("updatedFields", "disambiguatedPaths"))
         and isinstance(removed_fields, list)
         and all(isinstance(path, str) for path in removed_fields)
         and isinstance(truncated_arrays, list)
@@ -134,49 +134,49 @@ def _problems(stage: Stage, protected: Sequence[str]) -> Iterator[str]:
             yield f"{name} takes {field} away from the events or changes it; without it an event has no place in a table"
 
 
-def _wanted(name: str, given: Any) -> str | None:
+def _wanted(name: str, argument: Any) -> str | None:
     """What the stage expects where its argument is something else that no server takes; None otherwise."""
     if name == "$unset":
-        paths = given if isinstance(given, list) else [given]
+        paths = argument if isinstance(argument, list) else [argument]
         return None if all(isinstance(path, str) for path in paths) else "a field or a list of fields"
     has_fields = name in ("$match", "$addFields", "$set", "$project", "$replaceRoot")
-    return "a document" if has_fields and not isinstance(given, Mapping) else None
+    return "a document" if has_fields and not isinstance(argument, Mapping) else None
 
 
-def _takes(name: str, given: Any, field: str) -> bool:
+def _takes(name: str, argument: Any, field: str) -> bool:
     """Whether a stage visibly removes or changes a field."""
     match name:
         case "$unset":
-            return any(_covers(path, field) for path in ([given] if isinstance(given, str) else given))
-        case "$addFields" | "$set" if isinstance(given, Mapping):
-            return any(_covers(path, field) and value != f"${field}" for path, value in _leaves(given))
-        case "$project" if isinstance(given, Mapping):
-            return _is_projected_away(given, field)
-        case "$replaceRoot" if isinstance(given, Mapping):
-            return _is_replaced(given.get("newRoot"), field)
+            return any(_covers(path, field) for path in ([argument] if isinstance(argument, str) else argument))
+        case "$addFields" | "$set" if isinstance(argument, Mapping):
+            return any(_covers(path, field) and value != f"${field}" for path, value in _leaves(argument))
+        case "$project" if isinstance(argument, Mapping):
+            return _is_projected_away(argument, field)
+        case "$replaceRoot" if isinstance(argument, Mapping):
+            return _is_replaced(argument.get("newRoot"), field)
         case "$replaceWith":
-            return _is_replaced(given, field)
+            return _is_replaced(argument, field)
         case _:
             return False
 
 
-def _is_projected_away(given: Mapping[str, Any], field: str) -> bool:
-    leaves = list(_leaves(given))
+def _is_projected_away(projection: Mapping[str, Any], field: str) -> bool:
+    leaves = list(_leaves(projection))
     if any(_covers(path, field) and _is_flag(value) and not _is_set(value) for path, value in leaves):
         return True
     if any(_covers(path, field) and not _is_flag(value) and value != f"${field}" for path, value in leaves):
         return True
-    return field != "_id" and _is_inclusion(given) and not any(_covers(path, field) for path, _ in leaves)
+    return field != "_id" and _is_inclusion(projection) and not any(_covers(path, field) for path, _ in leaves)
 
 
-def _is_replaced(given: Any, field: str) -> bool:
-    if isinstance(given, str):
-        return given not in ("$$ROOT", "$$CURRENT")
-    if not isinstance(given, Mapping):
+def _is_replaced(replacement: Any, field: str) -> bool:
+    if isinstance(replacement, str):
+        return replacement not in ("$$ROOT", "$$CURRENT")
+    if not isinstance(replacement, Mapping):
         return True
-    if not _is_expression(given):
-        return field != "_id" and given.get(field) != f"${field}" and not isinstance(given.get(field), Mapping)
-    objects = given.get("$mergeObjects")
+    if not _is_expression(replacement):
+        return field != "_id" and replacement.get(field) != f"${field}" and not isinstance(replacement.get(field), Mapping)
+    objects = replacement.get("$mergeObjects")
     if isinstance(objects, Sequence) and not isinstance(objects, str):
         overrides = [
             fields for fields in objects if isinstance(fields, Mapping) and not _is_expression(fields) and field in fields
@@ -189,9 +189,9 @@ def _covers(path: str, field: str) -> bool:
     return path == field or path.startswith(f"{field}.")
 
 
-def _leaves(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(projection: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted paths of a projection, each with its value: a flag, a literal or an expression."""
-    for name, value in given.items():
+    for name, value in projection.items():
         if isinstance(value, Mapping) and value and not _is_expression(value):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
@@ -210,10 +210,10 @@ def _is_set(value: Any) -> bool:
     return bool(value.to_decimal() if isinstance(value, Decimal128) else value)
 
 
-def _is_inclusion(given: Mapping[str, Any]) -> bool:
+def _is_inclusion(projection: Mapping[str, Any]) -> bool:
     """Whether a projection names the fields to keep, and not those to remove."""
-    flags = [value for path, value in _leaves(given) if path != "_id"]
-    return any(not _is_flag(value) or _is_set(value) for value in flags or given.values())
+    flags = [value for path, value in _leaves(projection) if path != "_id"]
+    return any(not _is_flag(value) or _is_set(value) for value in flags or projection.values())
 
 
 # --- the guards ---
@@ -234,37 +234,37 @@ def _restored() -> dict[str, Any]:
     return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, with_token, f"${GUARD}"]}}
 
 
-def _guarded(name: str, given: Any, *, is_copied: bool) -> dict[str, Any]:
+def _guarded(name: str, argument: Any, *, is_copied: bool) -> dict[str, Any]:
     match name:
         case "$match":
             field = f"{GUARD}.operationType" if is_copied else "operationType"
-            return {name: {"$or": [{field: {"$nin": list(DOCUMENTS)}}, _condition(given, field)]}}
+            return {name: {"$or": [{field: {"$nin": list(DOCUMENTS)}}, _condition(argument, field)]}}
         case "$addFields" | "$set":
-            return {name: _computed(given)}
+            return {name: _computed(argument)}
         case "$project":
-            return {name: {**_computed(given), **({GUARD: 1} if _is_inclusion(given) else {})}}
+            return {name: {**_computed(argument), **({GUARD: 1} if _is_inclusion(argument) else {})}}
         case "$replaceRoot":
-            return _replaced(given["newRoot"] if isinstance(given, Mapping) and "newRoot" in given else given)
+            return _replaced(argument["newRoot"] if isinstance(argument, Mapping) and "newRoot" in argument else argument)
         case "$replaceWith":
-            return _replaced(given)
+            return _replaced(argument)
         case "$redact":
             is_kept = {"$or": [{"$not": [_IS_DOCUMENTS]}, {"$eq": ["$$CURRENT", f"$$ROOT.{GUARD}"]}]}
-            return {name: {"$cond": [is_kept, "$$KEEP", given]}}
+            return {name: {"$cond": [is_kept, "$$KEEP", argument]}}
         case _:
-            return {name: given}
+            return {name: argument}
 
 
-def _replaced(given: Any) -> dict[str, Any]:
-    with_copy = {"$mergeObjects": [given, {GUARD: f"${GUARD}"}]}
+def _replaced(replacement: Any) -> dict[str, Any]:
+    with_copy = {"$mergeObjects": [replacement, {GUARD: f"${GUARD}"}]}
     return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, with_copy, "$$ROOT"]}}
 
 
-def _condition(given: Any, field: str) -> Any:
+def _condition(expression: Any, field: str) -> Any:
     """A condition whose expressions are only evaluated over events of documents."""
-    if not isinstance(given, Mapping):
-        return given
+    if not isinstance(expression, Mapping):
+        return expression
     condition: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in expression.items():
         if name in ("$and", "$or", "$nor") and isinstance(value, list):
             condition[name] = [_condition(part, field) for part in value]
         elif name == "$expr":
@@ -274,13 +274,13 @@ def _condition(given: Any, field: str) -> Any:
     return condition
 
 
-def _computed(given: Any) -> Any:
+def _computed(projection: Any) -> Any:
     """A projection whose expressions are only evaluated over events of documents."""
-    if not isinstance(given, Mapping):
-        return given
-    if given and _is_expression(given):
-        return {"$cond": [_IS_DOCUMENTS, given, None]}
-    return {name: _computed(value) if isinstance(value, Mapping) else _element(value) for name, value in given.items()}
+    if not isinstance(projection, Mapping):
+        return projection
+    if projection and _is_expression(projection):
+        return {"$cond": [_IS_DOCUMENTS, projection, None]}
+    return {name: _computed(value) if isinstance(value, Mapping) else _element(value) for name, value in projection.items()}
 
 
 def _element(value: Any) -> Any:

@@ -161,9 +161,9 @@ def _excluded(node: Any, paths: Sequence[Path]) -> Any:
     return remaining
 
 
-def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
+def _renamed(node: Any, path: Path, name: str, conflicts: list[str]) -> Any:
     if isinstance(node, list):
-        return [_renamed(element, path, name, taken) for element in node]
+        return [_renamed(element, path, name, conflicts) for element in node]
     if not _is_document(node):
         return node
     # A fast exit, as most renames concern other fields. An escaped name has one more `$`.
@@ -171,7 +171,8 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
         return node
     if len(path) > 1:
         return {
-            key: _renamed(value, path[1:], name, taken) if _is_meant(path[0], key) else value for key, value in node.items()
+            key: _renamed(value, path[1:], name, conflicts) if _is_meant(path[0], key) else value
+            for key, value in node.items()
         }
     # `*` may match several fields, which cannot share the new name.
     new_name = wrappers.escape_key(name)
@@ -180,7 +181,7 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
         return dict(node)
     # Overwriting would lose one of two values.
     if new_name in node or len(old_names) > 1:
-        taken.append(name)
+        conflicts.append(name)
         return dict(node)
     return {**{key: value for key, value in node.items() if key != old_names[0]}, new_name: node[old_names[0]]}
 
@@ -196,16 +197,16 @@ def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> Update
     )
 
 
-def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str]) -> UpdateDescription:
+def _renamed_update(before: UpdateDescription, rename: Rename, conflicts: list[str]) -> UpdateDescription:
     new_steps = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
     new_keys = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new_steps.items()}
     counts = Counter(new_keys.values())
     for key, name in new_keys.items():
         if name != key and (name in new_keys or counts[name] > 1):
-            taken.append(name)
+            conflicts.append(name)
             new_keys[key] = key
     in_place = {
-        key: _renamed_below(value, _steps(key, before), rename, taken)
+        key: _renamed_below(value, _steps(key, before), rename, conflicts)
         for key, value in before.updated.items()
         if new_keys[key] == key
     }
@@ -236,10 +237,10 @@ def _disambiguated(
     return {name: new_steps or steps for (name, new_steps), steps in remaining}
 
 
-def _renamed_below(value: Any, steps: Sequence[str | int], rename: Rename, taken: list[str]) -> Any:
+def _renamed_below(value: Any, steps: Sequence[str | int], rename: Rename, conflicts: list[str]) -> Any:
     for rest in _rests(steps, [rename.path]):
         if rest:
-            return _renamed(value, rest, rename.name, taken)
+            return _renamed(value, rest, rename.name, conflicts)
     return value
 
 

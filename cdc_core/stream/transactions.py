@@ -55,8 +55,8 @@ NOTHING = TransactionStep()
 class TransactionTracker:
     """The open transaction while events are read; `token` is that of the last event."""
 
-    def __init__(self, found: OpenTransaction | None = None, *, token: str = "") -> None:
-        self.current = found
+    def __init__(self, current: OpenTransaction | None = None, *, token: str = "") -> None:
+        self.current = current
         self.token = token
 
     def see(self, id_: str | None, namespace: str) -> TransactionStep:
@@ -135,12 +135,12 @@ class ShardMoves:
 
     A delete goes just before the insert on the other shard. Every other event goes after the document's earlier events
     in the transaction. Transactions are kept for `seconds` of cluster time: the two events are milliseconds apart,
-    unless there is an election in between. Each of at most `held` documents takes about 500 bytes.
+    unless there is an election in between. Each of at most `most_documents` documents takes about 500 bytes.
     """
 
-    def __init__(self, *, seconds: int = 600, held: int = 100_000) -> None:
+    def __init__(self, *, seconds: int = 600, most_documents: int = 100_000) -> None:
         self._seconds = seconds
-        self._held = held
+        self._most_documents = most_documents
         self._count = 0
         self._transactions: dict[str, dict[str, tuple[_Place, ...]]] = {}
         self._began: dict[str, int] = {}
@@ -183,7 +183,7 @@ class ShardMoves:
         time = int(write.sequence[:8], 16)
         while self._began and time - next(iter(self._began.values())) > self._seconds:
             self._forget_oldest()
-        if self._count >= self._held:
+        if self._count >= self._most_documents:
             self._forget_oldest()
         self._began.setdefault(write.transaction, time)
         self._transactions.setdefault(write.transaction, {})

@@ -162,8 +162,8 @@ def file(*vectors: bytes) -> bytes:
 # --- reading
 
 
-def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozenset[int] | int]) -> int:
-    """Adds the containers of the 32-bit bitmap at `start` to `found`; returns where it ends."""
+def _read_bitmap(vector: bytes, start: int, base: int, containers: dict[int, frozenset[int] | int]) -> int:
+    """Adds the containers of the 32-bit bitmap at `start` to `containers`; returns where it ends."""
     cookie: int = struct.unpack_from("<I", vector, start)[0]
     has_runs = cookie & 0xFFFF == _RUN_COOKIE
     if has_runs:
@@ -192,7 +192,7 @@ def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozense
         else:
             low = int.from_bytes(vector[at : at + _BITMAP_BYTES], "little")
             at += _BITMAP_BYTES
-        found[base | high] = low if isinstance(low, int) else _container(low)
+        containers[base | high] = low if isinstance(low, int) else _container(low)
     return at
 
 

@@ -101,17 +101,17 @@ def _milliseconds(value: EjsonValue) -> int | None:
             return None
 
 
-def _plain(held: object) -> Json:
-    match held:
+def _plain(value: object) -> Json:
+    match value:
         case bytes():
-            return base64.b64encode(held).decode()
-        case float() if held != held:
+            return base64.b64encode(value).decode()
+        case float() if value != value:
             return "NaN"
-        case float() if held in (float("inf"), float("-inf")):
-            return "Infinity" if held > 0 else "-Infinity"
+        case float() if value in (float("inf"), float("-inf")):
+            return "Infinity" if value > 0 else "-Infinity"
         case None | bool() | int() | float() | str():
-            return held
+            return value
         case dict():
-            return {name: item for name, item in held.items() if item is not None}
+            return {name: item for name, item in value.items() if item is not None}
         case _:
-            return str(held)
+            return str(value)

@@ -112,9 +112,9 @@ def exact_digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(canonical_text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def exact_differences(source: str, held: str) -> tuple[Difference, ...]:
+def exact_differences(source: str, table_text: str) -> tuple[Difference, ...]:
     """The differences between two documents as Extended JSON, ignoring the order of fields."""
-    (source_document, source_repeated), (table_document, table_repeated) = exact.parsed(source), exact.parsed(held)
+    (source_document, source_repeated), (table_document, table_repeated) = exact.parsed(source), exact.parsed(table_text)
     names = dict.fromkeys((*source_repeated, *table_repeated))
     repeated_differences = (
         Difference(name, "it is there twice") for name in names if source_repeated.get(name) != table_repeated.get(name)
@@ -122,25 +122,25 @@ def exact_differences(source: str, held: str) -> tuple[Difference, ...]:
     return (*_exactly_between(source_document, table_document, ""), *repeated_differences)
 
 
-def _exactly_between(wanted: Any, held: Any, path: str) -> Iterator[Difference]:
-    if _as_text(wanted) == _as_text(held):
+def _exactly_between(source_value: Any, table_value: Any, path: str) -> Iterator[Difference]:
+    if _as_text(source_value) == _as_text(table_value):
         return
-    value_kinds = kinds.kind(wanted), kinds.kind(held)
+    value_kinds = kinds.kind(source_value), kinds.kind(table_value)
     if _DOCUMENTS.issuperset(value_kinds):
-        for name in dict.fromkeys((*wanted, *held)):
+        for name in dict.fromkeys((*source_value, *table_value)):
             field_name = wrappers.unescape_key(name)
             field_path = f"{path}.{field_name}" if path else field_name
-            if name not in held:
+            if name not in table_value:
                 yield Difference(field_path, "in the source, not in the table")
-            elif name not in wanted:
+            elif name not in source_value:
                 yield Difference(field_path, "in the table, not in the source")
             else:
-                yield from _exactly_between(wanted[name], held[name], field_path)
-    elif isinstance(wanted, list) and isinstance(held, list) and len(wanted) == len(held):
-        for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
+                yield from _exactly_between(source_value[name], table_value[name], field_path)
+    elif isinstance(source_value, list) and isinstance(table_value, list) and len(source_value) == len(table_value):
+        for number, (left, right) in enumerate(zip(source_value, table_value, strict=True)):
             yield from _exactly_between(left, right, f"{path}.{number}")
-    elif isinstance(wanted, list) and isinstance(held, list):
-        yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
+    elif isinstance(source_value, list) and isinstance(table_value, list):
+        yield Difference(path, f"{len(source_value)} elements in the source, {len(table_value)} in the table")
     else:
         description = f"{value_kinds[0].value} in the source, {value_kinds[1].value} in the table"
         yield Difference(path, "another value" if value_kinds[0] is value_kinds[1] else description)
@@ -234,29 +234,31 @@ def _readings(value: Any, steps: list[str]) -> list[tuple[int, Any]]:
     return sorted(readings, key=itemgetter(0))
 
 
-def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[Difference]:
+def _between(type_: ColumnType, source_value: Any, table_value: Any, path: str) -> Iterator[Difference]:
     """The differences between an expected cell and the table's; both canonical."""
-    if _is_same(wanted, held):
+    if _is_same(source_value, table_value):
         return
     match type_:
-        case Struct(fields) if isinstance(wanted, dict) and isinstance(held, dict):
+        case Struct(fields) if isinstance(source_value, dict) and isinstance(table_value, dict):
             fields_by_column = {item.column: item for item in fields}
-            for column in {**wanted, **held}:
+            for column in {**source_value, **table_value}:
                 column_type = fields_by_column[column].type if column in fields_by_column else Scalar.STRING
-                yield from _between(column_type, wanted.get(column), held.get(column), f"{path}.{column}")
-        case Map(value) if isinstance(wanted, dict) and isinstance(held, dict):
-            for name in {**wanted, **held}:
-                yield from _between(value, wanted.get(name), held.get(name), f"{path}.{name}")
-        case Array(element) if isinstance(wanted, list) and isinstance(held, list):
-            if len(wanted) != len(held):
-                yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
+                yield from _between(column_type, source_value.get(column), table_value.get(column), f"{path}.{column}")
+        case Map(value) if isinstance(source_value, dict) and isinstance(table_value, dict):
+            for name in {**source_value, **table_value}:
+                yield from _between(value, source_value.get(name), table_value.get(name), f"{path}.{name}")
+        case Array(element) if isinstance(source_value, list) and isinstance(table_value, list):
+            if len(source_value) != len(table_value):
+                yield Difference(path, f"{len(source_value)} elements in the source, {len(table_value)} in the table")
                 return
-            for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
+            for number, (left, right) in enumerate(zip(source_value, table_value, strict=True)):
                 yield from _between(element, left, right, f"{path}.{number}")
-        case Scalar.TEXT if isinstance(wanted, str) and isinstance(held, str) and _is_same_container(wanted, held):
+        case Scalar.TEXT if (
+            isinstance(source_value, str) and isinstance(table_value, str) and _is_same_container(source_value, table_value)
+        ):
             return
         case _:
-            yield Difference(path, _words(wanted, held))
+            yield Difference(path, _words(source_value, table_value))
 
 
 def _is_same(left: Any, right: Any) -> bool:
@@ -266,20 +268,20 @@ def _is_same(left: Any, right: Any) -> bool:
     )
 
 
-def _is_same_container(wanted: str, held: str) -> bool:
+def _is_same_container(source_text: str, table_text: str) -> bool:
     """Whether two texts are the same document or array. For other values the text itself counts: 1.10 and 1.1 are two
     decimals.
     """
-    value = _text(wanted)
-    return isinstance(value, dict | list) and _is_same(value, _text(held))
+    value = _text(source_text)
+    return isinstance(value, dict | list) and _is_same(value, _text(table_text))
 
 
-def _words(wanted: Any, held: Any) -> str:
-    if held is None:
+def _words(source_value: Any, table_value: Any) -> str:
+    if table_value is None:
         return "in the source, not in the table"
-    if wanted is None:
+    if source_value is None:
         return "in the table, not in the source"
-    names = _kind(wanted), _kind(held)
+    names = _kind(source_value), _kind(table_value)
     return "another value" if names[0] == names[1] else f"{names[0]} in the source, {names[1]} in the table"
 
 

@@ -46,7 +46,7 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
             failures=failures,
         )
         result = interrupts.finished(spark, stop, run)
-    click.echo(maintain.to_json(result)) if as_json else report.maintained(result, is_whole=not failures.found)
+    click.echo(maintain.to_json(result)) if as_json else report.maintained(result, is_whole=not failures.by_name)
     failures.raised()
     maintain.refuse(result)
 
@@ -226,7 +226,7 @@ def quarantine(
             click.echo()
         else:
             listed = [*events]
-            report.quarantined(listed, is_whole=not failures.found)
+            report.quarantined(listed, is_whole=not failures.by_name)
         return failures.raised()
     if all_states or documents:
         raise click.UsageError("--all and --documents are options of list")
@@ -245,7 +245,7 @@ def quarantine(
             take_over=take_over,
             failures=failures,
         )
-    click.echo(quarantine.to_json(replays)) if as_json else report.replayed(replays, is_whole=not failures.found)
+    click.echo(quarantine.to_json(replays)) if as_json else report.replayed(replays, is_whole=not failures.by_name)
     failures.raised()
 
 
@@ -334,5 +334,5 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
     settings, spark = application.opened(file, "repair", quiet=True)
     failures = parallel.Failures()
     results = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
-    click.echo(repair.to_json(results)) if as_json else report.repaired(results, is_whole=not failures.found)
+    click.echo(repair.to_json(results)) if as_json else report.repaired(results, is_whole=not failures.by_name)
     failures.raised()

@@ -119,21 +119,21 @@ class BronzeLog:
         *,
         take_over: bool = False,
         extra: Mapping[str, object] | None = None,
-        found: UnclaimedPosition | None = None,
+        unclaimed: UnclaimedPosition | None = None,
     ) -> BronzeLog:
-        """Create the table if there is none, claim it, and read its position from its rows, or use `found` where that is still valid.
+        """Create the table if there is none, claim it, and read its position from its rows, or use `unclaimed` where that is still valid.
 
         `extra` is the metadata of every commit. Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed
         nothing.
         """
-        is_new = found is None and delta.create(
+        is_new = unclaimed is None and delta.create(
             spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",)
         )
         _check_columns(spark, table)
-        writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
+        writer = Writer.claim(spark, table, take_over=take_over, newest_names=("batch", "log"))
         with writer.released_on_error():
-            if found is not None and writer.version == found.version + 1:
-                position = found.position
+            if unclaimed is not None and writer.version == unclaimed.version + 1:
+                position = unclaimed.position
             else:  # The first commit of a new table is the claim.
                 position = None if is_new and writer.version == 1 else read_position(spark, table)
             # Missing after a killed trim, or after a RESTORE.

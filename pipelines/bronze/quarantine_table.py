@@ -184,14 +184,14 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
         facts.writeTo(str(table)).append()
 
 
-def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef, to: int, replaces: bool) -> None:
-    """Append the facts of another quarantine of the same events (`found`) that differ from this one's, as of batch `to`.
+def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef, to: int, replaces: bool) -> None:
+    """Append the facts of another quarantine of the same events (`other`) that differ from this one's, as of batch `to`.
 
     With `replaces` the facts of this one are deleted first: they are of another bronze, whose batch numbers have no meaning here.
     """
     if replaces and delta.exists(spark, table):
         ops_tables.delete(spark, table, "true")
-    if not delta.exists(spark, found):
+    if not delta.exists(spark, other):
         return
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
     held_identities = quarantine_rules.held(spark.table(str(table))).select(
@@ -200,7 +200,7 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef
     is_same = functools.reduce(
         operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
     )
-    newest_facts = quarantine_rules.current(spark.table(str(found)))
+    newest_facts = quarantine_rules.current(spark.table(str(other)))
     is_ending = F.col("reason").isin(*_ENDING_REASONS)
     changed_facts = (
         newest_facts.where(~is_ending)

@@ -35,7 +35,7 @@ class RecentFiles:
 
     def __init__(self, *, most_bytes: int = KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._held: OrderedDict[_File, pa.Table | None] = OrderedDict()
+        self._tables: OrderedDict[_File, pa.Table | None] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -43,13 +43,13 @@ class RecentFiles:
         """The columns of all rows; None where they are too large to cache. Raises Arrow's errors where the file cannot be read."""
         key = (path, tuple(columns))
         with self._lock:  # Also during the read: other threads want the same file.
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
-            table = self._held[key] = _read(path, columns)
+            if key in self._tables:
+                self._tables.move_to_end(key)
+                return self._tables[key]
+            table = self._tables[key] = _read(path, columns)
             self._bytes += _nbytes(table)
-            while self._bytes > self._most_bytes or len(self._held) > _MOST_FILES:
-                self._bytes -= _nbytes(self._held.popitem(last=False)[1])
+            while self._bytes > self._most_bytes or len(self._tables) > _MOST_FILES:
+                self._bytes -= _nbytes(self._tables.popitem(last=False)[1])
             return table
 
 

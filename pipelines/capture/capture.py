@@ -177,7 +177,7 @@ class Capture:
         open_stream = opener.open_or_restart(existing.position)
         extra = {**gaps.settings_metadata(source), "replica_set": replica_set}
         log = self._log = bronze_log.BronzeLog.open(
-            service.spark, table, take_over=take_over, extra=extra, found=existing.found
+            service.spark, table, take_over=take_over, extra=extra, unclaimed=existing.unclaimed
         )
         service.metrics.opened(log)
         # Another capture has committed in between: from the old position, events would be missing or come twice.

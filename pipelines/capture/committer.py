@@ -129,11 +129,11 @@ class Committer:
         # After the commit: a capture that is killed before it reads the signal or the event again.
         for action in rows.then:
             action()
-        for name in rows.taken - self._names_in_use:
+        for name in rows.name_conflicts - self._names_in_use:
             log.warning(
                 "field.renames: some documents already have a field %s; in these documents the field is not renamed", name
             )
-        self._names_in_use |= rows.taken
+        self._names_in_use |= rows.name_conflicts
         streaming = self.metrics.streaming
         streaming.committed(operations, position=newest_time, at=time.time())
         streaming.filtered += rows.filtered

@@ -272,28 +272,28 @@ class _OnScrape(Collector):
         return ()
 
 
-def _streaming(found: StreamingMetrics, now: float) -> dict[str, float | LabelValues]:
-    seconds, increment = found.position or (-1, -1)
+def _streaming(metrics: StreamingMetrics, now: float) -> dict[str, float | LabelValues]:
+    seconds, increment = metrics.position or (-1, -1)
     return {
-        "Connected": found.stream is not None and found.stream.is_open,
-        "NumberOfDisconnects": found.disconnects,
-        "NumberOfPrimaryElections": found.elections,
-        "TotalNumberOfEventsSeen": found.seen,
-        "TotalNumberOfCreateEventsSeen": found.operations["c"],
-        "TotalNumberOfUpdateEventsSeen": found.operations["u"],
-        "TotalNumberOfDeleteEventsSeen": found.operations["d"],
-        "NumberOfEventsFiltered": found.filtered,
-        "NumberOfErroneousEvents": found.erroneous,
+        "Connected": metrics.stream is not None and metrics.stream.is_open,
+        "NumberOfDisconnects": metrics.disconnects,
+        "NumberOfPrimaryElections": metrics.elections,
+        "TotalNumberOfEventsSeen": metrics.seen,
+        "TotalNumberOfCreateEventsSeen": metrics.operations["c"],
+        "TotalNumberOfUpdateEventsSeen": metrics.operations["u"],
+        "TotalNumberOfDeleteEventsSeen": metrics.operations["d"],
+        "NumberOfEventsFiltered": metrics.filtered,
+        "NumberOfErroneousEvents": metrics.erroneous,
         "NumberOfUnchangedEventsSkipped": 0,
-        "NumberOfCommittedTransactions": found.transactions,
-        "NumberOfEmptyPolls": found.empty_polls,
-        "LastSourceEventPollTime": _milliseconds(found.last_poll_at),
-        "LastEmptyPollTime": _milliseconds(found.last_empty_poll_at),
-        "MilliSecondsSinceLastEvent": _since(found.last_event_at, now),
+        "NumberOfCommittedTransactions": metrics.transactions,
+        "NumberOfEmptyPolls": metrics.empty_polls,
+        "LastSourceEventPollTime": _milliseconds(metrics.last_poll_at),
+        "LastEmptyPollTime": _milliseconds(metrics.last_empty_poll_at),
+        "MilliSecondsSinceLastEvent": _since(metrics.last_event_at, now),
         "SourceEventPosition": {"sec": seconds, "ord": increment},
-        "CapturedTables": dict.fromkeys(found.captured, 1),
-        **_lags(list(found.lags)),
-        **_queue(found.queue),
+        "CapturedTables": dict.fromkeys(metrics.captured, 1),
+        **_lags(list(metrics.lags)),
+        **_queue(metrics.queue),
     }
 
 
@@ -326,26 +326,28 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | LabelValues]:
-    state = found.taken.state if found.taken is not None else None
-    controls = found.taken.controls if found.taken is not None else None
+def _snapshot(metrics: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | LabelValues]:
+    state = metrics.newest.state if metrics.newest is not None else None
+    controls = metrics.newest.controls if metrics.newest is not None else None
     namespaces = state.planned if state else ()
     collections = {name: state.of(name) for name in namespaces} if state else {}
-    is_ended = found.ended_at is not None
-    seconds = 0.0 if found.began_at is None else (found.ended_at if found.ended_at is not None else now) - found.began_at
+    is_ended = metrics.ended_at is not None
+    seconds = (
+        0.0 if metrics.began_at is None else (metrics.ended_at if metrics.ended_at is not None else now) - metrics.began_at
+    )
     return {
         "SnapshotRunning": state is not None and not is_ended,
         "SnapshotPaused": not is_ended and controls is not None and controls.is_paused,
-        "SnapshotCompleted": state is not None and is_ended and not found.is_aborted,
-        "SnapshotAborted": found.is_aborted,
-        "SnapshotSkipped": found.is_skipped,
+        "SnapshotCompleted": state is not None and is_ended and not metrics.is_aborted,
+        "SnapshotAborted": metrics.is_aborted,
+        "SnapshotSkipped": metrics.is_skipped,
         "SnapshotDurationInSeconds": seconds,
         "SnapshotPausedDurationInSeconds": 0 if controls is None else controls.paused_seconds,
         "TotalTableCount": len(namespaces),
         "RemainingTableCount": sum(not collection.completed for collection in collections.values()),
         "RowsScanned": {name: collection.documents for name, collection in collections.items()},
         "TableChunksCompletedCounts": {name: collection.chunks for name, collection in collections.items()},
-        "MilliSecondsSinceLastEvent": _since(found.last_chunk_at, now),
+        "MilliSecondsSinceLastEvent": _since(metrics.last_chunk_at, now),
         "TotalNumberOfEventsSeen": sum(collection.documents for collection in collections.values()),
         "NumberOfEventsFiltered": 0,
         "NumberOfErroneousEvents": 0,

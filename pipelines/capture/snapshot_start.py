@@ -36,7 +36,7 @@ def add_planned(queue: snapshot_queue.SnapshotQueue, plan: StartPlan, notifier: 
     if plan.initial is not None:
         queue.add(plan.initial)
     else:
-        queue.metrics.is_skipped = queue.metrics.taken is None
+        queue.metrics.is_skipped = queue.metrics.newest is None
         notifier.notify(notifications.INITIAL, notifications.NotificationType.SKIPPED, id_=new_id())
     for state in plan.states:
         # `plan.initial` is the initial one, where the mode continues it.

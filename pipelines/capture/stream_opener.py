@@ -43,14 +43,14 @@ class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, whether it was written with another filter, and the
     name of the replica set that it was captured from and its last event, where its commits name them."""
 
-    found: bronze_log.UnclaimedPosition | None = None
+    unclaimed: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
     replica_set: str | None = None
     last_event: str | None = None
 
     @property
     def position(self) -> bronze_log.BronzePosition | None:
-        return self.found.position if self.found is not None else None
+        return self.unclaimed.position if self.unclaimed is not None else None
 
     @staticmethod
     def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
@@ -65,8 +65,8 @@ class ExistingBronze:
         is_other = old_fingerprint is not None and not filters.is_same_stream(old_fingerprint, fingerprint)
         position = bronze_log.read_position(spark, table)
         event = last_event.LastEvent.of(metadata, None if position is None else position.token)
-        found = bronze_log.UnclaimedPosition(standing.version, position)
-        return ExistingBronze(found, is_other, metadata.get("replica_set"), event.token)
+        unclaimed = bronze_log.UnclaimedPosition(standing.version, position)
+        return ExistingBronze(unclaimed, is_other, metadata.get("replica_set"), event.token)
 
 
 @dataclass(frozen=True)

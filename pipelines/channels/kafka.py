@@ -225,7 +225,7 @@ class KafkaTopic:
             raise library().KafkaException(since.error)
         return int(since.offset if since.offset >= 0 else high)
 
-    def _drain(self, found: list[signals.ReceivedSignal]) -> None:
+    def _drain(self, arrivals: list[signals.ReceivedSignal]) -> None:
         """Add the signals that have arrived; in the first poll, all up to the end of each partition.
 
         A poll ends after `ANSWER_SECONDS`, so that a topic with a constant load does not hold back its signals.
@@ -243,9 +243,9 @@ class KafkaTopic:
                 self._waits_for.discard(message.partition())
                 self._trouble.is_over()
                 continue
-            self._take(message, found)
+            self._take(message, arrivals)
 
-    def _take(self, message: confluent_kafka.Message, found: list[signals.ReceivedSignal]) -> None:
+    def _take(self, message: confluent_kafka.Message, arrivals: list[signals.ReceivedSignal]) -> None:
         partition, offset = message.partition(), message.offset()
         assert partition is not None and offset is not None  # Set in every message from a broker.
         self._next[partition] = offset + 1
@@ -263,7 +263,7 @@ class KafkaTopic:
             log.warning("%s: skipping a signal that cannot be read (%s): offset %d", self.name, error, offset)
             return
         self._open[mark] = (partition, offset)
-        found.append(signals.ReceivedSignal(signal, mark))
+        arrivals.append(signals.ReceivedSignal(signal, mark))
 
     def _commit(self) -> None:
         """Commit the group's position in each partition: the first signal that is not in bronze yet, or the end."""

@@ -87,11 +87,11 @@ class KeyIndex:
     def size_bytes(self) -> int:
         return sum(each.nbytes for each in (self._high, self._low, self._rows, self._marks))
 
-    def rows(self, sought: SearchKeys) -> list[int]:
+    def rows(self, search_keys: SearchKeys) -> list[int]:
         """The numbers of the rows that have one of the keys, ascending."""
-        slots = sought.digests[:, 0] >> self._shift
+        slots = search_keys.digests[:, 0] >> self._shift
         is_marked = self._marks[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8) & 1
-        high, low = sought.digests[is_marked.astype(bool)].T
+        high, low = search_keys.digests[is_marked.astype(bool)].T
         first, end = (np.searchsorted(self._high, high, side) for side in ("left", "right"))
         counts = end - first
         # All rows of each key: a history has several.
@@ -162,22 +162,22 @@ class _HeldIndexes:
 _HELD = _HeldIndexes()
 
 
-def rows(folder: Path, file: Mapping[str, Any], column: str, sought: SearchKeys) -> list[int] | None:
+def rows(folder: Path, file: Mapping[str, Any], column: str, search_keys: SearchKeys) -> list[int] | None:
     """The numbers of a file's rows that have one of the keys, ascending; None where the column has no index yet. Raises `OSError`.
 
     `file` is the `add` action.
     """
-    index = _HELD.get(_name(folder, file, column)) if sought.is_kept else None
-    return None if index is None else index.rows(sought)
+    index = _HELD.get(_name(folder, file, column)) if search_keys.is_kept else None
+    return None if index is None else index.rows(search_keys)
 
 
-def saw(folder: Path, file: Mapping[str, Any], column: str, keys: pa.ChunkedArray, sought: SearchKeys) -> None:
+def saw(folder: Path, file: Mapping[str, Any], column: str, keys: pa.ChunkedArray, search_keys: SearchKeys) -> None:
     """Note that a search read a file's column, `keys`; builds its index after some readings. Raises `OSError`."""
-    if sought.rows_left <= 0 or keys.null_count:
+    if search_keys.rows_left <= 0 or keys.null_count:
         return
     name = _name(folder, file, column)
     if _HELD.is_due(name, len(keys)):
-        sought.rows_left -= len(keys)
+        search_keys.rows_left -= len(keys)
         _HELD.put(name, KeyIndex(keys))
 
 

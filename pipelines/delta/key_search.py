@@ -75,17 +75,17 @@ def _groups(files: Sequence[_SourcedFile]) -> Iterator[list[_SourcedFile]]:
         yield group
 
 
-def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, sought: key_index.SearchKeys) -> list[list[int]]:
+def _rows(folder: Path, files: Sequence[_SourcedFile], column: str, search_keys: key_index.SearchKeys) -> list[list[int]]:
     """The numbers of the rows of each file that hold one of the values."""
     columns = [_texts(source, column) for _, source in files]
     # One call for all files: Arrow hashes the sought values in each call.
     chunks = [chunk for texts in columns for chunk in texts.chunks]
-    is_sought = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=sought.keys)
+    is_sought = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=search_keys.keys)
     row_numbers, start = [], 0
     for (file, _), texts in zip(files, columns, strict=True):
         row_numbers.append(pc.indices_nonzero(is_sought.slice(start, len(texts))).to_pylist())
         start += len(texts)
-        key_index.saw(folder, file, column, texts, sought)
+        key_index.saw(folder, file, column, texts, search_keys)
     return row_numbers
 
 

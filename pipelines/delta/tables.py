@@ -195,18 +195,18 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str]
     return _of_ours(table, properties(spark, table))
 
 
-def _of_ours(table: tables.TableRef, found: Mapping[str, str]) -> Mapping[str, str]:
-    if definition.FORMAT_PROPERTY not in found:
+def _of_ours(table: tables.TableRef, table_properties: Mapping[str, str]) -> Mapping[str, str]:
+    if definition.FORMAT_PROPERTY not in table_properties:
         raise errors.TableNotOurs(
             f"{table.label}: there is a table or view that mongo-medallion did not create; choose another lakehouse "
             "root or name, or move that table away"
         )
-    if found[definition.FORMAT_PROPERTY] != definition.FORMAT:
+    if table_properties[definition.FORMAT_PROPERTY] != definition.FORMAT:
         raise errors.TableNotOurs(
-            f"{table.label}: its format is {found[definition.FORMAT_PROPERTY]}, but this version supports "
+            f"{table.label}: its format is {table_properties[definition.FORMAT_PROPERTY]}, but this version supports "
             f"{definition.FORMAT}; use the version of mongo-medallion that created it"
         )
-    return found
+    return table_properties
 
 
 def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:

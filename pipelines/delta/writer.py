@@ -66,13 +66,13 @@ class Writer(StatementCommits):
         *,
         take_over: bool = False,
         since_ms: int | None = None,
-        kept: Sequence[str] = (),
+        newest_names: Sequence[str] = (),
         errand: str = "",
     ) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
         Carries over position and metadata of the table's last commit of this project. After a RESTORE they are those of the restored
-        version, except for the names in `kept`, which come from the newest commit. Tries again where the owner commits meanwhile.
+        version, except for the names in `newest_names`, which come from the newest commit. Tries again where the owner commits meanwhile.
 
         Raises `TableOwned` where a live process of this host holds the table; `LeaseHeld` where the lease of another host has not expired,
         or where the holder is on an `errand` and releases it within a minute; `TableNotOurs`. With `take_over` neither of the first two is
@@ -92,7 +92,7 @@ class Writer(StatementCommits):
             writer.version, writer.properties, writer.is_newest = standing.version, properties, True
             try:
                 newest_metadata = (standing.last.metadata if standing.last else None) or {}
-                extra = {name: newest_metadata[name] for name in kept if name in newest_metadata}
+                extra = {name: newest_metadata[name] for name in newest_names if name in newest_metadata}
                 extra |= {} if standing.last == standing.position else {table_history.RESTORED: standing.version}
                 writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
                 break

@@ -92,12 +92,16 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
 
 
 def check_tables(
-    found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool], histories: Collection[str]
+    table_suites: Sequence[suites.Suite],
+    *,
+    known: Sequence[str],
+    is_captured: Callable[[str], bool],
+    histories: Collection[str],
 ) -> None:
     """Raise `SettingsError` for suites of tables that cannot exist, and of histories, which are not checked."""
     problems = [
         errors.Problem(suite.where, f"{suite.table} is a history, which expectations do not check", "use a model over it")
-        for suite in found
+        for suite in table_suites
         if suite.table in histories
     ]
     problems += [
@@ -106,14 +110,14 @@ def check_tables(
             f"{suite.table} is neither a collection nor a model",
             values.did_you_mean(suite.table, known) or f"known are {', '.join(known[:10])}",
         )
-        for suite in found
+        for suite in table_suites
         if suite.table not in (*known, *histories) and not is_captured(suite.table)
     ]
     if problems:
         raise errors.SettingsError(problems)
 
 
-def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> None:
+def check_views(table_suites: Sequence[suites.Suite], *, views: Collection[str]) -> None:
     """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before any check."""
     problems = [
         errors.Problem(
@@ -121,7 +125,7 @@ def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> Non
             f"{suite.table} is a view: its readers see new rows at once, so it cannot be held back",
             "use materialized='table', or severity: warning or info",
         )
-        for suite in found
+        for suite in table_suites
         if suite.table in views
         for expectation in suite.expectations
         if expectation.severity is suites.Severity.CRITICAL

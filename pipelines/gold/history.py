@@ -254,34 +254,34 @@ class History:
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.record(self.writer, ops, self.schema, evolution, collection=name, batch=number)
 
-    def _with_awaited(self, found: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
+    def _with_awaited(self, events: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
         """The events and, for late documents, the updates after them from bronze, to be folded again."""
         incomplete = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
         incomplete = incomplete.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
-        late = found.where("after IS NOT NULL").join(incomplete, "key").where("sequence < at")
+        late = events.where("after IS NOT NULL").join(incomplete, "key").where("sequence < at")
         since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         first = since.agg(F.min("since")).first()[0]
         if first is None:
-            return found
+            return events
         # Also by a literal, so that older files of bronze are skipped.
         earlier = self._events(BatchRange(0, range_.after)).where(reduce.is_partial() & (F.col("sequence") > first))
-        return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
+        return events.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*events.columns))
 
-    def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
+    def _versions_of(self, events: DataFrame, seen: Row) -> DataFrame:
         """The stored versions of the events' keys that end at the first event or later: all columns, and the row location."""
-        keys = found.select(F.col("key").alias("__key"))
+        keys = events.select(F.col("key").alias("__key"))
         join_keys = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
         ends_later = f"`__until` IS NULL OR `__until` >= {literal(seen.low)}"
         rows = self._stored().select("*", *self.writer.row_locations()).where(F.col("__key").between(seen.first, seen.last))
         return rows.where(ends_later).join(join_keys, "__key", "left_semi")
 
-    def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:
+    def _laid_out(self, whole_events: DataFrame, stored: DataFrame) -> DataFrame:
         """Each key's versions that are new or have another end."""
         is_whole = F.col("after").isNotNull().alias("is_whole")
         # Large columns only where a fold reads them.
         needed = {"after": F.lit(self.folds), "before": reduce.is_partial(), "updateDescription": reduce.is_partial()}
         fold_columns = [F.when(is_needed, F.col(name)).alias(name) for name, is_needed in needed.items()]
-        events = found.select("key", "sequence", "offset", "op", is_whole, *fold_columns)
+        events = whole_events.select("key", "sequence", "offset", "op", is_whole, *fold_columns)
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
         stored_versions = stored.select(
             "__key",
@@ -303,7 +303,7 @@ class History:
 
     def _write(
         self,
-        found: DataFrame,
+        events: DataFrame,
         stored: DataFrame,
         laid_out: DataFrame,
         range_: BatchRange,
@@ -314,7 +314,7 @@ class History:
         remedy = "remove this table, and gold rebuilds it from bronze"
         dropped.check(self, self._stored().schema, before=range_.after, remedy=remedy)
         columns = reduce.needed(self.options.unwrap)
-        envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
+        envelope = events.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         rows = laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
         rows = rows.withColumn("after", F.coalesce("document", "after")).drop("document")
         with query_execution.held(rows) as new_versions:

@@ -51,9 +51,9 @@ class HistoryPosition:
         entries = {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
         return {**entries, "bronze": self.bronze}
 
-    def of_the_same_rows(self, held: Mapping[str, object]) -> dict[str, object]:
-        """The same for a commit without rows after one with the metadata `held`: models need not be made again."""
-        return {**self.extra, current.ROWS: current.rows_of(held)}
+    def of_the_same_rows(self, metadata: Mapping[str, object]) -> dict[str, object]:
+        """The same for a commit without rows after one with the metadata `metadata`: models need not be made again."""
+        return {**self.extra, current.ROWS: current.rows_of(metadata)}
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:

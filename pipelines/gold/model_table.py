@@ -331,14 +331,14 @@ class ModelTable:
             )
 
 
-def is_same(held: object, now: object) -> bool:
+def is_same(before: object, now: object) -> bool:
     """Whether two positions, of a table or of the tables that a view reads, have the same rows: `version` is ignored, as commits without
     rows raise it."""
-    if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
-        return held == now
+    if not isinstance(before, dict) or not isinstance(now, dict) or before.keys() != now.keys():
+        return before == now
     # A table's position, and not positions by names: a model may be called `at`.
     names = ("id", "at") if isinstance(now.get("at"), str) else now.keys()
-    return all(is_same(held[name], now[name]) for name in names)
+    return all(is_same(before[name], now[name]) for name in names)
 
 
 def _is_same_value(name: str, left: T.DataType, right: T.DataType) -> Column:

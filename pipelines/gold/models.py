@@ -202,7 +202,7 @@ def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
         collections=collections,
         is_captured=is_captured,
         unread=model_files.unread,
-        taken={name: owner for name, owner in owners.items() if owner is not None},
+        table_owners={name: owner for name, owner in owners.items() if owner is not None},
     )
     return graph.Order(order.models, (*model_files.problems, *order.problems))
 
@@ -288,17 +288,17 @@ def run(
     return ModelsResult(made_count, time.monotonic() - started, tuple(results))
 
 
-def joined(found: Sequence[Exception]) -> errors.MedallionError:
+def joined(failures: Sequence[Exception]) -> errors.MedallionError:
     """One error with the messages of all.
 
     Its class, which determines the exit code, is that of the worst one (`errors.worst`); a bug becomes a `MedallionError`.
     """
-    if len(found) == 1 and isinstance(found[0], errors.MedallionError):
-        return found[0]
-    if all(isinstance(each, errors.SettingsError) for each in found):
-        return errors.SettingsError([problem for each in found for problem in getattr(each, "problems", ())])
-    worst = errors.worst(found)
-    message = "\n".join(errors.message_of(each) for each in (worst, *(each for each in found if each is not worst)))
+    if len(failures) == 1 and isinstance(failures[0], errors.MedallionError):
+        return failures[0]
+    if all(isinstance(each, errors.SettingsError) for each in failures):
+        return errors.SettingsError([problem for each in failures for problem in getattr(each, "problems", ())])
+    worst = errors.worst(failures)
+    message = "\n".join(errors.message_of(each) for each in (worst, *(each for each in failures if each is not worst)))
     if isinstance(worst, errors.CollectionsFailed):
         return errors.CollectionsFailed(message, worst.exit_code)
     return type(worst)(message) if isinstance(worst, errors.MedallionError) else errors.MedallionError(message)

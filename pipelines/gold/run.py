@@ -149,10 +149,10 @@ class _Refusal:
 
 def _raise(failures: parallel.Failures, refused: Mapping[registry.Namespace, _Refusal]) -> None:
     """Raise failures and refusals as one error: a temporary one must not hide one that needs a decision."""
-    if refused and not failures.found:
+    if refused and not failures.by_name:
         raise _refusals_error(refused.values())
     refusals = {str(namespace): each.error for namespace, each in refused.items()}
-    parallel.Failures({**failures.found, **refusals}).raised()
+    parallel.Failures({**failures.by_name, **refusals}).raised()
 
 
 def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:
@@ -215,7 +215,7 @@ class _GoldRun:
         due = [work for work in parallel.looks(self._due_work, active, is_near=is_near) if work is not None]
         self.look_seconds = time.monotonic() - began
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
-        healthy = [each for each in active if str(each) not in self.failures.found]
+        healthy = [each for each in active if str(each) not in self.failures.by_name]
         results += self.pool.each(
             self._histories(healthy, collections.namespaces), self._guarded(self._versioned), stop=self.stop
         )

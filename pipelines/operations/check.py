@@ -106,8 +106,8 @@ def _gold(settings: Settings) -> Iterator[Finding]:
     """Read the files of models and suites as a service does at its start, which it ends for a mistake in them."""
     for about, read in (("models", _models), ("expectations", _suites)):
         try:
-            if found := read(settings):
-                yield Finding(about, CheckVerdict.FINE, found)
+            if summary := read(settings):
+                yield Finding(about, CheckVerdict.FINE, summary)
         except errors.SettingsError as error:
             yield _wrong(about, error)
 
@@ -121,8 +121,8 @@ def _models(settings: Settings) -> str:
 
 
 def _suites(settings: Settings) -> str:
-    found = len(expectations.read(settings))
-    return "" if settings.gold.expectations is None else f"{found} suites in {settings.gold.expectations}"
+    count = len(expectations.read(settings))
+    return "" if settings.gold.expectations is None else f"{count} suites in {settings.gold.expectations}"
 
 
 def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:

@@ -247,9 +247,9 @@ def _near_batch(spark: SparkSession, settings: Settings, requested: str | None, 
     return max(0, min(last, reached) - NEAR)
 
 
-def _are_behind(found: Sequence[times.CutBoundary], requested: str | None) -> bool:
+def _are_behind(boundaries: Sequence[times.CutBoundary], requested: str | None) -> bool:
     """Whether there is no boundary, or the last one is before the time."""
-    return not found or (requested is not None and found[-1].until <= requested)
+    return not boundaries or (requested is not None and boundaries[-1].until <= requested)
 
 
 def _histories(
@@ -271,7 +271,7 @@ def _histories(
 def _applied(
     spark: SparkSession,
     settings: Settings,
-    held: Sequence[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]],
+    table_positions: Sequence[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]],
 ) -> int:
     """The bronze batch up to which all history tables are complete.
 
@@ -281,11 +281,11 @@ def _applied(
     if not delta.exists(spark, table):
         return 0
     _, newest = _reached(spark, table)
-    histories = {registry.Namespace.parse(name): position.to for (name, _), position in held}
+    histories = {registry.Namespace.parse(name): position.to for (name, _), position in table_positions}
     silver_positions = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
     log = bronze_log.newest(spark, table).log
     # From another bronze log, none of this one's events are applied.
-    applied_logs = [*(each.log for each in silver_positions.values()), *(position.log for _, position in held)]
+    applied_logs = [*(each.log for each in silver_positions.values()), *(position.log for _, position in table_positions)]
     if any(registry.is_other_log(each, log) for each in applied_logs):
         return 0
     starts = {namespace: each.to for namespace, each in silver_positions.items()}
@@ -315,10 +315,10 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
     return times.boundaries(_batches(spark, table, newest, at=at), reached=complete_time)
 
 
-def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], requested: str | None) -> None:
+def _check_reached(settings: Settings, boundaries: Sequence[times.CutBoundary], requested: str | None) -> None:
     """Raise `Temporary` if bronze does not have all changes up to a time."""
-    if requested is not None and _are_behind(found, requested):
-        end = times.shown(found[-1].time) if found else "nothing"
+    if requested is not None and _are_behind(boundaries, requested):
+        end = times.shown(boundaries[-1].time) if boundaries else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
             f"{table.label}: bronze has reached {end}, which is before {times.shown(requested)}; try again later, or use now"
@@ -487,14 +487,14 @@ def _cut_of_rows(rows: Sequence[dict[str, object]]) -> Cut:
     )
 
 
-def named(found: Sequence[Cut], name: str | None) -> Cut:
+def named(cuts: Sequence[Cut], name: str | None) -> Cut:
     """The cut of this name, or the newest for None. Raises `SettingsError` if there is none."""
-    for each in found:
+    for each in cuts:
         if name is None or each.name == name:
             return each
-    if not found:
+    if not cuts:
         raise errors.SettingsError(
             errors.Problem("--cut", "there is no cut yet", "make one with medallion gold --as-of now")
         )
-    names = ", ".join(each.name for each in found[:10])
+    names = ", ".join(each.name for each in cuts[:10])
     raise errors.SettingsError(errors.Problem("--cut", f"there is no cut {name}", f"known are {names}"))

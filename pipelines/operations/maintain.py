@@ -457,7 +457,7 @@ def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog
     if capture is not None:
         yield capture.between_commits
         return
-    writer = Writer.claim(spark, table, kept=("batch", "log"), errand="medallion maintain")
+    writer = Writer.claim(spark, table, newest_names=("batch", "log"), errand="medallion maintain")
     try:
         yield lambda: contextlib.nullcontext(writer)
     finally:

@@ -251,9 +251,9 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     return corrections
 
 
-def to_json(found: Mapping[str, ReplayResult]) -> str:
+def to_json(results: Mapping[str, ReplayResult]) -> str:
     """The results of a replay as one JSON object with the names of the dataclass's fields."""
-    collections = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
+    collections = [{"collection": name, **dataclasses.asdict(each)} for name, each in results.items()]
     return json.dumps({"collections": collections}, indent=2)
 
 
@@ -287,19 +287,19 @@ PORTION_BYTES = 64 * 2**20
 one document stay together."""
 
 
-def _of_tokens(held: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]:
+def _of_tokens(quarantined: DataFrame, tokens: Collection[str]) -> list[dict[str, Any]]:
     """Token and key of the events with these tokens."""
     if not tokens:
         return []
-    events = query_execution.with_values(held, "resume_token", tokens).select("resume_token", "key")
+    events = query_execution.with_values(quarantined, "resume_token", tokens).select("resume_token", "key")
     return [row.asDict() for row in events.collect()]
 
 
-def _held_documents(held: DataFrame) -> pa.Table:
+def _held_documents(events: DataFrame) -> pa.Table:
     """For each document with held events their count, their bytes, and the smallest batch at which one was quarantined (`to`)."""
     texts = ("before", "after", "payload", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
     size = functools.reduce(operator.add, (F.coalesce(F.length(text), F.lit(0)) for text in texts))
-    by_key = held.where("key IS NOT NULL").groupBy("key")
+    by_key = events.where("key IS NOT NULL").groupBy("key")
     return by_key.agg(F.count("*").alias("events"), F.sum(size).alias("bytes"), F.min("to").alias("to")).toArrow()
 
 
@@ -317,18 +317,18 @@ def _portions(documents: pa.Table) -> Iterator[list[str]]:
         yield keys
 
 
-def _with_copies(held: DataFrame, bronze_rows: DataFrame, *, since: int) -> DataFrame:
+def _with_copies(events: DataFrame, bronze_rows: DataFrame, *, since: int) -> DataFrame:
     """The events with `is_again`: whether bronze has a copy after the range that quarantined the event."""
     # The first copy of an event is within that range.
     later_rows = bronze_rows.where(F.col("batch") > since).select(*quarantine_rules.IDENTITY, "batch")
-    copy_rows = later_rows.join(F.broadcast(held.select("resume_token").distinct()), "resume_token", "left_semi")
+    copy_rows = later_rows.join(F.broadcast(events.select("resume_token").distinct()), "resume_token", "left_semi")
     copies = copy_rows.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(
         F.max("batch").alias("_batch")
     )
     is_same = functools.reduce(
         operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
     )
-    joined = held.join(copies, is_same, "left").withColumn(
+    joined = events.join(copies, is_same, "left").withColumn(
         "is_again", F.coalesce(F.col("_batch") > F.col("to"), F.lit(False))
     )
     return joined.drop("_batch", *(f"_{name}" for name in quarantine_rules.IDENTITY))

@@ -101,9 +101,9 @@ def run(
     return results
 
 
-def to_json(found: Sequence[RepairResult]) -> str:
+def to_json(results: Sequence[RepairResult]) -> str:
     """The tables as one JSON object, with the names of the dataclasses' fields."""
-    return json.dumps({"tables": [dataclasses.asdict(each) for each in found]}, indent=2)
+    return json.dumps({"tables": [dataclasses.asdict(each) for each in results]}, indent=2)
 
 
 def _table(
@@ -125,7 +125,7 @@ def _table(
             # First: if killed in between, the next repair finds the missing deletes again.
             root = Path(table.path or "").parents[3]
             _forget_position(spark, tables.TableRef.at(str(root.joinpath("gold", *names[2:]))), take_over=take_over)
-        with Writer.claim(spark, table, take_over=take_over, kept=("batch", "log")).released() as writer:
+        with Writer.claim(spark, table, take_over=take_over, newest_names=("batch", "log")).released() as writer:
             to, extra = _position(writer, names, removed_files)
             version = writer.remove_files(removed_files, to=to, extra=extra)
     return RepairResult(table.label, tuple(sorted(file.name for file in missing)), len(removed_files), next_step, version)

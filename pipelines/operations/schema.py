@@ -103,6 +103,6 @@ def _change(row: Mapping[str, Any]) -> SchemaLogEntry:
     return SchemaLogEntry(row["version"], row["path"], row["change"], from_type, to_type, row["batch"], event, at)
 
 
-def to_json(found: Sequence[SchemaHistory]) -> str:
+def to_json(histories: Sequence[SchemaHistory]) -> str:
     """The schemas as one JSON object, with the names of the dataclasses' fields."""
-    return json.dumps({"collections": [dataclasses.asdict(each) for each in found]}, indent=2)
+    return json.dumps({"collections": [dataclasses.asdict(each) for each in histories]}, indent=2)

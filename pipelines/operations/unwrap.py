@@ -87,9 +87,9 @@ def load_options(path: Name) -> UnwrapOptions:
     return unwrap_options.parse(_of_connector(options), where=name)
 
 
-def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
-    config = found.get("config")
-    properties = config if isinstance(config, dict) else found
+def _of_connector(connector: Mapping[str, object]) -> Mapping[str, object]:
+    config = connector.get("config")
+    properties = config if isinstance(config, dict) else connector
     aliases = {name.split(".")[1] for name in properties if name.startswith("transforms.") and name.count(".") > 1}
     types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT)) for alias in sorted(aliases)}
     smt_aliases = [alias for alias, type_ in types.items() if type_.endswith(_SMT)]

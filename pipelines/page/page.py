@@ -246,17 +246,17 @@ def _changed(change: evolution.SchemaLogEntry) -> str:
     return f"{change.path} {types}".strip()
 
 
-def _writer(found: pipeline_status.WriterStatus | None) -> str:
-    if found is None:
+def _writer(writer: pipeline_status.WriterStatus | None) -> str:
+    if writer is None:
         return "–"
     state = (
         "stopped"
-        if found.has_left
-        else f"lease for {found.lease_seconds} s more"
-        if found.lease_seconds
+        if writer.has_left
+        else f"lease for {writer.lease_seconds} s more"
+        if writer.lease_seconds
         else "lease expired"
     )
-    return f"process {found.process} on {found.host}, {state}"
+    return f"process {writer.process} on {writer.host}, {state}"
 
 
 # --- showing
@@ -291,11 +291,11 @@ def _cards(seen: PageContent) -> Sequence[Card]:
     ]
 
 
-def _audited(found: Sequence[audits.TableAudit]) -> Card:
-    unpublished = [each.table for each in found if not each.is_published]
-    unmet_count = sum(not verdict.is_met for audit in found for verdict in audit.verdicts)
-    value = "none yet" if not found else f"{unmet_count} not met" if unmet_count else "all met"
-    mood = "wrong" if unpublished else "look" if unmet_count else "fine" if found else ""
+def _audited(table_audits: Sequence[audits.TableAudit]) -> Card:
+    unpublished = [each.table for each in table_audits if not each.is_published]
+    unmet_count = sum(not verdict.is_met for audit in table_audits for verdict in audit.verdicts)
+    value = "none yet" if not table_audits else f"{unmet_count} not met" if unmet_count else "all met"
+    mood = "wrong" if unpublished else "look" if unmet_count else "fine" if table_audits else ""
     return Card("expectations", value, f"{', '.join(unpublished[:2])} not published" if unpublished else "", mood)
 
 
@@ -304,16 +304,16 @@ _STATES = tuple(_STYLES)
 _WRONG = ("missing", "extra", "different", "incomplete", "quarantined")
 
 
-def _state(found: Mapping[str, Any]) -> str:
+def _state(verification: Mapping[str, Any]) -> str:
     """The result of verify for a collection; not `equal` if any document could not be judged."""
-    if any(found[name] for name in _WRONG):
+    if any(verification[name] for name in _WRONG):
         return "differs"
-    return "not checked" if found["waiting"] or found["unsettled"] else "equal"
+    return "not checked" if verification["waiting"] or verification["unsettled"] else "equal"
 
 
-def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _newest(verifications: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     newest: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for verification in found:
+    for verification in verifications:
         newest.setdefault((verification["collection"], verification["layer"]), verification)
     return list(newest.values())
 

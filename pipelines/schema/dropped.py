@@ -40,22 +40,22 @@ class DocumentTable(Protocol):
     def schema(self) -> schemas.SchemaVersion: ...
 
 
-def check(kept: DocumentTable, held: T.StructType, *, before: int, remedy: str) -> None:
-    """Raise `DecisionNeeded` where a table, with the columns `held`, lacks columns or nested fields of its schema at the batch `before`.
+def check(target: DocumentTable, table_type: T.StructType, *, before: int, remedy: str) -> None:
+    """Raise `DecisionNeeded` where a table, with the columns `table_type`, lacks columns or nested fields of its schema at the batch `before`.
 
     The table may not have the changes of later batches yet. `remedy` is the end of the message.
     """
-    spark, table, name = kept.spark, kept.writer.table, str(kept.namespace)
-    if not (_missing(kept.schema.schema, held) and delta.has_mapped_columns(spark, table)):
+    spark, table, name = target.spark, target.writer.table, str(target.namespace)
+    if not (_missing(target.schema.schema, table_type) and delta.has_mapped_columns(spark, table)):
         return
-    generations = {name: kept.schema.generation}
-    versions = schemas.latest(spark, kept.layout.ops("schemas"), generations=generations, until=before)
-    if columns := _missing(versions.get(name, schemas.SchemaVersion()).schema, held):
+    generations = {name: target.schema.generation}
+    versions = schemas.latest(spark, target.layout.ops("schemas"), generations=generations, until=before)
+    if columns := _missing(versions.get(name, schemas.SchemaVersion()).schema, table_type):
         raise errors.DecisionNeeded(
             f"{table.label}: columns are missing that it had ({', '.join(sorted(columns))}), dropped or renamed by hand; "
             f"{remedy}"
         )
 
 
-def _missing(schema: DocumentSchema, held: T.StructType) -> list[str]:
-    return [*table_columns.lacking(held, from_arrow_schema(pa.schema(list(exact.row_type(schema)))))]
+def _missing(schema: DocumentSchema, table_type: T.StructType) -> list[str]:
+    return [*table_columns.lacking(table_type, from_arrow_schema(pa.schema(list(exact.row_type(schema)))))]

@@ -74,9 +74,11 @@ def newest(
     ]
 
 
-def of_generations(found: Sequence[tuple[str, SchemaVersion]], generations: Mapping[str, str]) -> dict[str, SchemaVersion]:
+def of_generations(
+    versions: Sequence[tuple[str, SchemaVersion]], generations: Mapping[str, str]
+) -> dict[str, SchemaVersion]:
     """The schema of each collection in its table's generation."""
-    return {name: version for name, version in found if version.generation == generations.get(name, "")}
+    return {name: version for name, version in versions if version.generation == generations.get(name, "")}
 
 
 def changes(spark: SparkSession, table: tables.TableRef, *, of: Container[str]) -> list[dict[str, Any]]:
@@ -91,23 +93,23 @@ def changes(spark: SparkSession, table: tables.TableRef, *, of: Container[str]) 
 
 
 def record(
-    writer: Writer, table: tables.TableRef, kept: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
+    writer: Writer, table: tables.TableRef, current: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
 ) -> SchemaVersion:
     """Record a batch's changes before they are in the writer's table; the new version of the schema.
 
     Raises `OwnershipLost` where the table was taken over.
     """
     if not evolution.changes:
-        return kept
+        return current
     # `ops/schemas` has no fence: a writer that took over may have recorded other changes under the same version.
     writer.check_ownership()
-    new_version = replace(kept, version=kept.version + 1, schema=evolution.schema)
+    new_version = replace(current, version=current.version + 1, schema=evolution.schema)
     append(
         writer.spark,
         table,
         collection=collection,
         version=new_version.version,
-        generation=kept.generation,
+        generation=current.generation,
         batch=batch,
         evolution=evolution,
     )

@@ -172,7 +172,7 @@ class Positions:
 
     def is_left_out(self, namespace: registry.Namespace) -> bool:
         """Whether a collection found in bronze gets no table: it is temporary, or has failed."""
-        return namespace.is_temporary or str(namespace) in self.failures.found
+        return namespace.is_temporary or str(namespace) in self.failures.by_name
 
     def table(self, namespace: registry.Namespace) -> tables.TableRef:
         """The collection's table in silver."""

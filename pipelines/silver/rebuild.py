@@ -101,7 +101,7 @@ def rebuilt_for_rescued(
         collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
         return reached
     new_position = registry.silver_position(collection.spark, collection.writer.table)
-    collection.schema, collection.remembered = work.kept(new_position), new_position.deletes
+    collection.schema, collection.remembered = work.recorded_schema(new_position), new_position.deletes
     return new_position
 
 
@@ -141,7 +141,7 @@ class SilverRebuild:
             position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
         generation = uuid.uuid4().hex[:12]
-        schema_version = self.kept(position)
+        schema_version = self.recorded_schema(position)
         with self._shadows(generation) as shadows:
             shadow, shadow_position = self._retyped(shadows, seed, position.to)
             # Again: maintenance may have removed events before they were read. It says so before it removes any.
@@ -160,7 +160,7 @@ class SilverRebuild:
                 quarantine_table.adopt(
                     self.spark,
                     self.layout.quarantine(*self.namespace),
-                    found=shadow.quarantine,
+                    other=shadow.quarantine,
                     to=position.to,
                     replaces=is_of_other,
                 )
@@ -273,7 +273,7 @@ class SilverRebuild:
 
     # --- stored before the swap
 
-    def kept(self, position: registry.SilverPosition) -> schemas.SchemaVersion:
+    def recorded_schema(self, position: registry.SilverPosition) -> schemas.SchemaVersion:
         """The recorded schema of the table's generation."""
         name = str(self.namespace)
         generations = {name: position.generation}
@@ -283,7 +283,7 @@ class SilverRebuild:
 
     def _note(
         self,
-        kept: schemas.SchemaVersion,
+        previous: schemas.SchemaVersion,
         schema: DocumentSchema,
         changes: Sequence[evolution.Change],
         position: registry.SilverPosition,
@@ -296,7 +296,7 @@ class SilverRebuild:
             self.spark,
             self.layout.ops("schemas"),
             collection=str(self.namespace),
-            version=kept.version + 1,
+            version=previous.version + 1,
             batch=position.to,
             evolution=batch_evolution.Evolution(schema, (rebuild_change, *changes), plan),
             generation=generation,

@@ -233,7 +233,7 @@ class _SilverRun:
         readable_namespaces = set()
         # Also those whose position could not be read at first, as in an outage of a store.
         all_namespaces = (*self.positions.known, *self.positions.unread)
-        for namespace in [each for each in all_namespaces if str(each) in self.failures.found]:
+        for namespace in [each for each in all_namespaces if str(each) in self.failures.by_name]:
             if self.failures.is_set_aside(str(namespace)):
                 continue
             self._release(namespace)

@@ -124,7 +124,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     return version is not None
 
 
-def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> DataFrame:
+def _typed(collection: SilverCollection, batch: RowBatch, table_type: StructType) -> DataFrame:
     """Rows of the table's columns, with `__guard` and `__action`.
 
     Columns of removed settings are null in new rows (`__deleted` is false).
@@ -148,15 +148,15 @@ def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> D
         "__key",
         "__sequence",
         _uncompiled(batch.number).alias("__batch"),
-        *(_left(each) for each in held if each.name not in names),
+        *(_left(each) for each in table_type if each.name not in names),
         *_ENGINE,
     )
 
 
-def _make_room(collection: SilverCollection, source: DataFrame, held: StructType, *, before: int) -> None:
+def _make_room(collection: SilverCollection, source: DataFrame, table_type: StructType, *, before: int) -> None:
     """Add columns that the table lacks, and widen types, for the source. A batch that is repeated after a crash finds them."""
     table = collection.writer.table
-    changes = table_columns.alterations(held, source.drop(*_ENGINE).schema)
+    changes = table_columns.alterations(table_type, source.drop(*_ENGINE).schema)
     if changes.impossible:
         raise errors.DecisionNeeded(
             f"{table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}). Settings of its columns were "
@@ -165,7 +165,7 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
         )
     if changes.added:
         remedy = f"their values are in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
-        dropped.check(collection, held, before=before, remedy=remedy)
+        dropped.check(collection, table_type, before=before, remedy=remedy)
     # A table that was filled from a copy may have properties of its own.
     if changes.widened and not definition.is_on(delta.properties(collection.spark, table), definition.TYPE_WIDENING):
         collection.writer.alter(f"SET TBLPROPERTIES ('{definition.TYPE_WIDENING}' = 'true')")

@@ -203,9 +203,9 @@ def _chunk_file() -> Iterator[Path]:
             path.unlink()
 
 
-def _read_into_file(given: tuple[chunks.ChunkSpec, str], _: pa.RecordBatch | None) -> tuple[dict[str, Any], None]:
+def _read_into_file(arguments: tuple[chunks.ChunkSpec, str], _: pa.RecordBatch | None) -> tuple[dict[str, Any], None]:
     """Runs in a helper."""
-    return chunks.read_into_file(*given), None
+    return chunks.read_into_file(*arguments), None
 
 
 def _sent(reply: pa.Table) -> tuple[pa.Table, dict[str, Any]]:

@@ -151,7 +151,7 @@ class _EncodedRows:
             originals[place] = raw_event.original(self.documents[place], fields=self.fields)
         if self.fields is not None:
             filtered_texts = (
-                raw_event.filtered(text.as_buffer().to_pybytes(), fields=self.fields, taken=set()) for text in texts
+                raw_event.filtered(text.as_buffer().to_pybytes(), fields=self.fields, name_conflicts=set()) for text in texts
             )
             texts = pa.chunked_array([pa.array(filtered_texts, pa.string())])
         after = pa.chunked_array([*texts.chunks, pa.nulls(self.gone, pa.string())], pa.string())

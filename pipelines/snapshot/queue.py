@@ -32,14 +32,14 @@ class _Entry:
     is_new: bool
     is_planned: bool = True
     """Whether its plan is in bronze."""
-    taken: snapshot.Snapshot | None = None
+    current: snapshot.Snapshot | None = None
     """The running snapshot, whose state is newer than `state`."""
 
     @property
     def now(self) -> SnapshotState:
         """The current state, with the pauses and stops of signals."""
         # Derived each time: a signal may come while the running snapshot changes its state.
-        current = self.taken or self
+        current = self.current or self
         return replace(current.state, is_paused=self.controls.is_paused).without(self.controls.stopped)
 
     @property
@@ -54,22 +54,22 @@ def _controls(state: SnapshotState) -> SnapshotControls:
 
 @dataclass
 class SnapshotMetrics:
-    """The newest snapshot of the service, for the metrics; `taken` is None where there was none. Times are seconds since 1970."""
+    """The newest snapshot of the service, for the metrics; `newest` is None where there was none. Times are seconds since 1970."""
 
-    taken: snapshot.Snapshot | None = None
+    newest: snapshot.Snapshot | None = None
     is_skipped: bool = False
     is_aborted: bool = False
     began_at: float | None = None
     ended_at: float | None = None
     last_chunk_at: float | None = None
 
-    def begun(self, taken: snapshot.Snapshot, *, at: float) -> None:
-        self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
+    def begun(self, newest: snapshot.Snapshot, *, at: float) -> None:
+        self.newest, self.began_at, self.ended_at, self.is_aborted = newest, at, None, False
 
     def ended(self, *, at: float) -> None:
         """Note the end of the snapshot, and whether it was aborted: stopped, failed, or interrupted."""
         self.ended_at = at
-        state = self.taken.state if self.taken is not None else None
+        state = self.newest.state if self.newest is not None else None
         self.is_aborted = state is not None and (not state.is_done or bool(state.failed) or _is_stopped(state))
 
 
@@ -202,7 +202,7 @@ class SnapshotQueue:
         running_snapshot = self.taking(entry.state, entry.controls)
         if running_snapshot is None:
             return False
-        entry.taken = running_snapshot
+        entry.current = running_snapshot
         if entry.is_new:
             self._notify(entry.state, notifications.NotificationType.STARTED)
             # A resumed snapshot has been announced.
@@ -213,7 +213,7 @@ class SnapshotQueue:
             running_snapshot.run()
         finally:
             # Also after an error: the next attempt must not read committed chunks again.
-            entry.state, entry.taken = running_snapshot.state, None
+            entry.state, entry.current = running_snapshot.state, None
             if not running_snapshot.has_paused:
                 self.metrics.ended(at=time.time())
         if running_snapshot.state.is_done and not _is_stopped(running_snapshot.state):

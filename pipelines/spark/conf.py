@@ -152,11 +152,11 @@ def defaults() -> dict[str, str]:
 
     path = Path(folder, "spark-defaults.conf")
     try:
-        found = javaproperties.loads(path.read_text(encoding="utf-8"))
+        entries = javaproperties.loads(path.read_text(encoding="utf-8"))
     except javaproperties.InvalidUEscapeError as error:
         hint = r"write a backslash as \\: Spark does not start with this file"
         raise errors.SettingsError(errors.Problem(str(path), str(error), hint)) from None
-    return {name: value.strip() for name, value in found.items() if value.strip()}
+    return {name: value.strip() for name, value in entries.items() if value.strip()}
 
 
 def startable(options: str) -> str:

@@ -107,12 +107,12 @@ def _folder() -> Path:
     )
 
 
-def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str]) -> None:
-    """Cache the paths of the jars that a new session resolved from Delta's package and `packages`, without the `given` ones."""
+def remember(spark: SparkSession, packages: Sequence[str], own_jars: Sequence[str]) -> None:
+    """Cache the paths of the jars that a new session resolved from Delta's package and `packages`, without the `own_jars` ones."""
     conf = spark.sparkContext.getConf()
     if conf.get("spark.jars.packages") is None:
         return
-    omitted_jars = {str(log_store.JAR), *given}
+    omitted_jars = {str(log_store.JAR), *own_jars}
     urls = (conf.get("spark.jars") or "").split(",")
     jars = [unquote(url.removeprefix("file://")) if url.startswith("file://") else url for url in urls if url]
     jars = [jar for jar in jars if jar not in omitted_jars]

@@ -248,8 +248,8 @@ def class_name(error: BaseException) -> str:
     return _name(getattr(error, "java_exception", None) or error)
 
 
-def _name(found: Any) -> str:
-    return str(_called(_called(found, "getClass"), "getSimpleName") or type(found).__name__)
+def _name(throwable: Any) -> str:
+    return str(_called(_called(throwable, "getClass"), "getSimpleName") or type(throwable).__name__)
 
 
 def _files_missing(file: str) -> errors.FilesMissing:
@@ -295,10 +295,10 @@ def _chain(error: BaseException) -> Iterator[Any]:
         java = _called(java, "getCause")
 
 
-def _called(found: Any, *names: str) -> Any:
+def _called(instance: Any, *names: str) -> Any:
     """The result of the first of these methods that exists; None where none does, or it fails."""
     # `getCondition` is the name in Spark 4, `getErrorClass` in Databricks' runtimes and Spark 3.
-    get = next((method for name in names if (method := getattr(found, name, None)) is not None), None)
+    get = next((method for name in names if (method := getattr(instance, name, None)) is not None), None)
     try:
         return None if get is None else get()
     except Exception:

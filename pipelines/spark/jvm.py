@@ -94,7 +94,7 @@ def launch(
 
 
 def _settings(
-    name: str, chosen: Mapping[str, str], given: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
+    name: str, chosen: Mapping[str, str], jars: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
 ) -> dict[str, str]:
     """The settings of a new JVM. Those of the user, in `chosen`, override all others but the application's name."""
     # Executors on other machines would need the jar of the local file system before all other jars.
@@ -109,7 +109,7 @@ def _settings(
         **profile,
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
         **resolved,
-        "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
+        "spark.jars": ",".join([str(log_store.JAR), *jars, *filter(None, [resolved.get("spark.jars")])]),
         **chosen,
         "spark.app.name": name,
     }
@@ -119,17 +119,17 @@ def _settings(
     # Files of Spark and its JVM are in a folder that is removed at the end of this process.
     settings = {"spark.local.dir": str(_folder()), **settings}
     java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
-    given = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
-    java = _with_class_archive(java, given)
+    option_texts = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
+    java = _with_class_archive(java, option_texts)
     settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {spark_conf.LANGUAGE} {java}'
     return settings
 
 
-def _with_class_archive(java: str, given: Sequence[str]) -> str:
-    """JVM options with the class archive of this environment, if there is one and none of the options `given` is about archives."""
+def _with_class_archive(java: str, option_texts: Sequence[str]) -> str:
+    """JVM options with the class archive of this environment, if there is one and none of the options `option_texts` is about archives."""
     # A path with the path separator would count as two archives, with which a JVM does not start.
     is_usable = CLASS_ARCHIVE.is_file() and os.pathsep not in str(CLASS_ARCHIVE)
-    if not is_usable or any(option in options for option in _ARCHIVE_OPTIONS for options in given):
+    if not is_usable or any(option in options for option in _ARCHIVE_OPTIONS for options in option_texts):
         return java
     return f'"{_SHARED}{CLASS_ARCHIVE}" {java}'
 

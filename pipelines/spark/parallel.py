@@ -47,7 +47,7 @@ class Failures:
     unknown error it is retried after `RETRY_SECONDS`. After any other error it needs a person, and is retried at the next start.
     """
 
-    found: dict[str, Exception] = field(default_factory=dict)
+    by_name: dict[str, Exception] = field(default_factory=dict)
     _pauses: dict[str, float] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
@@ -55,7 +55,7 @@ class Failures:
     def begin_round(self) -> None:
         """Allow the retry of collections whose pause is over. Within a round none is retried: its survey does not include them."""
         now = time.monotonic()
-        self._waiting = {name for name in self.found if self._until.get(name, 0.0) > now}
+        self._waiting = {name for name in self.by_name if self._until.get(name, 0.0) > now}
 
     def guarding(
         self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
@@ -68,7 +68,7 @@ class Failures:
             except Exception as error:
                 self.note(name(item), error)
                 return None
-            self.found.pop(name(item), None)
+            self.by_name.pop(name(item), None)
             return outcome
 
         return guarded
@@ -81,11 +81,11 @@ class Failures:
         if sparks.is_cancelling():
             log.info("%s: unfinished work was abandoned; the next start repeats it", name)
             interruption = errors.Temporary(f"{name}: stopped before it was done; start it again")
-            self.found[name] = known_error if isinstance(known_error, errors.MedallionError) else interruption
+            self.by_name[name] = known_error if isinstance(known_error, errors.MedallionError) else interruption
             return
         # Logs the same message only once: otherwise the retries of a service would hide all other messages.
-        previous = self.found.get(name)
-        self.found[name] = known_error
+        previous = self.by_name.get(name)
+        self.by_name[name] = known_error
         if _passes(known_error):
             self._pauses[name] = 0.0 if previous is None else min(max(1.0, 2 * self._pauses.get(name, 0.0)), RETRY_SECONDS)
         else:
@@ -101,11 +101,11 @@ class Failures:
         The error may have come after its commit, or during its survey; there is no further attempt that would clear it.
         """
         if not self.is_set_aside(name):
-            self.found.pop(name, None)
+            self.by_name.pop(name, None)
 
     def is_set_aside(self, name: str) -> bool:
         """Whether a collection is not to be tried now: its error needs a person, or its pause is not over."""
-        error = self.found.get(name)
+        error = self.by_name.get(name)
         is_decided = isinstance(error, errors.MedallionError) and not isinstance(
             error, (errors.Temporary, errors.TableOwned)
         )
@@ -117,16 +117,16 @@ class Failures:
         Where some of them only wait for a retry after an error that may be over, all are retried in the next round first.
         """
         collections = [*names]
-        if not self.found or any(name not in self.found for name in collections):
+        if not self.by_name or any(name not in self.by_name for name in collections):
             return
-        if not any(name in self._waiting and _passes(self.found[name]) for name in collections):
+        if not any(name in self._waiting and _passes(self.by_name[name]) for name in collections):
             self.raised()
         self._until.clear()
 
     def raised(self) -> None:
         """Raise the noted errors as one error, if there are any."""
-        if self.found:
-            error, worst = errors.together(self.found), errors.worst(list(self.found.values()))
+        if self.by_name:
+            error, worst = errors.together(self.by_name), errors.worst(list(self.by_name.values()))
             raise error from (None if error is worst else worst)
 
 

@@ -59,11 +59,11 @@ def _text(content: str, style: str = "") -> Text:
     return Text(signs.escaped(content), style)
 
 
-def findings(found: Sequence[Finding]) -> None:
+def findings(results: Sequence[Finding]) -> None:
     """Show the findings of `medallion check`, one per line, with what to fix below."""
     marks = {"fine": Text("ok", "green"), "warning": Text("warning", "yellow"), "wrong": Text("error", "red")}
     table = Table(*(Column(overflow="fold") for _ in range(3)), box=None, show_header=False, padding=(0, 2, 0, 0))
-    for finding in found:
+    for finding in results:
         text = _text(finding.found)
         if finding.mend:
             text.append("\n→ ", style="dim").append(_text(finding.mend, style="dim"))
@@ -71,58 +71,58 @@ def findings(found: Sequence[Finding]) -> None:
     console().print(table)
 
 
-def models(found: Sequence[ModelPlan]) -> None:
+def models(plans: Sequence[ModelPlan]) -> None:
     """Show the result of `medallion models check`: each model in order of execution, what it reads, and what a run would do."""
     screen = console()
-    if not found:
+    if not plans:
         screen.print("There are no models: gold.models is not set, or the folder has no .sql files.")
         return
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("model", "type", "reads", "a run would", "expectations"):
         table.add_column(name, overflow="fold")
-    for model in found:
+    for model in plans:
         reads = "\n".join(map(signs.escaped, model.reads))
         table.add_row(_text(model.name), model.materialized, reads, _text(model.would), str(model.expectations or ""))
     screen.print(table)
 
 
-def cuts(found: Sequence[Cut]) -> None:
+def cuts(recorded_cuts: Sequence[Cut]) -> None:
     """Show one line per cut, newest first."""
     from cdc_core.gold import cut as times
 
     screen = console()
-    if not found:
+    if not recorded_cuts:
         screen.print("There are no cuts yet. Make one with: medallion gold --as-of now")
         return
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("cut", "source at", "bronze batch", "tables", "documents", "incomplete"):
         table.add_column(name, overflow="fold")
-    for each in found:
+    for each in recorded_cuts:
         missing = _text(", ".join(each.missing))
         table.add_row(each.name, times.shown(each.time), str(each.batch), str(len(each.tables)), each.documents, missing)
     screen.print(table)
 
 
-def cut(found: Cut) -> None:
+def cut(made_cut: Cut) -> None:
     """Show a cut: its time, the version of each table, and a query that reads all of them."""
     from cdc_core.gold import cut as times
 
     screen = console()
-    screen.print(f"Cut {found.name}: source at {times.shown(found.time)}, bronze up to batch {found.batch}")
-    if found.documents != "exact":
+    screen.print(f"Cut {made_cut.name}: source at {times.shown(made_cut.time)}, bronze up to batch {made_cut.batch}")
+    if made_cut.documents != "exact":
         screen.print(
             "Documents as captured: they are looked up, and may be newer than the cut. They are exact with capture.mode: change_streams "
             "or capture.mode.full.update.type: post_image."
         )
-    if found.missing:
-        screen.print(_text(f"Incomplete, for example because of an unfinished snapshot: {', '.join(found.missing)}"))
+    if made_cut.missing:
+        screen.print(_text(f"Incomplete, for example because of an unfinished snapshot: {', '.join(made_cut.missing)}"))
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("table", "version", "location"):
         table.add_column(name, overflow="fold")
-    for entry in found.tables:
+    for entry in made_cut.tables:
         table.add_row(_text(entry.name), "–" if entry.version is None else str(entry.version), _text(entry.identifier))
     screen.print(table)
-    screen.print(Text(found.sql), soft_wrap=True)
+    screen.print(Text(made_cut.sql), soft_wrap=True)
 
 
 def result(layer: str, outcome: object) -> None:
@@ -215,36 +215,36 @@ class _ProgressLog:
 
     def __init__(self) -> None:
         self._last_at = time.monotonic() - LOG_EVERY_SECONDS
-        self._told: object = None
+        self._last_line: object = None
         self._rate = Rate()
 
     def hear(self, now: CaptureProgress) -> None:
         rate = self._rate.of(now.events)
-        if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._told:
+        if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._last_line:
             return
-        self._last_at, self._told = time.monotonic(), now
+        self._last_at, self._last_line = time.monotonic(), now
         _log("capture").info("progress: %s", described(now, rate=rate))
 
 
-def status(found: PipelineStatus) -> None:
+def status(pipeline: PipelineStatus) -> None:
     """Show the result of `medallion status`: the source, bronze, and a line for each collection."""
     screen = console()
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("pipeline", found.name)
-    grid.add_row("source", _source_line(found))
-    grid.add_row("bronze", _bronze_line(found))
+    grid.add_row("pipeline", pipeline.name)
+    grid.add_row("source", _source_line(pipeline))
+    grid.add_row("bronze", _bronze_line(pipeline))
     screen.print(grid)
-    if found.collections:
-        screen.print(_collections_table(found))
-    for line in _problem_lines(found):
+    if pipeline.collections:
+        screen.print(_collections_table(pipeline))
+    for line in _problem_lines(pipeline):
         screen.print(_text(line, style="yellow"))
 
 
-def verified(found: Verification) -> None:
+def verified(verification: Verification) -> None:
     """Show the result of `medallion verify`: a line for each collection, then the keys that differ, with their paths."""
     screen = console()
     table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "other", "seconds")
-    for collection in found.collections:
+    for collection in verification.collections:
         other_counts = {name: getattr(collection, name) for name in VERDICTS_BESIDE if getattr(collection, name)}
         parts = ", ".join(f"{count:,} {name}" for name, count in other_counts.items())
         counts = (collection.documents, collection.equal, collection.missing, collection.extra, collection.different)
@@ -252,7 +252,7 @@ def verified(found: Verification) -> None:
             _text(collection.collection), *(f"{count:,}" for count in counts), parts or "–", f"{collection.seconds:.1f}"
         )
     screen.print(table)
-    for collection in found.collections:
+    for collection in verification.collections:
         for difference in collection.differences[:SHOWN_DIFFERENCES]:
             paths = "; ".join(f"{path.path}: {path.what}" if path.path else path.what for path in difference.paths)
             line = f"{collection.collection} {difference.key}: {difference.kind.value}{f' ({paths})' if paths else ''}"
@@ -260,8 +260,8 @@ def verified(found: Verification) -> None:
         if len(collection.differences) > SHOWN_DIFFERENCES:
             more = len(collection.differences) - SHOWN_DIFFERENCES
             screen.print(_text(f"… and {more:,} more in {collection.collection}; --json lists all"))
-    compared_names = {collection.collection for collection in found.collections}
-    for name, error in found.failures.items():
+    compared_names = {collection.collection for collection in verification.collections}
+    for name, error in verification.failures.items():
         what = "the result could not be stored" if name in compared_names else "not compared"
         screen.print(_text(f"{name}: {what}: ").append(errors.message_of(error)))
 
@@ -270,23 +270,23 @@ VERDICTS_BESIDE = ("incomplete", "quarantined", "kept", "waiting", "changing", "
 SHOWN_DIFFERENCES = 20
 
 
-def maintained(found: Maintenance, *, is_whole: bool = True) -> None:
+def maintained(result: Maintenance, *, is_whole: bool = True) -> None:
     """Show the result of `medallion maintain`: a line for each table."""
-    if not found.tables:
+    if not result.tables:
         console().print("there are no tables yet: start the pipeline first" if is_whole else "no table could be maintained")
         return
     table = _plain_table("table", "files", "MB", "what was done")
-    for outcome in found.tables:
+    for outcome in result.tables:
         files = f"{outcome.before.files:,} → {outcome.after.files:,}"
         size = f"{outcome.before.bytes / 1e6:,.1f} → {outcome.after.bytes / 1e6:,.1f}"
         table.add_row(_text(outcome.table), files, size, _text("; ".join((*outcome.done, *outcome.left)) or "nothing to do"))
     console().print(table)
 
 
-def schemas(found: Sequence[SchemaHistory]) -> None:
+def schemas(histories: Sequence[SchemaHistory]) -> None:
     """Show the result of `medallion schema`: for each collection its columns, and the changes with their times."""
     screen = console()
-    for schema in found:
+    for schema in histories:
         screen.print(_text(f"{schema.collection}: version {schema.version} of its schema", style="bold"))
         columns = _plain_table("column", "type")
         for column in schema.columns:
@@ -303,36 +303,36 @@ def schemas(found: Sequence[SchemaHistory]) -> None:
                 change.event or "",
             )
         screen.print(columns, changes, sep="\n")
-    if not found:
+    if not histories:
         screen.print("silver has no collections yet: run medallion silver first")
 
 
 SHOWN_EVENTS = 1000
 
 
-def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> None:
+def quarantined(events: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> None:
     """Show the result of `medallion quarantine list`: a line for each of the first `SHOWN_EVENTS` events, with its `texts` below."""
     screen = console()
-    if not found:
+    if not events:
         screen.print("the quarantine is empty" if is_whole else "the quarantine is empty, as far as it can be read")
         return
     table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
-    for event in found[:SHOWN_EVENTS]:
+    for event in events[:SHOWN_EVENTS]:
         cells = (event.key or "–", event.op or "–", str(event.batch), event.sequence or "–", event.resume_token)
         table.add_row(*map(_text, (event.collection, *cells, event.reason)))
         for name, text in (event.texts or {}).items():
             table.add_row("", "", "", "", "", _text(name, style="dim"), _text(text))
     screen.print(table)
-    if len(found) > SHOWN_EVENTS:
+    if len(events) > SHOWN_EVENTS:
         screen.print(
             f"and more than these {SHOWN_EVENTS:,}: --json lists all of them, and medallion status says how many there are"
         )
 
 
-def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> None:
+def replayed(replays: Mapping[str, ReplayResult], *, is_whole: bool = True) -> None:
     """Show the result of `medallion quarantine replay`: a line for each collection."""
     screen = console()
-    for name, replay in found.items():
+    for name, replay in replays.items():
         parts = [f"{name}: nothing to replay"]
         if replay.batch is not None:
             parts = [
@@ -341,39 +341,39 @@ def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> Non
         if replay.held:
             parts.append(f"{replay.held:,} still in quarantine, because they cannot be read or follow one that cannot")
         screen.print(_text("; ".join(parts)))
-    if not found and is_whole:
+    if not replays and is_whole:
         screen.print("silver has no collections yet")
 
 
-def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
+def repaired(repairs: Sequence[RepairResult], *, is_whole: bool = True) -> None:
     """Show the result of `medallion repair`: each table with missing files, and what restores their rows.
 
     `is_whole` says whether all tables could be checked.
     """
     screen = console()
-    if not found and is_whole:
+    if not repairs and is_whole:
         screen.print("no files are missing")
-    for repair in found:
+    for repair in repairs:
         change = (
             "nothing was changed" if repair.version is None else f"{repair.taken_out:,} files were removed from the table"
         )
         screen.print(_text(f"{repair.table}: {len(repair.missing):,} files are missing; {change}. {repair.next}"))
 
 
-def rebuilt(found: RebuildResult) -> None:
+def rebuilt(result: RebuildResult) -> None:
     """Show the result of `medallion rebuild`: both tables' counts, where and why documents differ, and whether it was swapped."""
-    screen, comparison = console(), found.comparison
+    screen, comparison = console(), result.comparison
     counts = _plain_table("", "live", "rebuilt")
     counts.add_row("rows", f"{comparison.rows:,}", f"{comparison.rebuilt_rows:,}")
     counts.add_row("rescued values", f"{comparison.rescued:,}", f"{comparison.rebuilt_rescued:,}")
     counts.add_row("only in this table", f"{comparison.gone:,}", f"{comparison.new:,}")
-    screen.print(_text(f"{found.table}, bronze batches 1 to {found.to}"), counts)
+    screen.print(_text(f"{result.table}, bronze batches 1 to {result.to}"), counts)
     if comparison.lost:
         screen.print(
             _text(f"{comparison.lost:,} would be lost without a delete in bronze: {', '.join(comparison.lost_keys)}"),
             style="yellow",
         )
-    for change in found.changes:
+    for change in result.changes:
         types = " → ".join(filter(None, (change.from_type, change.to_type)))
         screen.print(_text(f"column {change.path} {change.what.value}: {types}"))
     screen.print(f"{comparison.differing:,} documents differ")
@@ -384,8 +384,8 @@ def rebuilt(found: RebuildResult) -> None:
                 *map(_text, (difference.column, f"{difference.documents:,}", difference.why, ", ".join(difference.keys)))
             )
         screen.print(table)
-    swap = f"swapped: version {found.version}" if found.version is not None else "not swapped"
-    screen.print(f"{swap} ({units.duration(found.seconds)})")
+    swap = f"swapped: version {result.version}" if result.version is not None else "not swapped"
+    screen.print(f"{swap} ({units.duration(result.seconds)})")
 
 
 def _plain_table(*names: str) -> Table:
@@ -395,8 +395,8 @@ def _plain_table(*names: str) -> Table:
     return table
 
 
-def _source_line(found: PipelineStatus) -> Text:
-    server = found.source
+def _source_line(pipeline: PipelineStatus) -> Text:
+    server = pipeline.source
     if server.problem is not None:
         return _text(server.problem, style="yellow")
     if server.now is None or server.oplog_first is None:
@@ -404,8 +404,8 @@ def _source_line(found: PipelineStatus) -> Text:
     return _text(f"{server.server}, oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
-def _bronze_line(found: PipelineStatus) -> Text:
-    log = found.bronze
+def _bronze_line(pipeline: PipelineStatus) -> Text:
+    log = pipeline.bronze
     if log is None:
         return _text("nothing captured yet: run medallion capture first", style="yellow")
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
@@ -433,17 +433,17 @@ def _writer(writer: WriterStatus | None) -> str:
 TROUBLES = ("rescued", "incomplete", "quarantined", "incomplete since")
 
 
-def _collections_table(found: PipelineStatus) -> Table:
+def _collections_table(pipeline: PipelineStatus) -> Table:
     """A line for each collection, without columns that are empty for all of them."""
-    is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in found.collections)
-    is_history = any(each.history is not None for each in found.collections)
+    is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in pipeline.collections)
+    is_history = any(each.history is not None for each in pipeline.collections)
     layers = ("silver", "gold", "history") if is_history else ("silver", "gold")
-    troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
+    troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in pipeline.collections)]
     table = _plain_table("collection")
     cells = [name for layer in layers for name in (layer, "backlog", "/s")]
     for name in (*(["snapshot"] if is_snapshot else []), *cells, *troubles):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in found.collections:
+    for each in pipeline.collections:
         table.add_row(
             _text(each.collection),
             *([_snapshot_cell(each)] if is_snapshot else []),
@@ -455,11 +455,11 @@ def _collections_table(found: PipelineStatus) -> Table:
     return table
 
 
-def _problem_lines(found: PipelineStatus) -> Iterator[str]:
+def _problem_lines(pipeline: PipelineStatus) -> Iterator[str]:
     """A line for each problem of a collection that needs action."""
     from cdc_core.signals import signal as signals
 
-    for each in found.collections:
+    for each in pipeline.collections:
         if each.problem is not None:
             yield f"{each.collection}: {each.problem}"
         if each.snapshot is not None and each.snapshot.failed is not None:

@@ -68,9 +68,9 @@ class BronzeState:
         documents = self._documents(query_execution.with_values(self._events(), "key", keys)).drop("document")
         return {row["__key"]: [FoldedDocument(None, row.incomplete)] for row in documents.collect()}
 
-    def compared(self, text: str, held: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
+    def compared(self, text: str, folded: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
         """The differences of a source document and bronze's."""
-        return equality.exact_differences(text, held.text or "{}")
+        return equality.exact_differences(text, folded.text or "{}")
 
     def sampled(self, documents: int) -> list[str]:
         """The keys of this many random documents."""

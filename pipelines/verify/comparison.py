@@ -178,8 +178,8 @@ class CollectionComparison:
                 raise documents.error_of(totals.error)
             self.last = max(self.last, tuple(totals.last) if totals.last else self.begun)
             progress = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
-            self.version = progress.held.version
-            rows = progress.held.digests(schema.schema).groupBy("key")
+            self.version = progress.state.version
+            rows = progress.state.digests(schema.schema).groupBy("key")
             # A key in two rows is an error, whatever their content.
             rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
             joined = source_digests.select("key", "digest").join(rows, "key", "full")
@@ -263,19 +263,19 @@ class CollectionComparison:
         first, last = min(each.at for each in source_documents.values()), max(each.at for each in source_documents.values())
         self.last = max(self.last, last)
         progress = self.progress.past(last, until=until)
-        self.version = progress.held.version
+        self.version = progress.state.version
         schema = self._schema(at=progress.to)
         # Of a key without a document only the number of rows counts: they may be large.
         present_keys = [key for key, each in source_documents.items() if each.text is not None]
         gone_keys = [key for key, each in source_documents.items() if each.text is None]
         rows: dict[str, Sequence[equality.TableRow | bronze_state.FoldedDocument]] = {
-            **progress.held.some(present_keys, schema.schema),
-            **progress.held.bare(gone_keys),
+            **progress.state.some(present_keys, schema.schema),
+            **progress.state.bare(gone_keys),
         }
         key_events = self.progress.moved(progress, source_documents, since=first, first=self.first_batch)
 
-        def difference(text: str, held: Any) -> tuple[equality.Difference, ...]:
-            return progress.held.compared(text, held, schema.schema)
+        def difference(text: str, row: Any) -> tuple[equality.Difference, ...]:
+            return progress.state.compared(text, row, schema.schema)
 
         verdicts = [
             self._judged(key, document, rows.get(key, []), progress, key_events.get(key), difference)

@@ -102,7 +102,7 @@ class ReadSpec:
         """A document as the capture would encode it."""
         text = bson_to_json.encode(raw).text
         if self.fields is not None:
-            text = raw_event.filtered(text, fields=self.fields, taken=set())
+            text = raw_event.filtered(text, fields=self.fields, name_conflicts=set())
         return text.decode()
 
 
@@ -139,13 +139,13 @@ def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[s
         lo = snapshot_read.hi_as_lo(hi)
 
 
-def digests(spark: SparkSession, reading: ReadSpec, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
+def digests(spark: SparkSession, reading: ReadSpec, ranges: Sequence[snapshot_read.IdRange]) -> DataFrame:
     """Every document of the ranges as a row of `READ`; one task per range, which reads at its own time.
 
     A range that cannot be read gives a row with only `error`, see `error_of`.
     """
-    read = functools.partial(_read_ranges, reading, tuple(found), uuid.uuid4().hex)
-    return spark.range(len(found), numPartitions=len(found)).mapInArrow(read, READ_DDL)
+    read = functools.partial(_read_ranges, reading, tuple(ranges), uuid.uuid4().hex)
+    return spark.range(len(ranges), numPartitions=len(ranges)).mapInArrow(read, READ_DDL)
 
 
 def error_of(text: str) -> errors.MedallionError:
@@ -158,7 +158,7 @@ _failed: dict[str, str] = {}
 
 
 def _read_ranges(
-    reading: ReadSpec, found: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
+    reading: ReadSpec, ranges: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     schema = reading.kept_schema
     pace = _RateLimit(reading.documents_per_second)
@@ -167,7 +167,7 @@ def _read_ranges(
             if read not in _failed:
                 try:
                     client = connections.worker_client(reading.connection)
-                    yield _read_range(client, reading, found[number], schema, pace)
+                    yield _read_range(client, reading, ranges[number], schema, pace)
                     continue
                 # Returned as data: Spark would replace an executor's exception, with its text but without its class.
                 except Exception as error:

@@ -29,11 +29,11 @@ class Explanations:
     progress: table_progress.TableProgressReader
     has_source: bool
 
-    def explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
+    def explained(self, key_differences: Sequence[KeyDifference]) -> list[KeyDifference]:
         """The same differences, with `KEPT`, `QUARANTINED`, `INCOMPLETE` or `WAITING` as their kind if that explains them."""
-        wrong_keys = [each.key for each in found if each.kind.is_wrong]
+        wrong_keys = [each.key for each in key_differences if each.kind.is_wrong]
         if not wrong_keys:
-            return list(found)
+            return list(key_differences)
         incomplete, quarantined = (
             self._in_silver(wrong_keys, "coalesce(`__incomplete`, false)"),
             self._quarantined(wrong_keys),
@@ -42,7 +42,7 @@ class Explanations:
         is_kept, is_unread = self.keeps_rows(), self._is_being_read()
         dropped_keys = set() if is_kept else self._in_silver(wrong_keys, self._left_by_a_drop())
         differences = []
-        for difference in found:
+        for difference in key_differences:
             kind = difference.kind
             if kind is KeyVerdict.EXTRA and (is_kept or difference.key in dropped_keys):
                 kind = KeyVerdict.KEPT

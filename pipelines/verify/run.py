@@ -134,9 +134,9 @@ def run(
                     if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
                         break
     why = "stopped; start it again" if stop.is_set() else "not reached, because the source did not answer; try again"
-    unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.found}
-    failures.found.update((name, errors.Temporary(f"verifying {name}: {why}")) for name in sorted(unreached))
-    return Verification(settings.name, options.layer, tuple(results), time.monotonic() - began, failures.found)
+    unreached = {*map(str, namespaces)} - {each.collection for each in results} - {*failures.by_name}
+    failures.by_name.update((name, errors.Temporary(f"verifying {name}: {why}")) for name in sorted(unreached))
+    return Verification(settings.name, options.layer, tuple(results), time.monotonic() - began, failures.by_name)
 
 
 def refuse(result: Verification) -> None:
@@ -298,17 +298,17 @@ class _VerifyRun:
         )
         return CollectionComparison(self.context, namespace, progress, self.sources.get(str(namespace)))
 
-    def note(self, found: CollectionVerification, *, run: str) -> None:
+    def note(self, result: CollectionVerification, *, run: str) -> None:
         """Append the result to `ops/verifications`."""
-        counts = {name: getattr(found, name) for name in SCHEMA.names if hasattr(found, name)}
-        differences = [dataclasses.asdict(each) for each in found.differences[:KEPT_DIFFERENCES]]
+        counts = {name: getattr(result, name) for name in SCHEMA.names if hasattr(result, name)}
+        differences = [dataclasses.asdict(each) for each in result.differences[:KEPT_DIFFERENCES]]
         row = {
             **counts,
             "run": run,
             "name": self.context.settings.name,
-            "layer": found.layer.value,
+            "layer": result.layer.value,
             "at_ms": clock.now_ms(),
-            "milliseconds": round(found.seconds * 1000),
+            "milliseconds": round(result.seconds * 1000),
             "differences": json.dumps(differences),
         }
         ops_tables.note(self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA)

@@ -56,13 +56,13 @@ def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.Bronz
 
 @dataclass(frozen=True)
 class TableProgress:
-    """A version of the table (`held`), the batch up to which it is at least applied (`to`), and bronze's last `batch` at that time.
+    """A version of the table (`state`), the batch up to which it is at least applied (`to`), and bronze's last `batch` at that time.
 
     `unseen` are keys with events that are not in bronze yet. `awaits_sweep`: the table still has to remove rows after a drop, a rename or a
     finished snapshot.
     """
 
-    held: table_rows.TableVersion | bronze_state.BronzeState
+    state: table_rows.TableVersion | bronze_state.BronzeState
     to: int
     batch: int
     unseen: frozenset[str]

@@ -85,9 +85,9 @@ class TableVersion:
         key_rows = query_execution.with_values(rows.select("__key"), "__key", keys).groupBy("__key").count().collect()
         return {row["__key"]: [equality.TableRow({}, {}, {})] * row["count"] for row in key_rows}
 
-    def compared(self, text: str, held: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
+    def compared(self, text: str, row: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
         """The differences of a source document and a row."""
-        return equality.differences(equality.ExactDocument.read(text), held, schema)
+        return equality.differences(equality.ExactDocument.read(text), row, schema)
 
     def sampled(self, documents: int) -> list[str]:
         """The keys of this many random rows."""

@@ -173,7 +173,7 @@ for number, keys in enumerate((range(8), (0, 1, 2), (3, 4, 5), (0, 3))):
         before = asked()
         act()
         found[name] = asked() - before
-assert not silver_run.failures.found and not gold_run.failures.found
+assert not silver_run.failures.by_name and not gold_run.failures.by_name
 print("asked", json.dumps(found), flush=True)
 sparks.stop()
 """

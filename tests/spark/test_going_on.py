@@ -80,7 +80,7 @@ def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
     hop.bronze.append({"a": [document(3, 40, "c", v=1)]})
     for _ in range(3):
         service.run_round()
-    assert not service.failures.found
+    assert not service.failures.by_name
     service.close()
     assert keys(hop, "a") == {1: 2, 2: 1, 3: 1}
 
@@ -110,7 +110,7 @@ def test_a_table_that_could_not_be_read_at_the_start_is_tried_again(hop: Hop, mo
     service.run_round()
     hop.bronze.append({"c": [document(1, 30, v=3)]})
     service.run_round()
-    assert not service.failures.found
+    assert not service.failures.by_name
     service.close()
     assert keys(hop, "a") == {1: 2} and keys(hop, "c") == {1: "3"}
 
@@ -173,7 +173,7 @@ def test_a_history_that_fails_hinders_no_documents(
         hop.bronze.append({"a": [document(1, 10 * v, v=v)]})
         hop.silver()
         service.published()
-    assert list(service.failures.found) == ["cases.a (history)"]
+    assert list(service.failures.by_name) == ["cases.a (history)"]
     service.close()
     assert [row["v"] for row in hop.documents("a")] == [2]
 

@@ -215,7 +215,7 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
     # A pipeline that claims to serve requests and does not, and one that has ended.
     cut_requests._record(spark, chosen, cut_requests.SERVING)
     monkeypatch.setattr(cut_requests, "TAKE_SECONDS", 1.0)
-    owner = Writer.claim(spark, layout.bronze(chosen.name), kept=("batch", "log"))
+    owner = Writer.claim(spark, layout.bronze(chosen.name), newest_names=("batch", "log"))
     with pytest.raises(errors.Temporary, match="did not take the request up"):
         asked()
     answers = {"id": "1", "name": "beside", "host": "elsewhere", "process": 1, "started": ""}

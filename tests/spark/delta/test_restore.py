@@ -147,7 +147,7 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
     hop.bronze.append({"restored": [{"op": "u", "key": 3, "at": 32, "after": {"_id": 3}}]})
     for _ in range(3):
         service.run_round()
-    assert "execute-snapshot" in str(service.failures.found[f"{bronze_rows.DB}.restored"]), (
+    assert "execute-snapshot" in str(service.failures.by_name[f"{bronze_rows.DB}.restored"]), (
         "it began before anything was taken"
     )
     service.close()

@@ -268,7 +268,7 @@ def test_a_capture_of_this_process_goes_on_between_what_is_taken(spark: SparkSes
     log.append({"things": [{"op": "c", "key": 9, "at": 20, "after": {"_id": 9}}]})
     applied(spark, chosen)
     maintain.run(spark, chosen, beside_writers=True, capture=capture, failures=failures)
-    assert isinstance(failures.found[table.label], errors.Temporary)
+    assert isinstance(failures.by_name[table.label], errors.Temporary)
 
 
 @pytest.mark.journey

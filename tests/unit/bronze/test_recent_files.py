@@ -37,7 +37,7 @@ def test_no_more_is_held_than_was_allowed_and_nothing_of_what_is_large(tmp_path:
     files = recent_files.RecentFiles(most_bytes=30_000)
     paths = [_file(tmp_path / str(number), [f"{number}" * 10_000]) for number in range(5)]
     tables = [files.table(path, COLUMNS) for path in paths]
-    assert all(tables) and 0 < files._bytes <= 30_000 and 0 < len(files._held) < 5
+    assert all(tables) and 0 < files._bytes <= 30_000 and 0 < len(files._tables) < 5
     assert files.table(paths[-1], COLUMNS) is tables[-1] and files.table(paths[0], COLUMNS) is not tables[0]
     # Equal documents take little on disk and much in memory.
     alike = _file(tmp_path / "alike", ["z" * 20_000] * 400)

@@ -162,7 +162,7 @@ def test_what_is_wrong_in_one_model_stops_those_that_refer_to_it_and_no_other() 
         collections=("shop.orders",),
         is_captured=lambda name: False,
         unread=("unread",),
-        taken={"orders": "shop.orders"},
+        table_owners={"orders": "shop.orders"},
     )
     assert [each.name for each in ordered.models] == ["good", "behind_good"]
     assert [each.path for each in ordered.problems] == ["orders.sql", "two.sql", "lost.sql", "a.sql"]

@@ -93,7 +93,7 @@ def test_a_damaged_quarantine_hinders_no_other(act: str, tmp_path: Path, monkeyp
     else:
         done = quarantine.replay_pipeline(spark, chosen, now_ms=1, failures=failures)
         assert done == {"shop.b": quarantine.ReplayResult(1, 7)}
-    assert list(failures.found) == ["shop.a"]
+    assert list(failures.by_name) == ["shop.a"]
 
 
 def test_events_are_told_as_they_come() -> None:

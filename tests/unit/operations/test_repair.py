@@ -51,7 +51,7 @@ def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkey
         failures = parallel.Failures()
         found = tables_repair.run(SPARK, hop.settings, failures=failures)
     assert [Path(each.table).name for each in found] == ["cuts", "schemas"]
-    assert [type(each) for each in failures.found.values()] == [errors.TableOwned]
+    assert [type(each) for each in failures.by_name.values()] == [errors.TableOwned]
 
 
 def test_what_lies_beside_the_layers_is_not_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

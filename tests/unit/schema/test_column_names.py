@@ -25,16 +25,16 @@ def test_every_name_is_fit(name: str) -> None:
 def test_names_that_meet_get_numbers() -> None:
     """If two names differ only in case, the later one gets a suffix; so does a reserved name at the top level."""
     taken = column_names.UsedNames(["name", "NAME_2", *NAMING.reserved])
-    assert column_names.top_level(("Name",), taken=taken, naming=NAMING) == "Name_3"
-    assert column_names.top_level(("__Key",), taken=taken, naming=NAMING) == "__Key_2"
-    assert column_names.nested("__key", taken=column_names.UsedNames(), naming=NAMING) == "__key"
+    assert column_names.top_level(("Name",), used_names=taken, naming=NAMING) == "Name_3"
+    assert column_names.top_level(("__Key",), used_names=taken, naming=NAMING) == "__Key_2"
+    assert column_names.nested("__key", used_names=column_names.UsedNames(), naming=NAMING) == "__key"
 
 
 def test_flattened_names_are_adjusted_part_by_part() -> None:
     naming = column_names.ColumnNaming(
         flatten=True, delimiter="-", fields=unwrap_options.FieldNames(unwrap_options.FieldNameAdjustment.AVRO)
     )
-    assert column_names.top_level(("a.b", "1c"), taken=column_names.UsedNames(), naming=naming) == "a_b-_1c"
+    assert column_names.top_level(("a.b", "1c"), used_names=column_names.UsedNames(), naming=naming) == "a_b-_1c"
 
 
 def test_options_decide_the_naming() -> None:
@@ -67,7 +67,7 @@ def test_options_decide_the_naming() -> None:
 def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -> None:
     """Spark compares names by upper case, then lower case: more names are equal to it than those with the same lower case."""
     taken = column_names.UsedNames()
-    first, second = (column_names.top_level((name,), taken=taken, naming=NAMING) for name in names)
+    first, second = (column_names.top_level((name,), used_names=taken, naming=NAMING) for name in names)
     assert second == (f"{names[1]}_2" if first == names[0] else f"{names[1]}_3")
     assert column_names.without_case("straße") != column_names.without_case("strasse")
 
@@ -75,7 +75,7 @@ def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -
 def test_names_of_statements_are_not_given_to_documents() -> None:
     """Names that statements over the table, Spark or Delta use."""
     for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE", "__held", "__is_new"):
-        given = column_names.top_level((name,), taken=column_names.UsedNames(NAMING.reserved), naming=NAMING)
+        given = column_names.top_level((name,), used_names=column_names.UsedNames(NAMING.reserved), naming=NAMING)
         assert given == f"{name}_2"
 
 

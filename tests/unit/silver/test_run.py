@@ -80,7 +80,7 @@ def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path
             made.run_round()
             made.positions.schemas.clear()
             hop.append((2, bson.encode({"_id": 2, "a": 2})))
-            assert made.run_round().events == 1 and not made.failures.found
+            assert made.run_round().events == 1 and not made.failures.by_name
         finally:
             made.close()
 
@@ -97,7 +97,7 @@ def test_a_service_puts_the_small_files_of_a_quarantine_together(tmp_path: Path,
         for number in range(4):
             hop.append((number, bson.encode({"_id": number})))
             layer.run_round()
-            assert len(compacted) == (number == 3) and not layer.failures.found
+            assert len(compacted) == (number == 3) and not layer.failures.by_name
             hop.note_fact("other", quarantine.Reason.NO_DOCUMENT, to=number)
             log = Path(table.path or "", "_delta_log", f"{number + 1:020}")
             log.with_suffix(".crc").write_text(json.dumps({"numFiles": number + 1, "tableSizeBytes": 100}))
@@ -156,7 +156,7 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         def run() -> None:
             layer.run_round()
             after.published()
-            assert not layer.failures.found and not after.failures.found
+            assert not layer.failures.by_name and not after.failures.by_name
 
         hop.append((2, bson.encode({"_id": 2, "B": 2})))
         run()
@@ -313,7 +313,7 @@ def test_a_new_collection_that_failed_is_looked_for_behind_what_was_searched(
 
 def refusals(layer: Any) -> dict[str, type[Exception]]:
     """The class of each collection's error."""
-    return {name: type(error) for name, error in layer.failures.found.items()}
+    return {name: type(error) for name, error in layer.failures.by_name.items()}
 
 
 def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_a_table_is_taken_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         hop.append((2, bson.encode({"_id": 2})))
         layer.run_round()
         after.published()
-        assert not layer.failures.found and not after.failures.found and all(before), "their owners live"
+        assert not layer.failures.by_name and not after.failures.by_name and all(before), "their owners live"
         for number in range(3):
             hop.append((number, bson.encode({"_id": number})), collection="busy")
             layer.run_round()

@@ -350,7 +350,7 @@ def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Pa
     root = Path(hop.settings.lakehouse.root or "")
     shutil.move(root / "bronze", tmp_path / "kept")
     without_spark.create(SPARK, bronze_table, columns=bronze.COLUMNS_DDL)
-    Writer.claim(SPARK, bronze_table, kept=("batch", "log")).release()
+    Writer.claim(SPARK, bronze_table, newest_names=("batch", "log")).release()
     hop.silver()
     assert position(hop).to == before.to and position(hop).origin == before.origin
 
@@ -375,7 +375,7 @@ def test_a_table_goes_back_under_nobody_who_claimed_it_since(hop: Hop) -> None:
     time.sleep(0.002)  # the log counts milliseconds
     rival = Writer.claim(SPARK, hop.silver_table)
     service.run_round()
-    assert [*map(type, service.failures.found.values())] == [errors.TableOwned] and position(hop).to == 4
+    assert [*map(type, service.failures.by_name.values())] == [errors.TableOwned] and position(hop).to == 4
     rival.release()
     assert service.positions.reread(registry.Namespace(bronze_rows.DB, "t")) and position(hop).to == 2
     service.close()

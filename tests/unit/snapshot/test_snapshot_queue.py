@@ -115,7 +115,7 @@ def test_of_a_collection_that_is_replaced_again_what_runs_goes_on_and_what_waits
     again = replace(REPLACED, id="again")
     running.gate.clear()
     running.plan(REPLACED)
-    running.until(lambda: running.metrics.taken is not None)
+    running.until(lambda: running.metrics.newest is not None)
     running.plan(again)
     stopped = running.queue.stop(lambda names: [*names], kind=SnapshotKind.REPLACED)
     assert [each.id for each in stopped] == ["again"]
@@ -128,7 +128,7 @@ def test_a_run_that_was_paused_half_way_goes_on_where_it_was(running: Running) -
     """Its state is kept for the next run, and until then it counts as paused."""
     running.gate.clear()
     running.plan(ORDERS)
-    running.until(lambda: running.metrics.taken is not None)
+    running.until(lambda: running.metrics.newest is not None)
     assert not running.queue.is_idle
     running.queue.pause(True)
     running.until(lambda: running.queue.is_idle)
@@ -155,8 +155,8 @@ def test_what_was_read_to_its_end_is_not_stopped(running: Running) -> None:
     """A stop of a running snapshot only removes its unread collections, in status and notifications too."""
     running.gate.clear()
     running.plan(ORDERS)
-    running.until(lambda: running.metrics.taken is not None)
-    taken: Any = running.metrics.taken
+    running.until(lambda: running.metrics.newest is not None)
+    taken: Any = running.metrics.newest
     taken.state = taken.state.advanced("db.orders", CollectionState(1, 1, completed=True))
     (state,) = running.queue.stop(lambda names: [*names])
     assert (state.stopped, state.is_done) == ({"db.more"}, True)
@@ -171,7 +171,7 @@ def test_the_stream_waits_while_a_blocking_snapshot_is_read(running: Running) ->
     assert not running.queue.is_blocking
     running.plan(BLOCKING)
     assert running.queue.is_blocking
-    running.until(lambda: running.metrics.taken is not None and running.metrics.taken.state.id == "blocking")
+    running.until(lambda: running.metrics.newest is not None and running.metrics.newest.state.id == "blocking")
     running.queue.pause(False)
     assert running.queue.is_blocking
     running.gate.set()

@@ -62,8 +62,8 @@ def test_gold_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytes
     histories: list[list[str]] = []
     with service(hop) as made:
         monkeypatch.setattr(made, "_histories", lambda known, *_: histories.append([*map(str, known)]) or [])
-        assert len(made.published()) == 1 and len(made.failures.found) == 1
-        assert made.published() == [] and not made.failures.found
+        assert len(made.published()) == 1 and len(made.failures.by_name) == 1
+        assert made.published() == [] and not made.failures.by_name
     assert [len(known) for known in histories] == [1, 2]
 
 
@@ -74,9 +74,9 @@ def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPat
     failing_once(monkeypatch, place, "silver_position" if place is registry else "position")
     with service(hop) as made:
         made.published()
-        assert len(made.failures.found) == 1
+        assert len(made.failures.by_name) == 1
         made.published()
-        assert not made.failures.found
+        assert not made.failures.by_name
 
 
 def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, m
     monkeypatch.setattr(gold._GoldRun, "_published", published)
     with service(hop) as made:
         made.published()
-        assert sorted(made.failures.found) == ["cases.t (history)", "cases.t_history"]
-        assert isinstance(made.failures.found["cases.t (history)"], errors.DecisionNeeded)
+        assert sorted(made.failures.by_name) == ["cases.t (history)", "cases.t_history"]
+        assert isinstance(made.failures.by_name["cases.t (history)"], errors.DecisionNeeded)
 
 
 def test_a_collection_takes_no_historys_place(hop: Hop) -> None:
@@ -109,7 +109,7 @@ def test_a_collection_takes_no_historys_place(hop: Hop) -> None:
     hop.silver()
     with service(hop) as made:
         made.published()
-        assert {name: type(error) for name, error in made.failures.found.items()} == {
+        assert {name: type(error) for name, error in made.failures.by_name.items()} == {
             "cases.t_history": errors.DecisionNeeded
         }
     assert table_history.version(SPARK, table) == version
@@ -139,11 +139,11 @@ def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pyt
     read: list[registry.Namespace] = []
     try:
         made.run_round()
-        assert len(made.failures.found) == 1
+        assert len(made.failures.by_name) == 1
         reread = made.positions.reread
         monkeypatch.setattr(made.positions, "reread", lambda each: read.append(each) or reread(each))
         made.run_round()
-        assert not made.failures.found
+        assert not made.failures.by_name
         made.run_round()
         assert len(read) == 1
     finally:
@@ -170,7 +170,7 @@ def test_a_service_does_not_end_over_one_that_only_waits(hop: Hop, monkeypatch: 
         made.run_round()
         full = {"u"}
         hop.append((2, bson.encode({"_id": 2})), collection="u")
-        assert made.run_round().events == 0 and sorted(made.failures.found) == ["cases.t", "cases.u"]
+        assert made.run_round().events == 0 and sorted(made.failures.by_name) == ["cases.t", "cases.u"]
         assert [each.namespace for each in made.run_round().collections] == ["cases.t"]
         full = {"t", "u"}
         hop.append((2, bson.encode({"_id": 2})))
@@ -222,9 +222,9 @@ def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.
     now = parallel.RETRY_SECONDS - 1
     failures.begin_round()
     now = parallel.RETRY_SECONDS
-    assert all(map(failures.is_set_aside, failures.found)), "what a round began without it does not come to"
+    assert all(map(failures.is_set_aside, failures.by_name)), "what a round began without it does not come to"
     failures.begin_round()
-    assert [name for name in failures.found if failures.is_set_aside(name)] == ["cases.u"]
+    assert [name for name in failures.by_name if failures.is_set_aside(name)] == ["cases.u"]
 
 
 def test_a_temporary_error_that_stays_is_met_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

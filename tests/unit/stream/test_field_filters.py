@@ -121,7 +121,7 @@ def test_a_rename_onto_a_taken_name_is_told() -> None:
     fields = field_filters.read((), ("shop.orders.name:title",)).of("shop", "orders")
     assert fields is not None
     taken: set[str] = set()
-    assert raw_event.filtered(b'{"name":1,"title":2}', fields=fields, taken=taken) == b'{"name":1,"title":2}'
+    assert raw_event.filtered(b'{"name":1,"title":2}', fields=fields, name_conflicts=taken) == b'{"name":1,"title":2}'
     assert taken == {"title"}
 
 
@@ -139,9 +139,9 @@ def test_a_name_that_comes_twice_is_kept_twice_or_not_at_all(exclude: str, renam
     fields = field_filters.read((f"shop.orders.{exclude}",), (f"shop.orders.{rename}",)).of("shop", "orders")
     assert fields is not None
     text = '{"b":[{"n":1,"n":{"m":2.0,"m":"ü"}}],"b":3,"c":0}'.encode()
-    assert raw_event.filtered(text, fields=fields, taken=set()).decode() == gives
+    assert raw_event.filtered(text, fields=fields, name_conflicts=set()).decode() == gives
     row = {"updatedFields": text, "removedFields": None, "truncatedArrays": None, "disambiguatedPaths": None}
-    assert raw_event.filtered_update(row, fields=fields, taken=set())["updatedFields"].decode() == gives
+    assert raw_event.filtered_update(row, fields=fields, name_conflicts=set())["updatedFields"].decode() == gives
 
 
 @pytest.mark.parametrize("said", [None, {}])
@@ -185,7 +185,7 @@ def test_the_text_of_an_update_has_its_names_escaped() -> None:
     assert fields is not None
     texts = {"updatedFields": b'{"$$ref":1,"$$date":2}', "disambiguatedPaths": b'{"$$date":["$date"]}'}
     row = {**texts, "removedFields": ["$ref", "n"], "truncatedArrays": None}
-    found = raw_event.filtered_update(row, fields=fields, taken=set())
+    found = raw_event.filtered_update(row, fields=fields, name_conflicts=set())
     assert (found["updatedFields"], found["disambiguatedPaths"]) == (b'{"$$oid":2}', b'{"$$oid":["$oid"]}')
     assert found["removedFields"] == ["n"]
 

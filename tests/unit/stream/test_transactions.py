@@ -229,7 +229,7 @@ def test_a_transaction_that_moves_many_documents_keeps_them_all() -> None:
 
 def test_what_is_long_ago_is_forgotten() -> None:
     """By cluster time, and the oldest if there are too many."""
-    moves = transactions.ShardMoves(seconds=60, held=3)
+    moves = transactions.ShardMoves(seconds=60, most_documents=3)
     landed(move(7, "insert", 1), move(8, "insert", 1, seconds=50, txn=2), moves=moves)
     assert len(moves) == 2
     landed(move(9, "insert", 1, seconds=70, txn=3), moves=moves)
