@@ -1,8 +1,8 @@
 """The properties of `source`, each with its name, type, default and meaning.
 
 `PROPERTIES` is used to read settings files (`cdc_core.settings.source_section`) and connector files
-(`cdc_core.settings.debezium_import`), for defaults, and to render the table in docs/settings.md. The attributes of
-`Source` are the names in lower case, with underscores instead of dots. Properties that only have a meaning in Kafka
+(`cdc_core.settings.debezium_import`), for defaults, and to render the table in docs/settings.md. Their names are those of
+the attributes of `Source`, with dots instead of underscores. Properties that only have a meaning in Kafka
 Connect are in `FOREIGN`, each with the reason, so that every line of an imported connector gets an answer.
 """
 
@@ -166,9 +166,8 @@ class Family:
         return self.prefix.rstrip(".").replace(".", "_")
 
 
-def _property(name: str, type_: values.PropertyType, default: Any, doc: str, **more: Any) -> Any:
-    property_ = Property(name, type_, default, doc, **more)
-    return field(default=default, metadata={"property": property_})
+def _property(type_: values.PropertyType, default: Any, doc: str, **more: Any) -> Any:
+    return field(default=default, metadata={"type": type_, "default": default, "doc": doc, **more})
 
 
 def _family(prefix: str, doc: str) -> Any:
@@ -186,128 +185,64 @@ class Source:
 
     # Connection
     mongodb_connection_string: values.Reference = _property(
-        "mongodb.connection.string",
-        values.ConnectionString(),
-        MISSING,
-        "The replica set or mongos routers. Options in it override the properties below.",
+        values.ConnectionString(), MISSING, "The replica set or mongos routers. Options in it override the properties below."
     )
-    mongodb_user: values.Reference | None = _property(
-        "mongodb.user",
-        values.Referable(),
-        None,
-        "The user name, or a reference to it.",
-    )
+    mongodb_user: values.Reference | None = _property(values.Referable(), None, "The user name, or a reference to it.")
     mongodb_password: values.Reference | None = _property(
-        "mongodb.password",
-        values.Secret(),
-        None,
-        "A reference to the password, never the password.",
+        values.Secret(), None, "A reference to the password, never the password."
     )
-    mongodb_authsource: str = _property(
-        "mongodb.authsource",
-        values.Text(),
-        "admin",
-        "The database that holds the user.",
-    )
-    mongodb_ssl_enabled: bool = _property(
-        "mongodb.ssl.enabled",
-        values.Boolean(),
-        False,
-        "Whether connections use TLS.",
-    )
+    mongodb_authsource: str = _property(values.Text(), "admin", "The database that holds the user.")
+    mongodb_ssl_enabled: bool = _property(values.Boolean(), False, "Whether connections use TLS.")
     mongodb_ssl_invalid_hostname_allowed: bool = _property(
-        "mongodb.ssl.invalid.hostname.allowed",
-        values.Boolean(),
-        False,
-        "Whether to accept a server certificate for another host name.",
+        values.Boolean(), False, "Whether to accept a server certificate for another host name."
     )
     mongodb_ssl_ca_file: str | None = _property(
-        "mongodb.ssl.ca.file",
-        values.Text(),
-        None,
-        "A PEM file with the trusted certificate authorities (the driver's tlsCAFile).",
-        ours=True,
+        values.Text(), None, "A PEM file with the trusted certificate authorities (the driver's tlsCAFile).", ours=True
     )
     mongodb_ssl_certificate_key_file: str | None = _property(
-        "mongodb.ssl.certificate.key.file",
         values.Text(),
         None,
         "A PEM file with the client's certificate and key (the driver's tlsCertificateKeyFile).",
         ours=True,
     )
     mongodb_ssl_certificate_key_file_password: values.Reference | None = _property(
-        "mongodb.ssl.certificate.key.file.password",
-        values.Secret(),
-        None,
-        "A reference to the password of that key.",
-        ours=True,
+        values.Secret(), None, "A reference to the password of that key.", ours=True
     )
     mongodb_connect_timeout_ms: int = _property(
-        "mongodb.connect.timeout.ms",
-        _MILLISECONDS,
-        10_000,
-        "How long opening a connection may take; 0 for no limit.",
+        _MILLISECONDS, 10_000, "How long opening a connection may take; 0 for no limit."
     )
     mongodb_server_selection_timeout_ms: int = _property(
-        "mongodb.server.selection.timeout.ms",
-        values.Integer(1, _LONGEST_MS),
-        30_000,
-        "How long to wait for an available server, for example during an election.",
+        values.Integer(1, _LONGEST_MS), 30_000, "How long to wait for an available server, for example during an election."
     )
-    mongodb_socket_timeout_ms: int = _property(
-        "mongodb.socket.timeout.ms",
-        _MILLISECONDS,
-        0,
-        "How long one answer may take; 0 for no limit.",
-    )
+    mongodb_socket_timeout_ms: int = _property(_MILLISECONDS, 0, "How long one answer may take; 0 for no limit.")
     mongodb_heartbeat_frequency_ms: int = _property(
-        "mongodb.heartbeat.frequency.ms",
-        values.Integer(1, _LONGEST_MS),
-        10_000,
-        "How often the driver checks each server; less than 500 counts as 500.",
+        values.Integer(1, _LONGEST_MS), 10_000, "How often the driver checks each server; less than 500 counts as 500."
     )
 
     # What is captured
-    database_include_list: tuple[str, ...] = _property(
-        "database.include.list",
-        values.Patterns(),
-        (),
-        "The databases to capture; all when empty.",
-    )
+    database_include_list: tuple[str, ...] = _property(values.Patterns(), (), "The databases to capture; all when empty.")
     database_exclude_list: tuple[str, ...] = _property(
-        "database.exclude.list",
-        values.Patterns(),
-        (),
-        "The databases to leave out; not together with the include list.",
+        values.Patterns(), (), "The databases to leave out; not together with the include list."
     )
     collection_include_list: tuple[str, ...] = _property(
-        "collection.include.list",
-        values.Patterns(),
-        (),
-        "The collections to capture, as database.collection; all when empty.",
+        values.Patterns(), (), "The collections to capture, as database.collection; all when empty."
     )
     collection_exclude_list: tuple[str, ...] = _property(
-        "collection.exclude.list",
-        values.Patterns(),
-        (),
-        "The collections to leave out, as database.collection; not together with the include list.",
+        values.Patterns(), (), "The collections to leave out, as database.collection; not together with the include list."
     )
     filters_match_mode: MatchMode = _property(
-        "filters.match.mode",
         values.Choice(MatchMode),
         MatchMode.REGEX,
         "Whether the entries of these lists are regular expressions that match the whole name, or literal names. "
         "Both ignore case.",
     )
     field_exclude_list: tuple[str, ...] = _property(
-        "field.exclude.list",
         values.SelectionList(),
         (),
         "Fields to remove from every event, as database.collection.field.nested. * stands for any characters in "
         "the database or collection name, and for one whole field of the path.",
     )
     field_renames: tuple[str, ...] = _property(
-        "field.renames",
         values.SelectionList(),
         (),
         "New names for fields, as database.collection.field.nested:name, applied in the order of the list. A field "
@@ -315,7 +250,6 @@ class Source:
         "changes cannot detect this.",
     )
     skipped_operations: tuple[Operation, ...] = _property(
-        "skipped.operations",
         values.Choices(Operation),
         (Operation.TRUNCATE,),
         "Operations that are not captured: c, u, d. none, r and t (truncate, which MongoDB does not have) skip nothing.",
@@ -323,74 +257,54 @@ class Source:
 
     # How it is captured
     capture_mode: CaptureMode = _property(
-        "capture.mode",
         values.Choice(CaptureMode, {"change_streams_update_full_with_pre-image": CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE}),
         CaptureMode.UPDATE_FULL,
         "Whether updates include the whole document, and the document before the change.",
     )
     capture_mode_full_update_type: FullUpdateType = _property(
-        "capture.mode.full.update.type",
         values.Choice(FullUpdateType),
         FullUpdateType.LOOKUP,
         "Whether the whole document is looked up (it may be newer than its event) or is the post-image.",
     )
     capture_scope: CaptureScope | None = _property(
-        "capture.scope",
         values.Choice(CaptureScope),
         None,
         "What the stream is opened on. By default the deployment, or the database if the lists name only one.",
         debezium_default="deployment",
     )
     capture_target: str | None = _property(
-        "capture.target",
-        values.Text(),
-        None,
-        "The database, or database.collection, for the scopes database and collection.",
+        values.Text(), None, "The database, or database.collection, for the scopes database and collection."
     )
     capture_start_op_time: int = _property(
-        "capture.start.op.time",
         values.Integer(-1, 2**64 - 1),
         -1,
         "The operation time (seconds * 2^32 + increment) at which a new stream starts; -1 for now.",
     )
     cursor_pipeline: str | None = _property(
-        "cursor.pipeline",
-        values.Stages(),
-        None,
-        "Aggregation stages for the change stream, as a JSON array (Extended JSON).",
+        values.Stages(), None, "Aggregation stages for the change stream, as a JSON array (Extended JSON)."
     )
     cursor_pipeline_order: PipelineOrder = _property(
-        "cursor.pipeline.order",
         values.Choice(PipelineOrder),
         PipelineOrder.INTERNAL_FIRST,
         "Whether these stages run after, before, or instead of the built-in filters.",
     )
     cursor_max_await_time_ms: int = _property(
-        "cursor.max.await.time.ms",
         _MILLISECONDS,
         0,
         "How long the server may wait for an event before it returns an empty answer; 0 for the server's default.",
     )
     cursor_oversize_handling_mode: OversizeMode = _property(
-        "cursor.oversize.handling.mode",
         values.Choice(OversizeMode),
         OversizeMode.FAIL,
         "Whether an event above 16 MB stops the capture, is skipped and counted, or arrives in fragments.",
     )
     cursor_oversize_skip_threshold: int = _property(
-        "cursor.oversize.skip.threshold",
-        values.Integer(0),
-        0,
-        "With skip: leave out events whose document is larger than this many bytes.",
+        values.Integer(0), 0, "With skip: leave out events whose document is larger than this many bytes."
     )
     provide_transaction_metadata: bool = _property(
-        "provide.transaction.metadata",
-        values.Boolean(),
-        False,
-        "Whether events carry their transaction, with extra rows for its begin and end.",
+        values.Boolean(), False, "Whether events carry their transaction, with extra rows for its begin and end."
     )
     tombstones_on_delete: bool = _property(
-        "tombstones.on.delete",
         values.Boolean(),
         True,
         "Accepted, without effect: tombstones are for Kafka's topic compaction, and tables do not need them.",
@@ -398,86 +312,55 @@ class Source:
 
     # Snapshots
     snapshot_mode: SnapshotMode = _property(
-        "snapshot.mode",
         values.Choice(SnapshotMode, {"never": SnapshotMode.NO_DATA}),
         SnapshotMode.INITIAL,
         "When a start takes a snapshot. no_data (formerly never) takes none.",
     )
     snapshot_mode_configuration_based_snapshot_data: bool = _property(
-        "snapshot.mode.configuration.based.snapshot.data",
-        values.Boolean(),
-        False,
-        "configuration_based: whether a start without a position takes a snapshot.",
+        values.Boolean(), False, "configuration_based: whether a start without a position takes a snapshot."
     )
     snapshot_mode_configuration_based_snapshot_schema: bool = _property(
-        "snapshot.mode.configuration.based.snapshot.schema",
-        values.Boolean(),
-        False,
-        "configuration_based: accepted; MongoDB has no schema to read.",
+        values.Boolean(), False, "configuration_based: accepted; MongoDB has no schema to read."
     )
     snapshot_mode_configuration_based_start_stream: bool = _property(
-        "snapshot.mode.configuration.based.start.stream",
-        values.Boolean(),
-        False,
-        "configuration_based: whether the stream is read after the snapshot.",
+        values.Boolean(), False, "configuration_based: whether the stream is read after the snapshot."
     )
     snapshot_mode_configuration_based_snapshot_on_schema_error: bool = _property(
-        "snapshot.mode.configuration.based.snapshot.on.schema.error",
-        values.Boolean(),
-        False,
-        "configuration_based: accepted; MongoDB has no schema history to lose.",
+        values.Boolean(), False, "configuration_based: accepted; MongoDB has no schema history to lose."
     )
     snapshot_mode_configuration_based_snapshot_on_data_error: bool = _property(
-        "snapshot.mode.configuration.based.snapshot.on.data.error",
         values.Boolean(),
         False,
         "configuration_based: whether a position that the oplog no longer holds leads to a snapshot.",
     )
     snapshot_mode_custom_name: str | None = _property(
-        "snapshot.mode.custom.name",
         values.Text(),
         None,
         "custom: the class that decides, as package.module:Class, with should_snapshot_data(has_position, is_snapshot_unfinished), should_stream() and should_snapshot_on_data_error().",
     )
-    snapshot_delay_ms: int = _property(
-        "snapshot.delay.ms",
-        _MILLISECONDS,
-        0,
-        "How long to wait before the first read of a snapshot.",
-    )
+    snapshot_delay_ms: int = _property(_MILLISECONDS, 0, "How long to wait before the first read of a snapshot.")
     snapshot_fetch_size: int = _property(
-        "snapshot.fetch.size",
-        values.Integer(0),
-        0,
-        "Documents per answer during a snapshot; 0 for the server's default.",
+        values.Integer(0), 0, "Documents per answer during a snapshot; 0 for the server's default."
     )
     snapshot_max_threads: int | None = _property(
-        "snapshot.max.threads",
         values.Integer(1, 1024),
         None,
         "How many chunks of a snapshot are read in parallel. By default as many as Spark has cores.",
         debezium_default="1",
     )
     snapshot_include_collection_list: tuple[str, ...] = _property(
-        "snapshot.include.collection.list",
-        values.Patterns(),
-        (),
-        "Which captured collections a snapshot reads; all when empty.",
+        values.Patterns(), (), "Which captured collections a snapshot reads; all when empty."
     )
     snapshot_collection_filter_overrides: Mapping[str, str] = field(
         default_factory=dict,
         metadata={
-            "property": Property(
-                "snapshot.collection.filter.overrides",
-                values.NameList(),
-                (),
-                "Collections of which a snapshot reads only what the find filter in "
-                "snapshot.collection.filter.overrides.<database>.<collection> matches.",
-            )
+            "type": values.NameList(),
+            "default": (),
+            "doc": "Collections of which a snapshot reads only what the find filter in "
+            "snapshot.collection.filter.overrides.<database>.<collection> matches.",
         },
     )
     incremental_snapshot_chunk_size: int | None = _property(
-        "incremental.snapshot.chunk.size",
         values.Integer(1),
         None,
         "Documents per chunk of an incremental snapshot. By default as many as fit into commit.max.bytes.",
@@ -486,14 +369,9 @@ class Source:
 
     # Commits and bounds
     max_batch_size: int = _property(
-        "max.batch.size",
-        values.Integer(1),
-        100_000,
-        "Maximum number of events in one commit.",
-        debezium_default="2048",
+        values.Integer(1), 100_000, "Maximum number of events in one commit.", debezium_default="2048"
     )
     commit_max_bytes: int = _property(
-        "commit.max.bytes",
         # Arrow's `take` is limited to 2 GiB per column, and the text of a document may be several times as large as its BSON.
         values.Integer(1, 256 * MEBIBYTE),
         64 * MEBIBYTE,
@@ -501,28 +379,21 @@ class Source:
         ours=True,
     )
     commit_interval_ms: int = _property(
-        "commit.interval.ms",
-        values.Integer(1, _LONGEST_MS),
-        1_000,
-        "How long an event may wait for its commit.",
-        ours=True,
+        values.Integer(1, _LONGEST_MS), 1_000, "How long an event may wait for its commit.", ours=True
     )
     max_queue_size_in_bytes: int = _property(
-        "max.queue.size.in.bytes",
         values.Integer(0),
         256 * MEBIBYTE,
         "Maximum size of events that are read ahead of their commit, in bytes; 0, which is no limit in the connector, is the default here.",
         debezium_default="0",
     )
     heartbeat_interval_ms: int = _property(
-        "heartbeat.interval.ms",
         _MILLISECONDS,
         60_000,
         "How often the position of an idle stream is committed; 0 for never, which risks that it falls out of the oplog.",
         debezium_default="0",
     )
     poll_interval_ms: int = _property(
-        "poll.interval.ms",
         values.Integer(1, _LONGEST_MS),
         500,
         "Accepted, without effect: the server holds its answer until there are events, and commits follow "
@@ -531,60 +402,43 @@ class Source:
 
     # Signals and notifications
     signal_data_collection: str | None = _property(
-        "signal.data.collection",
-        values.CollectionName(),
-        None,
-        "A collection of the source, as database.collection, whose inserts are signals.",
+        values.CollectionName(), None, "A collection of the source, as database.collection, whose inserts are signals."
     )
     signal_enabled_channels: tuple[SignalChannel, ...] = _property(
-        "signal.enabled.channels",
         values.Choices(SignalChannel),
         (SignalChannel.SOURCE, SignalChannel.TABLE),
         "Where signals come from: source, file, table (ops/signals, used by medallion signal), kafka.",
         debezium_default="source",
     )
     signal_poll_interval_ms: int = _property(
-        "signal.poll.interval.ms",
-        values.Integer(1, _LONGEST_MS),
-        5_000,
-        "How often a channel is polled for signals.",
+        values.Integer(1, _LONGEST_MS), 5_000, "How often a channel is polled for signals."
     )
     signal_file: str = _property(
-        "signal.file",
-        values.Text(),
-        "file-signals.txt",
-        "The file of the channel file, with one JSON signal per line.",
+        values.Text(), "file-signals.txt", "The file of the channel file, with one JSON signal per line."
     )
     signal_kafka_topic: str | None = _property(
-        "signal.kafka.topic",
         values.Text(),
         None,
         "The topic of the channel kafka; <name>-signal by default. The message key is the pipeline's name.",
     )
     signal_kafka_bootstrap_servers: str | None = _property(
-        "signal.kafka.bootstrap.servers",
-        values.Text(),
-        None,
-        "The brokers of that topic, as host:port,host:port.",
+        values.Text(), None, "The brokers of that topic, as host:port,host:port."
     )
     signal_kafka_groupid: str = _property(
-        "signal.kafka.groupId",
         values.Text(),
         "kafka-signal",
         "The consumer group that stores the offset in that topic. Pipelines that share a topic need different groups.",
+        name="signal.kafka.groupId",
     )
     signal_consumer: Mapping[str, values.Reference] = _family(
         "signal.consumer.", "Options of the client that reads that topic, such as signal.consumer.security.protocol."
     )
     notification_enabled_channels: tuple[NotificationChannel, ...] = _property(
-        "notification.enabled.channels",
         values.Choices(NotificationChannel),
         (),
         "Where notifications go: log, table (ops/notifications), sink (a Kafka topic).",
     )
-    notification_sink_topic_name: str | None = _property(
-        "notification.sink.topic.name", values.Text(), None, "The topic of the channel sink."
-    )
+    notification_sink_topic_name: str | None = _property(values.Text(), None, "The topic of the channel sink.")
     producer_override: Mapping[str, values.Reference] = _family(
         "producer.override.",
         "Options of the client that writes that topic. Its brokers are signal.kafka.bootstrap.servers, unless "
@@ -593,60 +447,33 @@ class Source:
 
     # Guards and retries
     guardrail_collections_max: int = _property(
-        "guardrail.collections.max",
-        values.Integer(0),
-        0,
-        "Maximum number of captured collections; 0 for no limit.",
+        values.Integer(0), 0, "Maximum number of captured collections; 0 for no limit."
     )
     guardrail_collections_limit_action: LimitAction = _property(
-        "guardrail.collections.limit.action",
-        values.Choice(LimitAction),
-        LimitAction.WARN,
-        "What happens when that number is exceeded.",
+        values.Choice(LimitAction), LimitAction.WARN, "What happens when that number is exceeded."
     )
     errors_max_retries: int = _property(
-        "errors.max.retries",
         values.Integer(-1),
         -1,
         "How many times in a row the capture retries when the connection to the source is lost; -1 for no limit, 0 "
         "for never.",
     )
     errors_retry_delay_initial_ms: int = _property(
-        "errors.retry.delay.initial.ms",
-        values.Integer(1, _LONGEST_MS),
-        300,
-        "The wait before the first retry; it doubles with each retry.",
+        values.Integer(1, _LONGEST_MS), 300, "The wait before the first retry; it doubles with each retry."
     )
     errors_retry_delay_max_ms: int = _property(
-        "errors.retry.delay.max.ms",
-        values.Integer(1, _LONGEST_MS),
-        10_000,
-        "The longest wait between two retries.",
+        values.Integer(1, _LONGEST_MS), 10_000, "The longest wait between two retries."
     )
     retriable_restart_connector_wait_ms: int = _property(
-        "retriable.restart.connector.wait.ms",
-        _MILLISECONDS,
-        10_000,
-        "The wait before the capture starts over, if the source was lost and retrying did not help.",
+        _MILLISECONDS, 10_000, "The wait before the capture starts over, if the source was lost and retrying did not help."
     )
 
     # Metrics
     metrics_port: int | None = _property(
-        "metrics.port",
-        values.Integer(1, 65_535),
-        None,
-        "The port of the capture's Prometheus metrics. By default there is none.",
-        ours=True,
+        values.Integer(1, 65_535), None, "The port of the capture's Prometheus metrics. By default there is none.", ours=True
     )
-    metrics_address: str = _property(
-        "metrics.address",
-        values.Text(),
-        "0.0.0.0",
-        "The address on which that port listens.",
-        ours=True,
-    )
+    metrics_address: str = _property(values.Text(), "0.0.0.0", "The address on which that port listens.", ours=True)
     oplog_headroom_warning_hours: int = _property(
-        "oplog.headroom.warning.hours",
         values.Integer(0),
         24,
         "Log a warning if the oplog would lose the position in fewer hours than this; 0 for never.",
@@ -654,14 +481,13 @@ class Source:
     )
 
     topic_prefix: str | None = _property(
-        "topic.prefix",
-        values.Text(),
-        None,
-        "The pipeline's name, in configurations copied from a connector. Must equal `name`.",
+        values.Text(), None, "The pipeline's name, in configurations copied from a connector. Must equal `name`."
     )
 
 
-PROPERTIES: tuple[Property, ...] = tuple(each.metadata["property"] for each in fields(Source) if "property" in each.metadata)
+PROPERTIES: tuple[Property, ...] = tuple(
+    Property(**{"name": each.name.replace("_", "."), **each.metadata}) for each in fields(Source) if "type" in each.metadata
+)
 
 FAMILIES: tuple[Family, ...] = tuple(each.metadata["family"] for each in fields(Source) if "family" in each.metadata)
 
