@@ -9,6 +9,7 @@ Sources: Debezium "MongoDB connector", section "Change events" (op, before, afte
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -188,21 +189,13 @@ class EventRows:
         description_row = None if description is None else raw_event.update_description(description, text)
         rules = None if fields is None else fields(namespace["db"], namespace["coll"])
         if rules is not None:
-            after_text = (
-                None
-                if after_text is None
-                else raw_event.filtered(after_text, fields=rules, name_conflicts=self.name_conflicts)
-            )
-            before_text = (
-                None
-                if before_text is None
-                else raw_event.filtered(before_text, fields=rules, name_conflicts=self.name_conflicts)
-            )
-            description_row = (
-                None
-                if description_row is None
-                else raw_event.filtered_update(description_row, fields=rules, name_conflicts=self.name_conflicts)
-            )
+            filtered = functools.partial(raw_event.filtered, fields=rules, name_conflicts=self.name_conflicts)
+            after_text = None if after_text is None else filtered(after_text)
+            before_text = None if before_text is None else filtered(before_text)
+            if description_row is not None:
+                description_row = raw_event.filtered_update(
+                    description_row, fields=rules, name_conflicts=self.name_conflicts
+                )
         key = raw_event.key(document_key, raw, is_exact=is_exact)
         document_key_text = (raw_event.document_key_text(document_key, key) if is_exact else None) or text.of(
             document_key, b"documentKey"
