@@ -43,16 +43,16 @@ class CutBoundary:
     until: str
 
 
-def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[CutBoundary]:
+def boundaries(batches: Iterable[BatchTimes], *, complete_time: str | None) -> list[CutBoundary]:
     """The batches after which the log can be cut, in order.
 
-    `reached` is a cluster time before which the log is complete although no later change proves it.
+    `complete_time` is a cluster time before which the log is complete although no later change proves it.
     """
     sorted_batches = sorted(batches, key=lambda each: each.number)
     next_times = [""] * len(sorted_batches)
     next_time: str | None = None
     for index in range(len(sorted_batches) - 1, -1, -1):
-        next_times[index] = next_time if next_time is not None else (reached or "")
+        next_times[index] = next_time if next_time is not None else (complete_time or "")
         first = sorted_batches[index].first
         if first is not None:
             next_time = first if next_time is None else min(next_time, first)

@@ -149,8 +149,8 @@ def rescue(rescued: dict[str, str], path: str, text: str) -> None:
     rescued[free_path] = text
 
 
-def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
-    if seen not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT) and not isinstance(value, ArrayDocument):
+def _cast_document(value: Any, value_kind: Kind, type_: Struct, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
+    if value_kind not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT) and not isinstance(value, ArrayDocument):
         raise _Misfit
     result: dict[str, Any] = {}
     for key, item in value.items():
@@ -177,8 +177,8 @@ def _cast_array(value: Any, element: ColumnType, path: str | None, rescued: dict
     return [_cast(item, element, f"{path}.{index}", rescued) for index, item in enumerate(value)]
 
 
-def _cast_map(value: Any, seen: Kind, type_: ColumnType, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
-    if seen not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT):
+def _cast_map(value: Any, value_kind: Kind, type_: ColumnType, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
+    if value_kind not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT):
         raise _Misfit
     result: dict[str, Any] = {}
     for key, item in value.items():
@@ -187,16 +187,16 @@ def _cast_map(value: Any, seen: Kind, type_: ColumnType, path: str | None, rescu
     return result
 
 
-def _to_int(value: Any, seen: Kind) -> int:
-    if seen is not Kind.INT32:
+def _to_int(value: Any, value_kind: Kind) -> int:
+    if value_kind is not Kind.INT32:
         raise _Misfit
     return value if isinstance(value, int) else int(value["$numberInt"])
 
 
-def _to_bigint(value: Any, seen: Kind) -> int:
-    match seen:
+def _to_bigint(value: Any, value_kind: Kind) -> int:
+    match value_kind:
         case Kind.INT32:
-            return _to_int(value, seen)
+            return _to_int(value, value_kind)
         case Kind.INT64:
             number = value if isinstance(value, int) else int(value["$numberLong"])
             if not -(2**63) <= number < 2**63:
@@ -206,18 +206,18 @@ def _to_bigint(value: Any, seen: Kind) -> int:
             raise _Misfit
 
 
-def _to_double(value: Any, seen: Kind) -> float:
-    if seen in DOUBLES:
+def _to_double(value: Any, value_kind: Kind) -> float:
+    if value_kind in DOUBLES:
         return value if isinstance(value, float) else float(value["$numberDouble"])
-    number = _to_bigint(value, seen)
+    number = _to_bigint(value, value_kind)
     # Rescued instead of rounded: the column would hold another number than the document.
     if float(number) != number:
         raise _Misfit
     return float(number)
 
 
-def _to_string(value: Any, seen: Kind) -> str:
-    match seen:
+def _to_string(value: Any, value_kind: Kind) -> str:
+    match value_kind:
         case Kind.STRING:
             return str(value)
         case Kind.OBJECT_ID:
@@ -236,18 +236,18 @@ def _to_string(value: Any, seen: Kind) -> str:
             raise _Misfit
 
 
-def _to_text(value: Any, seen: Kind) -> str:
-    return _to_string(value, seen) if BASE.get(seen) is Scalar.STRING else ejson(value)
+def _to_text(value: Any, value_kind: Kind) -> str:
+    return _to_string(value, value_kind) if BASE.get(value_kind) is Scalar.STRING else ejson(value)
 
 
-def _to_boolean(value: Any, seen: Kind) -> bool:
-    if seen is not Kind.BOOLEAN:
+def _to_boolean(value: Any, value_kind: Kind) -> bool:
+    if value_kind is not Kind.BOOLEAN:
         raise _Misfit
     return bool(value)
 
 
-def _to_timestamp(value: Any, seen: Kind) -> datetime.datetime:
-    match seen:
+def _to_timestamp(value: Any, value_kind: Kind) -> datetime.datetime:
+    match value_kind:
         case Kind.DATE:
             milliseconds = int(value["$date"]["$numberLong"])
         case Kind.TIMESTAMP:
@@ -260,40 +260,40 @@ def _to_timestamp(value: Any, seen: Kind) -> datetime.datetime:
     return _EPOCH + datetime.timedelta(milliseconds=milliseconds)
 
 
-def _to_binary(value: Any, seen: Kind) -> bytes:
-    if seen is not Kind.BINARY:
+def _to_binary(value: Any, value_kind: Kind) -> bytes:
+    if value_kind is not Kind.BINARY:
         raise _Misfit
     return base64.b64decode(value["$binary"]["base64"], validate=True)
 
 
-def _to_regex(value: Any, seen: Kind) -> dict[str, str]:
-    if seen is not Kind.REGEX:
+def _to_regex(value: Any, value_kind: Kind) -> dict[str, str]:
+    if value_kind is not Kind.REGEX:
         raise _Misfit
     expression = value["$regularExpression"]
     return {"regex": str(expression["pattern"]), "options": str(expression["options"])}
 
 
-def _to_code_with_scope(value: Any, seen: Kind) -> dict[str, str]:
-    if seen is not Kind.CODE_WITH_SCOPE:
+def _to_code_with_scope(value: Any, value_kind: Kind) -> dict[str, str]:
+    if value_kind is not Kind.CODE_WITH_SCOPE:
         raise _Misfit
     return {"code": str(value["$code"]), "scope": ejson(value["$scope"])}
 
 
-def _to_db_pointer(value: Any, seen: Kind) -> dict[str, str]:
-    if seen is not Kind.DB_POINTER:
+def _to_db_pointer(value: Any, value_kind: Kind) -> dict[str, str]:
+    if value_kind is not Kind.DB_POINTER:
         raise _Misfit
     pointer = value["$dbPointer"]
     return {"$ref": str(pointer["$ref"]), "$id": str(pointer["$id"]["$oid"])}
 
 
-def _to_decimal(value: Any, seen: Kind, precision: int, scale: int) -> decimal.Decimal:
+def _to_decimal(value: Any, value_kind: Kind, precision: int, scale: int) -> decimal.Decimal:
     """The number, if its shortest decimal notation fits the column exactly."""
-    match seen:
+    match value_kind:
         case Kind.INT32 | Kind.INT64:
-            number = decimal.Decimal(_to_bigint(value, seen))
+            number = decimal.Decimal(_to_bigint(value, value_kind))
         case Kind.DOUBLE | Kind.NON_FINITE:
             # By its shortest notation: a user who wrote 0.1 means 0.1, not the 55 digits of the double.
-            number = decimal.Decimal(repr(_to_double(value, seen)))
+            number = decimal.Decimal(repr(_to_double(value, value_kind)))
         case Kind.DECIMAL:
             number = decimal.Decimal(value["$numberDecimal"])
         case _:

@@ -78,7 +78,7 @@ def join(
         current_naming = replace(current_naming, reserved=naming.reserved)
     joining = _Join(pins or {}, current_naming, _Room(MAX_COLUMNS - _leaves(schema.struct)))
     fields = joining.fields(schema.fields, shape, (), depth=0, limit=MAX_COLUMNS)
-    columns = columns_of(schema.columns, fields, current_naming, seen=shape)
+    columns = columns_of(schema.columns, fields, current_naming, shape=shape)
     if current_naming.flatten:
         fields = _with_columns(fields, {column.path for column in columns}, ())
     else:
@@ -324,20 +324,20 @@ def values(shape: Shape) -> Shape:
 
 
 def columns_of(
-    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming, *, seen: Shape | None = None
+    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming, *, shape: Shape | None = None
 ) -> tuple[Column, ...]:
     """The table's columns: the current ones, then new ones for paths without a column, in the order in which they were
-    `seen`.
+    `shape`.
     """
     current_paths = {column.path for column in current}
     columns = list(current)
     # Reserved names are not given to new columns; existing columns keep their names.
     used_names = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
     paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
-    if naming.flatten and seen is not None:
+    if naming.flatten and shape is not None:
         # If two paths give one name, the later one is changed. In struct order, that would depend on how events are cut
         # into batches.
-        paths.sort(key=functools.partial(_first_seen, Struct(fields), seen))
+        paths.sort(key=functools.partial(_first_seen, Struct(fields), shape))
     for path in paths:
         if path not in current_paths and len(columns) < MAX_COLUMNS:
             columns.append(Column(path, column_names.top_level(path, used_names=used_names, naming=naming)))
@@ -371,14 +371,14 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
     return leaves
 
 
-def _first_seen(type_: ColumnType, seen: Shape, path: tuple[str, ...]) -> tuple[str, int]:
+def _first_seen(type_: ColumnType, shape: Shape, path: tuple[str, ...]) -> tuple[str, int]:
     """Where a leaf was seen first: the document's mark, and the place in it; `_id` comes before the other fields."""
     is_id = path[0] == "_id"
     for step in path:
         if not isinstance(type_, Struct):  # a part of a REGEX or the like
             break
-        type_, seen = type_.by_name[step].type, seen.fields.get(step) or Shape()
-    mark, place = seen.first or ("", 0)
+        type_, shape = type_.by_name[step].type, shape.fields.get(step) or Shape()
+    mark, place = shape.first or ("", 0)
     return mark, -1 if is_id else place
 
 

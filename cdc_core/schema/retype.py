@@ -57,15 +57,15 @@ def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, .
 _NUMBERED = re.compile(r"#\d+$")
 
 
-def _is_of(seen: Kind, type_: ColumnType) -> bool:
+def _is_of(value_kind: Kind, type_: ColumnType) -> bool:
     """Whether the type is the one for this kind, though a value may be out of range."""
     match type_:
         case Struct() | Map():
-            return seen is Kind.DOCUMENT
+            return value_kind is Kind.DOCUMENT
         case Array():
-            return seen is Kind.ARRAY
+            return value_kind is Kind.ARRAY
         case _:
-            return BASE.get(seen) is type_
+            return BASE.get(value_kind) is type_
 
 
 def _places(type_: ColumnType, names: list[str], numbers_fields: bool) -> Iterator[tuple[Steps, ColumnType]]:

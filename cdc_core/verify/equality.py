@@ -202,16 +202,16 @@ def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) 
     return tuple(result)
 
 
-def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
+def _pruned(value: Any, steps: list[str], source_value: Any) -> Any:
     """The value without the one at the path, if that equals the wanted one; else None.
 
     Names may contain dots, so a path may be read in several ways.
     """
     for end, key in _readings(value, steps):
         if end < len(steps):
-            pruned = _pruned(value[key], steps[end:], wanted)
+            pruned = _pruned(value[key], steps[end:], source_value)
         else:
-            pruned = _GONE if _is_same(_without_nulls(value[key]), wanted) else None
+            pruned = _GONE if _is_same(_without_nulls(value[key]), source_value) else None
         if pruned is not None:
             copied = list(value) if isinstance(value, list) else dict(value)
             copied[key] = None if pruned is _GONE else pruned

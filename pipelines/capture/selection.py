@@ -29,15 +29,15 @@ class Selection:
     skipped: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(source: Source, chosen: filters.Filter) -> Selection:
+    def of(source: Source, source_filter: filters.Filter) -> Selection:
         is_alone = PipelineOrder.USER_ONLY is source.cursor_pipeline_order
-        has_more = is_alone or chosen.left_to_client() or chosen.signals
-        reads_signals = SignalChannel.SOURCE in source.signal_enabled_channels and chosen.signals
+        has_more = is_alone or source_filter.left_to_client() or source_filter.signals
+        reads_signals = SignalChannel.SOURCE in source.signal_enabled_channels and source_filter.signals
         field_lists = field_filters.read(source.field_exclude_list, source.field_renames)
         return Selection(
             # Cached, so that patterns are matched once per collection and not once per event.
-            includes=functools.lru_cache(maxsize=10_000)(chosen.includes) if has_more else None,
-            is_signal_collection=chosen.is_signals if reads_signals else None,
+            includes=functools.lru_cache(maxsize=10_000)(source_filter.includes) if has_more else None,
+            is_signal_collection=source_filter.is_signals if reads_signals else None,
             fields=functools.lru_cache(maxsize=10_000)(field_lists.of) if field_lists.entries else None,
             skipped=filters.OPERATIONS - filters.operations(source) if reads_signals and not is_alone else frozenset(),
         )

@@ -367,9 +367,9 @@ class DeletionVectors:
         """The instance of a Scala object."""
         return getattr(self._delta(f"{name}$"), "MODULE$")
 
-    def are_enabled(self, known: Any) -> bool:
+    def are_enabled(self, version: Any) -> bool:
         """Whether rows may be replaced by deletion vectors in a version, given as Delta's snapshot or transaction."""
-        return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration()))
+        return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(version.metadata().configuration()))
 
     def actions(self, transaction: Any, touched: upsert.RowFinder) -> Any:
         """The actions that remove the touched rows, as Delta's own DELETE finds and writes them."""

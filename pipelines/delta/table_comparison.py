@@ -93,9 +93,9 @@ def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
     return texts["text"].alias(name), texts["rescued"].alias(f"{name}_rescued")
 
 
-def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
+def _lost(removed_rows: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
     """The number of rows that are gone without a delete or would become incomplete, and some of their keys."""
-    undeleted = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
+    undeleted = removed_rows if deletes is None else removed_rows.join(deletes, F.col("key") == F.col("__key"), "left_anti")
     before, after = (F.get_json_object(name, "$.__incomplete").eqNullSafe("true") for name in ("before", "after"))
     lost_rows = undeleted.unionByName(other.where(after & ~before))
     return lost_rows.count(), tuple(row.key for row in lost_rows.select("key").orderBy("key").limit(EXAMPLES).collect())

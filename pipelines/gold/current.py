@@ -169,11 +169,11 @@ class GoldTable:
         writer.overwrite(documents.select(*columns), to=self.work.silver.to, extra=metadata, overwrite_schema=True)
         return counts.n
 
-    def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
+    def _settle_statistics(self, writer: Writer, present: StructType, row_type: StructType) -> None:
         """Stop statistics of columns that are dropped, or get a type without an order: Delta would refuse the rows."""
         setting = delta.properties(self.spark, writer.table).get(STATISTICS)
         fields = table_columns.fields_by_name(present)
-        common = statistics_columns(each for each in wanted if each.name in fields and _has_order(fields[each.name]))
+        common = statistics_columns(each for each in row_type if each.name in fields and _has_order(fields[each.name]))
         if setting not in (None, common):
             writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
 
@@ -217,11 +217,11 @@ class GoldTable:
             self._merge(writer, changed, changes, new_schema)
         return changes.count
 
-    def _upserted(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
+    def _upserted(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, row_type: StructType) -> bool:
         """Replace the changed keys' rows without a MERGE; False if that is not possible, with nothing committed."""
-        if not writer.can_upsert() or not table_columns.is_same(self.spark.table(str(writer.table)).schema, wanted):
+        if not writer.can_upsert() or not table_columns.is_same(self.spark.table(str(writer.table)).schema, row_type):
             return False
-        rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
+        rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in row_type.names))
         version = writer.upsert(
             rows,
             touched=lambda: self._held(writer, changed, changes),
@@ -239,9 +239,9 @@ class GoldTable:
         join_keys = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
         return upsert.located(rows, join_keys, changes.spans)
 
-    def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
-        source = changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone")
-        statement = _statement(wanted.names, changes)
+    def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, row_type: StructType) -> None:
+        source = changed.select(*self._columns(has_rescued="__rescued" in row_type.names), "__gone")
+        statement = _statement(row_type.names, changes)
         writer.merge(source, statement, to=self.work.silver.to, extra=self.extra(), confs=MERGE_CONFS)
 
     def current(self) -> DataFrame:

@@ -110,10 +110,10 @@ class LocalHistory(Protocol):
     def ranges(self, history: History, span: BatchRange, events: int) -> Sequence[BatchRange] | None:
         """A span with this number of events, cut into ranges for `is_applied`; None if a query has to cut it."""
 
-    def is_applied(self, history: History, range_: BatchRange, reached: HistoryPosition) -> bool:
-        """Apply a range's events, with the position `reached`; False if queries have to, with nothing committed."""
+    def is_applied(self, history: History, range_: BatchRange, position: HistoryPosition) -> bool:
+        """Apply a range's events, with this position; False if queries have to, with nothing committed."""
 
-    def is_swept(self, history: History, sweep: Sweep, reached: HistoryPosition) -> bool:
+    def is_swept(self, history: History, sweep: Sweep, position: HistoryPosition) -> bool:
         """The same for a sweep."""
 
 
@@ -196,39 +196,39 @@ class History:
         return event_counts.events
 
     def _with_sweeps(
-        self, range_: BatchRange, reached: HistoryPosition, sweeps: Sequence[Sweep], events: int
+        self, range_: BatchRange, position: HistoryPosition, sweeps: Sequence[Sweep], events: int
     ) -> HistoryPosition:
         """Apply one range and its sweeps; `events` is the number in the whole span. The position moves with the last of them, so that a
         crash in between repeats the range."""
-        reached = replace(reached, to=reached.to if sweeps else range_.to)
-        if not self.local.is_applied(self, range_, reached):
+        position = replace(position, to=position.to if sweeps else range_.to)
+        if not self.local.is_applied(self, range_, position):
             tables_read = (self.writer.table, self.layout.silver(*self.namespace))
             is_few = events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(*tables_read)
             with query_execution.session_confs(self.spark, query_execution.INTERPRETED if is_few else {}):
-                self._range(range_, reached)
+                self._range(range_, position)
         for sweep in sweeps:
-            floor = sweep.floor(reached.floor, keeps_row=self.mode.keeps_row)
-            reached = replace(reached, floor=floor, to=range_.to if sweep is sweeps[-1] else reached.to)
-            self._sweep(sweep, reached)
-        return reached
+            floor = sweep.floor(position.floor, keeps_row=self.mode.keeps_row)
+            position = replace(position, floor=floor, to=range_.to if sweep is sweeps[-1] else position.to)
+            self._sweep(sweep, position)
+        return position
 
     # --- events
 
     def _events(self, span: BatchRange) -> DataFrame:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def _range(self, range_: BatchRange, reached: HistoryPosition) -> None:
+    def _range(self, range_: BatchRange, position: HistoryPosition) -> None:
         # An unreadable event leaves the versions after it incomplete, until it comes again or a whole document does.
         events = quarantine_rules.readable(self._events(range_), with_holes=True)
-        if reached.floor:
+        if position.floor:
             # After a drop the key belongs to another document: an older event would open a version of one that is gone.
-            events = events.where(f"sequence >= {literal(reached.floor)}")
+            events = events.where(f"sequence >= {literal(position.floor)}")
         if self.mode.keeps_row:
             events = events.where(f"op <> '{bronze.Op.DELETE.value}'")
         bounds = (F.min("sequence").alias("low"), F.min("key").alias("first"), F.max("key").alias("last"))
         summary = events.agg(*bounds, F.count("*").alias("events")).first()
         if not summary.events:
-            self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
+            self.writer.mark(to=position.to, extra=position.of_the_same_rows(self.writer.metadata))
             return
         with ExitStack() as stack:
             if self.folds:
@@ -239,15 +239,15 @@ class History:
             # Computed once: two queries of `_write` read it.
             version_changes = stack.enter_context(query_execution.held(self._laid_out(events, stored_versions)))
             self._write(
-                events, stored_versions, version_changes, range_, reached, few=summary.events <= survey.MAX_DRIVER_ROWS
+                events, stored_versions, version_changes, range_, position, few=summary.events <= survey.MAX_DRIVER_ROWS
             )
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
 
-    def reserved(self, reached: HistoryPosition) -> frozenset[str]:
+    def reserved(self, position: HistoryPosition) -> frozenset[str]:
         """The column names, beside the engine's, that no field may get."""
-        return RESERVED | {*reached.added, *(each.name for each in self.added())}
+        return RESERVED | {*position.added, *(each.name for each in self.added())}
 
     def record(self, evolution: batch_evolution.Evolution, number: int) -> None:
         """Append changes to the schemas; to be called before the table has the columns."""
@@ -307,7 +307,7 @@ class History:
         stored: DataFrame,
         laid_out: DataFrame,
         range_: BatchRange,
-        reached: HistoryPosition,
+        position: HistoryPosition,
         *,
         few: bool,
     ) -> None:
@@ -323,17 +323,19 @@ class History:
                 current=self.schema.schema,
                 options=self.options.unwrap,
                 pins=self.options.pins,
-                reserved=self.reserved(reached),
+                reserved=self.reserved(position),
             )
             self.record(evolution, range_.to)
             source = self._typed(new_versions, evolution.plan)
             names = self._made_room(source.schema)
             # A version without an event of this range exists already and only gets another end: its document stays.
             ended_versions = laid_out.where("offset IS NULL").select(*self._ends())
-            if not self._upserted(source, ended_versions, stored, reached, few=few):
-                self._merge(source, ended_versions, names, reached)
+            if not self._upserted(source, ended_versions, stored, position, few=few):
+                self._merge(source, ended_versions, names, position)
 
-    def _upserted(self, new: DataFrame, ended: DataFrame, stored: DataFrame, reached: HistoryPosition, *, few: bool) -> bool:
+    def _upserted(
+        self, new: DataFrame, ended: DataFrame, stored: DataFrame, position: HistoryPosition, *, few: bool
+    ) -> bool:
         """Replace the changed versions by location, and add the new ones; False if a MERGE has to, with nothing committed."""
         schema = self._stored().schema
         if not self.writer.can_upsert() or not table_columns.are_alike(schema, new.schema):
@@ -352,8 +354,8 @@ class History:
             version = self.writer.upsert(
                 rows,
                 touched=lambda: stored.join(version_ids, id_columns, "left_semi").select(*upsert.ROW_LOCATION),
-                to=reached.to,
-                extra=reached.extra,
+                to=position.to,
+                extra=position.extra,
                 unless=lambda: self.writer.version != base_version,
                 few=few,
             )
@@ -364,11 +366,11 @@ class History:
             return False
         return version is not None
 
-    def _merge(self, new: DataFrame, ended: DataFrame, names: Sequence[str], reached: HistoryPosition) -> None:
+    def _merge(self, new: DataFrame, ended: DataFrame, names: Sequence[str], position: HistoryPosition) -> None:
         parts = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
         with query_execution.held(parts[0].unionByName(parts[1], allowMissingColumns=True)) as source:
             self.writer.merge(
-                source, _statement(names, marks_deleted=self.marks_deleted), to=reached.to, extra=reached.extra
+                source, _statement(names, marks_deleted=self.marks_deleted), to=position.to, extra=position.extra
             )
 
     def _ends(self) -> list[Column | str]:
@@ -383,11 +385,11 @@ class History:
             _time("until").alias("valid_to"),
         ]
 
-    def _typed(self, made: DataFrame, plan: typed.Plan) -> DataFrame:
+    def _typed(self, versions: DataFrame, plan: typed.Plan) -> DataFrame:
         """The new versions with the table's columns."""
         is_looked_up = self.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
         is_update = F.expr(f"op = '{bronze.Op.UPDATE.value}' AND updateDescription IS NOT NULL AND NOT is_folded")
-        documents = typed.documents(made, plan=plan)
+        documents = typed.documents(versions, plan=plan)
         return documents.where("NOT unreadable").select(
             "document.*",
             *(each.value.alias(each.name) for each in self.added()),
@@ -403,10 +405,10 @@ class History:
         earlier = self.writer.metadata.get("added") or ()
         return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED), earlier=earlier)
 
-    def _made_room(self, wanted: T.StructType) -> list[str]:
+    def _made_room(self, row_type: T.StructType) -> list[str]:
         """Add missing columns to the table, and rewrite it if a type is wider now, as gold has plain types; returns the names of
-        `wanted`."""
-        changes = table_columns.alterations(self._stored().schema, wanted)
+        `row_type`."""
+        changes = table_columns.alterations(self._stored().schema, row_type)
         if changes.impossible:
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}). Settings "
@@ -418,21 +420,21 @@ class History:
         # Rewritten, so that readers need not support type widening.
         if changes.widened:
             rows = self._stored()
-            types = table_columns.widened(rows.schema, wanted)
+            types = table_columns.widened(rows.schema, row_type)
             casts = [F.col(identifier(each.name)).cast(each.dataType).alias(each.name) for each in types]
             metadata = self.writer.metadata
             extra = {name: metadata.get(name) for name in HistoryPosition().extra}
             self.writer.overwrite(rows.select(*casts), to=metadata.get("to"), extra=extra, overwrite_schema=True)
-        return wanted.names
+        return row_type.names
 
     # --- sweeps
 
-    def _sweep(self, sweep: Sweep, reached: HistoryPosition) -> None:
+    def _sweep(self, sweep: Sweep, position: HistoryPosition) -> None:
         """End the versions of documents that a drop or rename removed, or that a snapshot of the whole collection did not find."""
         if self.mode.keeps_row:
-            self.writer.mark(to=reached.to, extra=reached.of_the_same_rows(self.writer.metadata))
+            self.writer.mark(to=position.to, extra=position.of_the_same_rows(self.writer.metadata))
             return
-        if self.local.is_swept(self, sweep, reached):
+        if self.local.is_swept(self, sweep, position):
             return
         if self.marks_deleted:  # the mode may be newer than all versions
             self._made_room(_MARKS)
@@ -448,7 +450,7 @@ class History:
         if self.marks_deleted:
             end["__deleted"] = "true"
         statement = sql_merge.Merge(SAME_VERSION, (sql_merge.Clause(end),))
-        self.writer.merge(ended_versions, statement, to=reached.to, extra=reached.extra)
+        self.writer.merge(ended_versions, statement, to=position.to, extra=position.extra)
 
 
 def _statement(names: Sequence[str], *, marks_deleted: bool) -> sql_merge.Merge:

@@ -104,22 +104,22 @@ class InProcess:
         max_events = history.options.max_batch_events
         return collection_events.portions(counts, span, most=max_events, looked_through=live.row_count())
 
-    def is_applied(self, history: History, range_: BatchRange, reached: HistoryPosition) -> bool:
-        """Apply the range's events, with the position `reached`; False if queries have to, with nothing committed."""
+    def is_applied(self, history: History, range_: BatchRange, position: HistoryPosition) -> bool:
+        """Apply the range's events, with this position; False if queries have to, with nothing committed."""
         live = _live(history)
-        events = None if live is None else _events(history, range_, reached, limit=self.limit)
+        events = None if live is None else _events(history, range_, position, limit=self.limit)
         if live is None or events is None:
             return False
         if not events.num_rows:
-            history.writer.mark(to=reached.to, extra=reached.of_the_same_rows(history.writer.metadata))
+            history.writer.mark(to=position.to, extra=position.of_the_same_rows(history.writer.metadata))
             return True
         try:
-            return _is_written(history, live, events, range_.to, reached)
+            return _is_written(history, live, events, range_.to, position)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
 
-    def is_swept(self, history: History, sweep: Sweep, reached: HistoryPosition) -> bool:
-        """Move the position to `reached` if the sweep ends no version, as after a first snapshot; False if queries have to apply it."""
+    def is_swept(self, history: History, sweep: Sweep, position: HistoryPosition) -> bool:
+        """Move the position to `position` if the sweep ends no version, as after a first snapshot; False if queries have to apply it."""
         live = _live(history)
         if live is None:
             return False
@@ -132,7 +132,7 @@ class InProcess:
             is_open = pc.or_(is_open, pc.fill_null(pc.greater(rows["__until"], sweep.first), False))
         if pc.any(pc.and_(is_open, pc.less(rows["__sequence"], sweep.first))).as_py():
             return False
-        history.writer.mark(to=reached.to, extra=reached.of_the_same_rows(history.writer.metadata))
+        history.writer.mark(to=position.to, extra=position.of_the_same_rows(history.writer.metadata))
         return True
 
 
@@ -141,7 +141,7 @@ def _live(history: History) -> LiveFiles | None:
     return None if any(each.path is None for each in history.added()) else history.writer.replaceable()
 
 
-def _events(history: History, range_: BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
+def _events(history: History, range_: BatchRange, position: HistoryPosition, *, limit: int) -> pa.Table | None:
     """The events of the range that make versions, in order; None if they are too many or too large, or one cannot be read."""
     added = [each.path[0] for each in history.added() if each.path]
     columns = ("updateDescription", "before", *added)
@@ -158,21 +158,21 @@ def _events(history: History, range_: BatchRange, reached: HistoryPosition, *, l
         return None
     if not collection_events.are_readable(events):
         return None
-    if reached.floor:  # after a drop the key belongs to another document
-        events = events.filter(pc.greater_equal(events["sequence"], reached.floor))
+    if position.floor:  # after a drop the key belongs to another document
+        events = events.filter(pc.greater_equal(events["sequence"], position.floor))
     if history.mode.keeps_row:
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
     return events
 
 
-def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
+def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int, position: HistoryPosition) -> bool:
     """Write the versions that the events make; False, or `NotReadable` raised, if queries have to, with nothing committed."""
     stored_versions = _stored(live, events, folds=history.folds)
     if history.folds and _waits(events, stored_versions):
         return False
     with without_collector():
         changes = _laid_out(events, stored_versions, folds=history.folds)
-    typed_versions = _made(history, events, changes, reached)
+    typed_versions = _made(history, events, changes, position)
     if typed_versions is None:
         return False
     evolution, new_rows = typed_versions
@@ -191,8 +191,8 @@ def _is_written(history: History, live: LiveFiles, events: pa.Table, number: int
         parts,
         schema=live.schema,
         places=stored_versions.rows_of([*new_ids, *changes.ended]),
-        to=reached.to,
-        extra=reached.extra,
+        to=position.to,
+        extra=position.extra,
         statistics=live_files.measured_columns(live),
     )
     return version is not None
@@ -286,14 +286,14 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
 
 
 def _made(
-    history: History, events: pa.Table, laid_out: _VersionChanges, reached: HistoryPosition
+    history: History, events: pa.Table, laid_out: _VersionChanges, position: HistoryPosition
 ) -> tuple[batch_evolution.Evolution, pa.Table] | None:
     """The schema changed by the new versions' documents, and these versions with the table's columns; None if one cannot be read."""
     rows = events.take(pa.array(laid_out.rows, pa.int64()))
     is_folded, texts = pc.is_null(rows["after"]), table_schema.as_array(rows["after"])
     texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
     rows = rows.set_column(rows.column_names.index("after"), "after", texts)  # `add.fields` may read it, too
-    typed_documents = _typed(history, texts, table_schema.as_array(rows["sequence"]), reached)
+    typed_documents = _typed(history, texts, table_schema.as_array(rows["sequence"]), position)
     if typed_documents is None:
         return None
     evolution, typed = typed_documents
@@ -314,10 +314,10 @@ def _made(
 
 
 def _typed(
-    history: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
+    history: History, texts: pa.Array, sequences: pa.Array, position: HistoryPosition
 ) -> tuple[batch_evolution.Evolution, pa.StructArray] | None:
     """The schema changed by the documents, and the typed documents; None if this process cannot type them all."""
-    current, reserved = history.schema.schema, history.reserved(reached)
+    current, reserved = history.schema.schema, history.reserved(position)
     batch = pa.table([texts, sequences], names=["after", "sequence"])
     typed_documents = history.typer.typed(texts, [batch], current=current, reserved=reserved)
     return None if typed_documents is None else (typed_documents[0][-1], typed_documents[1])

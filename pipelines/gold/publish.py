@@ -116,16 +116,16 @@ def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
     return _gate(spark, settings, model_files)
 
 
-def _gate(spark: SparkSession, settings: Settings, made: models.ModelFiles) -> expectations.Gate:
+def _gate(spark: SparkSession, settings: Settings, model_files: models.ModelFiles) -> expectations.Gate:
     audit = expectations.Gate.of(settings)
     if settings.lakehouse.root is None:
         expectations.check_views(
             tuple(audit.suites.values()),
-            views={each.name for each in made.models if each.materialized is sql_model.Materialization.VIEW},
+            views={each.name for each in model_files.models if each.materialized is sql_model.Materialization.VIEW},
         )
     if audit.suites:
         source_filter = filters.of(settings.source)
-        table_names = [*map(str, registry.read(spark, settings).namespaces), *made.names]
+        table_names = [*map(str, registry.read(spark, settings).namespaces), *model_files.names]
         expectations.check_tables(
             tuple(audit.suites.values()),
             known=table_names,

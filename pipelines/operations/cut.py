@@ -237,14 +237,14 @@ NEAR = 1000
 """Among so many batches before a time there is nearly always a clean cut: about every other batch is one while the capture keeps up."""
 
 
-def _near_batch(spark: SparkSession, settings: Settings, requested: str | None, reached: int) -> int:
-    """The batch `NEAR` before the last one with a change up to the time, or before `reached`, whichever is first."""
+def _near_batch(spark: SparkSession, settings: Settings, requested: str | None, batch: int) -> int:
+    """The batch `NEAR` before the last one with a change up to the time, or before `batch`, whichever is first."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if requested is None or not delta.exists(spark, table):
-        return max(0, reached - NEAR)
+        return max(0, batch - NEAR)
     until = f"kind <> 'snapshot' AND sequence < {literal(requested + 'g')}"  # sorts after every sequence of that time
     last = spark.sql(f"SELECT max(batch) AS batch FROM {table} WHERE {until}").collect()[0].batch or 0
-    return max(0, min(last, reached) - NEAR)
+    return max(0, min(last, batch) - NEAR)
 
 
 def _are_behind(boundaries: Sequence[times.CutBoundary], requested: str | None) -> bool:
@@ -312,7 +312,7 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     complete_time, newest = _reached(spark, table)
-    return times.boundaries(_batches(spark, table, newest, at=at), reached=complete_time)
+    return times.boundaries(_batches(spark, table, newest, at=at), complete_time=complete_time)
 
 
 def _check_reached(settings: Settings, boundaries: Sequence[times.CutBoundary], requested: str | None) -> None:
@@ -401,7 +401,7 @@ def _silver_position(spark: SparkSession, settings: Settings, namespace: registr
     return registry.silver_position(spark, layout.silver(*namespace))
 
 
-def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
+def _collections(spark: SparkSession, settings: Settings, boundary: times.CutBoundary) -> list[CutTable]:
     """The collections' tables with the versions that show the cut; raises `CommitConflict` if another run has advanced one."""
     layout = delta.layout(settings.lakehouse)
     cut_tables = []
@@ -417,7 +417,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
                 continue
             to = standing.metadata.get("to")
             # Silver may be before the batch: the position of a collection without events does not advance with every batch.
-            if silver_position.to > chosen.batch or to != silver_position.to:
+            if silver_position.to > boundary.batch or to != silver_position.to:
                 raise errors.CommitConflict(
                     f"{table.label}: another run advanced silver or gold while the cut was made; nothing was recorded. Stop "
                     "that run, or try again"
@@ -427,29 +427,29 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
 
 
 def _missing(
-    spark: SparkSession, settings: Settings, chosen: times.CutBoundary, *, at: str | None = None
+    spark: SparkSession, settings: Settings, boundary: times.CutBoundary, *, at: str | None = None
 ) -> tuple[str, ...]:
     """The collections that are incomplete up to the cut's batch, or at a time after it: a snapshot is unfinished, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
-    names = {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))}
+    names = {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=boundary.batch))}
     if at is not None:  # the capture notes a gap at its end: in a later batch than that of a time within it
         names |= snapshot_state.lost_at(bronze_log.gap_and_snapshot_heartbeats(spark, table), at)
     return tuple(sorted(names))
 
 
-def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
+def _note(spark: SparkSession, settings: Settings, cut: Cut) -> None:
     table = delta.layout(settings.lakehouse).ops("cuts")
     common = {
         "name": settings.name,
-        "cut": made.name,
-        "made_ms": made.made_ms,
-        "time": made.time,
-        "until": made.until,
-        "batch": made.batch,
-        "documents": made.documents,
-        "missing": list(made.missing),
+        "cut": cut.name,
+        "made_ms": cut.made_ms,
+        "time": cut.time,
+        "until": cut.until,
+        "batch": cut.batch,
+        "documents": cut.documents,
+        "missing": list(cut.missing),
     }
-    rows = [{**common, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
+    rows = [{**common, "table": each.name, "identifier": each.identifier, "version": each.version} for each in cut.tables]
     ops_tables.note(spark, table, rows, SCHEMA)
 
 

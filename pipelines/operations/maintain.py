@@ -429,13 +429,13 @@ class _MaintenanceRun:
         words.left += [f"{namespace}: events kept for {count} incomplete rows or quarantined events"] if count else []
         return bool(count)
 
-    def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
+    def _is_gap_noted(self, namespace: registry.Namespace, what: str, words: _ResultLines) -> bool:
         """Whether the history permits the removal: an existing one that is switched off has to record that it has a gap."""
         table = self.layout.history(*namespace)
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
         position = history_position.position(self.spark, table)
-        lost_events = f"{chosen} AND batch > {position.to}"
+        lost_events = f"{what} AND batch > {position.to}"
         if not position.to or position.has_gap or not _has_rows(self.spark, self.bronze, lost_events):
             return True
         try:

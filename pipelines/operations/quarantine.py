@@ -348,13 +348,13 @@ def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> l
 
 
 def _check(
-    chosen: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
     tokens: Collection[str] | None,
     corrections: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Raise `SettingsError` with all tokens that are not held and all texts that are not JSON documents."""
     by_token: dict[str, list[Mapping[str, Any]]] = {}
-    for row in chosen:
+    for row in events:
         by_token.setdefault(row["resume_token"], []).append(row)
     unknown_tokens = sorted({*(tokens or ()), *corrections} - by_token.keys())
     problems = [errors.Problem(token, "no event with this resume token is in quarantine") for token in unknown_tokens]

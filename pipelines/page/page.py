@@ -123,7 +123,7 @@ def read(spark: SparkSession, settings: Settings) -> PageContent:
     )
 
 
-def rendered(seen: PageContent) -> str:
+def rendered(content: PageContent) -> str:
     """The page as HTML. Raises `SettingsError` if the extra `page` is not installed."""
     try:
         import jinja2
@@ -138,21 +138,21 @@ def rendered(seen: PageContent) -> str:
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     latest: dict[str, Mapping[str, Any]] = {}
     # For each collection the worst of the newest results of its layers.
-    for verification in sorted(_newest(seen.verifications), key=lambda each: _STATES.index(_state(each)), reverse=True):
+    for verification in sorted(_newest(content.verifications), key=lambda each: _STATES.index(_state(each)), reverse=True):
         latest[verification["collection"]] = {
             "at_ms": verification["at_ms"],
             "state": _state(verification),
             "style": _STYLES[_state(verification)],
         }
     return template.render(
-        status=seen.status,
-        cards=_cards(seen),
-        plots=_plots(seen, plots),
+        status=content.status,
+        cards=_cards(content),
+        plots=_plots(content, plots),
         verified=latest,
-        verifications=seen.verifications[:SHOWN],
-        audits=seen.audits,
-        changes=seen.changes[:SHOWN],
-        tables=seen.tables,
+        verifications=content.verifications[:SHOWN],
+        audits=content.audits,
+        changes=content.changes[:SHOWN],
+        tables=content.tables,
     )
 
 
@@ -262,15 +262,15 @@ def _writer(writer: pipeline_status.WriterStatus | None) -> str:
 # --- showing
 
 
-def _cards(seen: PageContent) -> Sequence[Card]:
-    bronze = seen.status.bronze
+def _cards(content: PageContent) -> Sequence[Card]:
+    bronze = content.status.bronze
     if bronze is None:
         return [Card("bronze", "nothing yet", "start with medallion run")]
     lag, headroom = bronze.lag_seconds, bronze.headroom_seconds
-    lags = [layer.lag_seconds for each in seen.status.collections for layer in (each.gold,) if layer is not None]
-    quarantined = sum(each.quarantined for each in seen.status.collections)
-    rescued = sum(each.silver.rescued for each in seen.status.collections if each.silver)
-    states = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(seen.verifications)]
+    lags = [layer.lag_seconds for each in content.status.collections for layer in (each.gold,) if layer is not None]
+    quarantined = sum(each.quarantined for each in content.status.collections)
+    rescued = sum(each.silver.rescued for each in content.status.collections if each.silver)
+    states = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(content.verifications)]
     worst = min(states)[0] if states else None
     state = "never" if worst is None else _STATES[worst]
     names = sorted({name for index, name in states if index == worst and state != "equal"})
@@ -286,7 +286,7 @@ def _cards(seen: PageContent) -> Sequence[Card]:
         ),
         Card("rescued", _number(rescued), "rows with rescued values", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
-        _audited(seen.audits),
+        _audited(content.audits),
         Card("verified", state, ", ".join(names[:2]), _STYLES.get(state, "")),
     ]
 
@@ -318,24 +318,26 @@ def _newest(verifications: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     return list(newest.values())
 
 
-def _plots(seen: PageContent, plots: Any) -> list[Plot]:
-    if not seen.points:
+def _plots(content: PageContent, plots: Any) -> list[Plot]:
+    if not content.points:
         return []
-    labels = [time.strftime("%H:%M", time.gmtime(each.begin_ms / 1000)) for each in seen.points]
+    labels = [time.strftime("%H:%M", time.gmtime(each.begin_ms / 1000)) for each in content.points]
     seconds = HOURS * 3600 / POINTS
-    rates = plots.Series("events a second", [each.events / seconds for each in seen.points])
-    lags = plots.Series("seconds behind", [each.lag_seconds for each in seen.points])
+    rates = plots.Series("events a second", [each.events / seconds for each in content.points])
+    lags = plots.Series("seconds behind", [each.lag_seconds for each in content.points])
     page_plots = [
         Plot("Events a second, in the last day", plots.columns(labels, [rates], unit="/s")),
         Plot("Seconds from the source to bronze, in the last day", plots.lines(labels, [lags], unit="s")),
     ]
-    collections = [each for each in seen.status.collections if each.gold is not None][:SHOWN]
+    collections = [each for each in content.status.collections if each.gold is not None][:SHOWN]
     if collections:
         rows = plots.Series("rows in gold", [each.gold.rows for each in collections if each.gold])
         page_plots.append(Plot("Rows by collection", plots.bars([each.collection for each in collections], [rows], unit="")))
-    if seen.tables:
-        sizes = plots.Series("MB", [each.bytes / 1e6 for each in seen.tables[:SHOWN]])
-        page_plots.append(Plot("Size by table", plots.bars([each.name for each in seen.tables[:SHOWN]], [sizes], unit="MB")))
+    if content.tables:
+        sizes = plots.Series("MB", [each.bytes / 1e6 for each in content.tables[:SHOWN]])
+        page_plots.append(
+            Plot("Size by table", plots.bars([each.name for each in content.tables[:SHOWN]], [sizes], unit="MB"))
+        )
     return page_plots
 
 

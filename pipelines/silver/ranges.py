@@ -97,41 +97,41 @@ def _with_sweeps(
     collection: SilverCollection,
     range_: BatchRange,
     counts: survey.EventCounts,
-    reached: registry.SilverPosition,
+    position: registry.SilverPosition,
     due: Sequence[Sweep],
 ) -> registry.SilverPosition:
     """Apply one range and its sweeps. The position moves with the last of them, so that a crash in between repeats the range."""
-    reached = _range(collection, range_, counts, reached, to=reached.to if due else range_.to)
+    position = _range(collection, range_, counts, position, to=position.to if due else range_.to)
     for sweep in due:
-        to = range_.to if sweep is due[-1] else reached.to
-        reached = replace(sweeps.position_after(collection, sweep, reached), to=to)
-        sweeps.apply(collection, sweep, reached, range_=range_)
-    return reached
+        to = range_.to if sweep is due[-1] else position.to
+        position = replace(sweeps.position_after(collection, sweep, position), to=to)
+        sweeps.apply(collection, sweep, position, range_=range_)
+    return position
 
 
 def _range(
     collection: SilverCollection,
     range_: BatchRange,
     counts: survey.EventCounts,
-    reached: registry.SilverPosition,
+    position: registry.SilverPosition,
     *,
     to: int,
 ) -> registry.SilverPosition:
-    next_position = replace(reached, to=to, high=max(reached.high or "", counts.high))
+    next_position = replace(position, to=to, high=max(position.high or "", counts.high))
     if not counts.events:
         # No events of this collection: a commit without rows moves the position.
         collection.move(next_position)
         return next_position
-    is_late = _is_late(collection, counts, reached)
-    if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, next_position):
+    is_late = _is_late(collection, counts, position)
+    if not is_late and counts.low >= position.floor and in_process.applied(collection, range_, counts, next_position):
         return next_position
     collection.needs_steps = True
     collection.lacks_quarantine = False  # the steps may create it
     collection.ahead.forget()  # up to some hundred megabytes that Spark does not use
     events = _wanted(collection, collection.events(range_), counts)
-    if counts.low < reached.floor:
+    if counts.low < position.floor:
         # An event without a sequence is kept: it belongs to quarantine.
-        events = events.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
+        events = events.where(f"sequence IS NULL OR sequence >= {literal(position.floor)}")
     with ExitStack() as resources:
         confs, merge_confs = _confs(collection, counts)
         resources.enter_context(query_execution.session_confs(collection.spark, confs))
@@ -164,14 +164,14 @@ def _confs(collection: SilverCollection, counts: survey.EventCounts) -> tuple[Ma
     return NOT_ADAPTIVE, {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"}
 
 
-def _is_late(collection: SilverCollection, counts: survey.EventCounts, reached: registry.SilverPosition) -> bool:
+def _is_late(collection: SilverCollection, counts: survey.EventCounts, position: registry.SilverPosition) -> bool:
     """Whether a range may have events older than what the table has seen, so that they must be compared with its rows.
 
     After a repair the position is 0 but the rows exist: events that are applied again are late. Events older than a sweep are late, too:
     the row to compare with may be gone. An event whose `sequence` equals the newest is not late: all rows of a chunk share one, and of two
     equal ones the later in bronze wins, as within a range.
     """
-    return not collection.is_empty() and (reached.high is None or counts.low < max(reached.high, reached.swept))
+    return not collection.is_empty() and (position.high is None or counts.low < max(position.high, position.swept))
 
 
 def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:

@@ -76,20 +76,20 @@ class RebuildResult:
 def rebuilt_for_rescued(
     collection: SilverCollection,
     settings: Settings,
-    reached: registry.SilverPosition,
+    position: registry.SilverPosition,
     *,
     after: int,
     stop: threading.Event,
 ) -> registry.SilverPosition:
     """Rebuild the table if a wider column would hold values that its rows of batches after `after` rescued (`schema.on.conflict: retype`).
 
-    Returns the position after the rebuild, or `reached` without one. If the table cannot be rebuilt from bronze, or `stop` is set, the
+    Returns the position after the rebuild, or `position` without one. If the table cannot be rebuilt from bronze, or `stop` is set, the
     values stay rescued, and it is not tried again before the next start: one document never stops a collection.
     """
     rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
     seed = _wider(collection, rows)
     if seed is None:
-        return reached
+        return position
     args = (collection.spark, settings, collection.layout, collection.namespace, collection.writer)
     work = SilverRebuild(*args, is_trial=False, drops_lost=False, stop=stop)
     try:
@@ -99,7 +99,7 @@ def rebuilt_for_rescued(
             raise
         log.warning("values stay rescued until the next start: %s", error)
         collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
-        return reached
+        return position
     new_position = registry.silver_position(collection.spark, collection.writer.table)
     collection.schema, collection.remembered = work.recorded_schema(new_position), new_position.deletes
     return new_position

@@ -29,10 +29,10 @@ def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[Swee
     return needless, [sweep for sweep in due if oldest < sweep.first]
 
 
-def position_after(collection: SilverCollection, sweep: Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
+def position_after(collection: SilverCollection, sweep: Sweep, position: registry.SilverPosition) -> registry.SilverPosition:
     """The position after the sweep."""
-    floor = sweep.floor(reached.floor, keeps_row=collection.mode.keeps_row)
-    return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
+    floor = sweep.floor(position.floor, keeps_row=collection.mode.keeps_row)
+    return replace(position, swept=max(position.swept, sweep.first), floor=floor)
 
 
 def apply(collection: SilverCollection, sweep: Sweep, next_position: registry.SilverPosition, *, range_: BatchRange) -> None:

@@ -94,27 +94,27 @@ def launch(
 
 
 def _settings(
-    name: str, chosen: Mapping[str, str], jars: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
+    name: str, user_settings: Mapping[str, str], jars: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
 ) -> dict[str, str]:
-    """The settings of a new JVM. Those of the user, in `chosen`, override all others but the application's name."""
+    """The settings of a new JVM. Those of the user, in `user_settings`, override all others but the application's name."""
     # Executors on other machines would need the jar of the local file system before all other jars.
-    is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
+    is_alone = re.fullmatch(r"local(\[.*\])?", user_settings["spark.master"]) is not None and os.pathsep not in str(
         log_store.FILES_JAR
     )
     settings = {
         **spark_conf.LOCAL,
-        **(spark_conf.LOOPBACK if chosen["spark.master"].startswith("local") else {}),
+        **(spark_conf.LOOPBACK if user_settings["spark.master"].startswith("local") else {}),
         **(log_store.FILE_SYSTEM if is_alone else {}),
         **spark_conf.REQUIRED,
         **profile,
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
         **resolved,
         "spark.jars": ",".join([str(log_store.JAR), *jars, *filter(None, [resolved.get("spark.jars")])]),
-        **chosen,
+        **user_settings,
         "spark.app.name": name,
     }
     if is_alone:
-        paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
+        paths = [str(log_store.FILES_JAR), *filter(None, [user_settings.get(_CLASS_PATH)])]
         settings[_CLASS_PATH] = os.pathsep.join(paths)
     # Files of Spark and its JVM are in a folder that is removed at the end of this process.
     settings = {"spark.local.dir": str(_folder()), **settings}

@@ -292,25 +292,25 @@ class CollectionComparison:
     def _judged(
         self,
         key: str,
-        seen: documents.SourceDocument,
+        document: documents.SourceDocument,
         rows: Sequence[equality.TableRow | bronze_state.FoldedDocument],
-        reached: table_progress.TableProgress,
+        progress: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
         difference: Callable[[str, Any], tuple[equality.Difference, ...]],
     ) -> KeyDifference:
-        if len(rows) == 1 and seen.text is not None:
-            paths = difference(seen.text, rows[0])
+        if len(rows) == 1 and document.text is not None:
+            paths = difference(document.text, rows[0])
             if not paths:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
             paths = ()
         # Before any verdict on the difference, which an event that is not applied yet would explain.
-        if key in reached.unseen or (moved is not None and moved.unapplied):
+        if key in progress.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
         # The row may be newer than the document that was read, which is read again.
-        if moved is not None and moved.sequence > resume_token.snapshot_sequence(*seen.at):
+        if moved is not None and moved.sequence > resume_token.snapshot_sequence(*document.at):
             return KeyDifference(key, KeyVerdict.CHANGING)
-        if seen.text is None and not rows:
+        if document.text is None and not rows:
             self.gone.add(key)
             return KeyDifference(key, KeyVerdict.EQUAL)
         if not rows:
@@ -320,8 +320,8 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.INCOMPLETE, paths)
         if len(rows) > 1:
             return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
-        if seen.text is None:
-            return KeyDifference(key, KeyVerdict.WAITING if reached.awaits_sweep else KeyVerdict.EXTRA)
+        if document.text is None:
+            return KeyDifference(key, KeyVerdict.WAITING if progress.awaits_sweep else KeyVerdict.EXTRA)
         return KeyDifference(key, KeyVerdict.DIFFERENT, paths)
 
     # --- result

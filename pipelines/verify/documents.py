@@ -257,7 +257,7 @@ class SourceDocument:
 
 
 def by_keys(
-    client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
+    client: mongodb.Client, reading: ReadSpec, keys: Sequence[str], *, wait: Callable[[float], object] = time.sleep
 ) -> dict[str, SourceDocument]:
     """The source's document for each key, read in portions; `wait` limits the pace.
 
@@ -266,8 +266,8 @@ def by_keys(
     documents: dict[str, SourceDocument] = {}
     pace = _RateLimit(reading.documents_per_second, wait)
     most, size = BY_KEY, 0
-    while len(documents) < len(wanted):
-        portion = next(key_filter.portions(wanted[len(documents) :], most=most))
+    while len(documents) < len(keys):
+        portion = next(key_filter.portions(keys[len(documents) :], most=most))
         is_alone = not documents and len(portion) == 1
         try:
             portion_documents, portion_size = _some_by_keys(
@@ -293,10 +293,10 @@ class _Large(Exception):
 
 
 def _some_by_keys(
-    client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, room: float
+    client: mongodb.Client, reading: ReadSpec, keys: Sequence[str], *, room: float
 ) -> tuple[dict[str, SourceDocument], int]:
     """The documents of these keys, and their bytes. Raises `_Large` where they have more than `room`."""
-    valid_keys = [key for key in wanted if key_filter.is_key(key)]
+    valid_keys = [key for key in keys if key_filter.is_key(key)]
 
     def read() -> tuple[dict[str, SourceDocument], int]:
         documents: dict[str, SourceDocument] = {}
@@ -310,11 +310,11 @@ def _some_by_keys(
                     raise _Large(len(documents))
                 documents[canonical_keys.canonical_raw(raw)] = SourceDocument(reading.text(raw), at)
         assert at is not None
-        return {key: documents.get(key, SourceDocument(None, at)) for key in wanted}, size
+        return {key: documents.get(key, SourceDocument(None, at)) for key in keys}, size
 
     return _tried(reading, read)
 
 
-def nothing(at: Time, wanted: Iterable[str]) -> dict[str, SourceDocument]:
+def nothing(at: Time, keys: Iterable[str]) -> dict[str, SourceDocument]:
     """The documents for these keys in a collection that does not exist: None for each."""
-    return dict.fromkeys(wanted, SourceDocument(None, at))
+    return dict.fromkeys(keys, SourceDocument(None, at))

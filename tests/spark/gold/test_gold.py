@@ -322,7 +322,7 @@ def test_a_log_is_one_batch_up_to_where_the_tables_are(spark: SparkSession, tmp_
         log.append({"things": [put(number, number) | {"at": 10 * number}]})
     some, every = (published_cut._batches(spark, table, 6, at=at) for at in (5, 0))
     assert sorted(each.number for each in some) == [4, 5, 6] and len(every) == 6
-    ends = [[each for each in cut.boundaries(found, reached=None) if each.batch >= 5] for found in (some, every)]
+    ends = [[each for each in cut.boundaries(found, complete_time=None) if each.batch >= 5] for found in (some, every)]
     assert ends[0] == ends[1] != []
 
 

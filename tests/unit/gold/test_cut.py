@@ -30,9 +30,9 @@ def test_a_cut_never_splits_a_cluster_time() -> None:
         cut.BatchTimes(5, at(15), at(16)),
     ]
     ends = [cut.CutBoundary(1, at(12), at(13))]
-    assert cut.boundaries(batches, reached=None) == ends
-    assert cut.boundaries(batches, reached=at(16)) == ends
-    assert cut.boundaries(batches, reached=at(17)) == [*ends, cut.CutBoundary(5, at(16), at(17))]
+    assert cut.boundaries(batches, complete_time=None) == ends
+    assert cut.boundaries(batches, complete_time=at(16)) == ends
+    assert cut.boundaries(batches, complete_time=at(17)) == [*ends, cut.CutBoundary(5, at(16), at(17))]
 
 
 def test_snapshot_rows_must_not_be_newer_than_the_stream() -> None:
@@ -43,7 +43,10 @@ def test_snapshot_rows_must_not_be_newer_than_the_stream() -> None:
         cut.BatchTimes(3, at(22), at(22)),
         cut.BatchTimes(4, at(23), at(24)),
     ]
-    assert cut.boundaries(batches, reached=None) == [cut.CutBoundary(2, at(20), at(22)), cut.CutBoundary(3, at(22), at(23))]
+    assert cut.boundaries(batches, complete_time=None) == [
+        cut.CutBoundary(2, at(20), at(22)),
+        cut.CutBoundary(3, at(22), at(23)),
+    ]
 
 
 def test_an_event_that_comes_back_late_moves_the_cut_behind_itself() -> None:
@@ -54,7 +57,7 @@ def test_an_event_that_comes_back_late_moves_the_cut_behind_itself() -> None:
         cut.BatchTimes(3, at(10), at(10)),
         cut.BatchTimes(4, at(20), at(20)),
     ]
-    assert [each.batch for each in cut.boundaries(batches, reached=None)] == [3]
+    assert [each.batch for each in cut.boundaries(batches, complete_time=None)] == [3]
 
 
 def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
