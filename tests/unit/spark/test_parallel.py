@@ -208,7 +208,7 @@ def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
     noted.passed("shop.a")
     noted.passed("shop.b")
     noted.passed("shop.c")
-    assert list(noted.found) == ["shop.b"]
+    assert list(noted.by_name) == ["shop.b"]
 
 
 def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
