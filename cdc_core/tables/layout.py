@@ -16,6 +16,9 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _CUT = re.compile(r"%[0-9A-F]?$")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HOST = re.compile(r"(?:file:)?//[^/]", re.IGNORECASE)
+_SHELL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[~$]")
+_WEB = re.compile(r"https?:", re.IGNORECASE)
+_NO_BUCKET = re.compile(r"(?:s3a?|gs|abfss?):(?!//[^/])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,12 @@ def is_relative(root: str) -> bool:
 
 def unusable(root: str) -> str | None:
     """Why a root cannot be used, and what to write instead; None if it can."""
-    if root.startswith("~"):
-        return "no shell replaces the ~ here: write ${env:HOME}/… or the whole path"
+    if _SHELL.match(root):
+        return "no shell replaces ~ or $NAME here: write the whole path, or ${env:HOME}/… in the settings file"
+    if _WEB.match(root):
+        return "a web address is no folder: the URL of a bucket begins with s3a://, abfss:// or gs://"
+    if _NO_BUCKET.match(root):
+        return "the URL of a bucket is written as s3a://bucket/folder"
     if _HOST.match(root):
         return "a path begins with one /, the URL of a folder of this machine with file:///"
     if _SCHEME.match(root) and not root.partition(":")[2].startswith("/"):

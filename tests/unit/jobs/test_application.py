@@ -75,7 +75,7 @@ def test_an_option_of_an_empty_variable_is_no_place(tmp_path: Path, given: tuple
         SettingsFile(tmp_path / "shop.yml", catalog, None, root, {}).load()
 
 
-@pytest.mark.parametrize("root", ["~/lake", "a:b/c"])
+@pytest.mark.parametrize("root", ["~/lake", "$HOME/lake", "a:b/c", "s3a:/lake", "https://lake"])
 def test_an_option_that_is_no_folder_or_url_is_no_place(tmp_path: Path, root: str) -> None:
     """`--root=~/lake` is not expanded by the shell, and would create a folder named `~` in the working directory."""
     with pytest.raises(click.UsageError, match="--root "):
