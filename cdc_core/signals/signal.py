@@ -244,7 +244,7 @@ def _pattern(text: str) -> patterns.Pattern:
     try:
         return patterns.regex(text.strip())
     except values.InvalidValue as error:
-        raise SignalRefused(f"{text} is no regular expression that can be used here") from error
+        raise SignalRefused(f"{text} is no regular expression that can be used here: {error.hint}") from error
 
 
 def _is_json(payload: Mapping[str, Any]) -> bool:

@@ -76,7 +76,8 @@ def regex(entry: str) -> Pattern:
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
         except (re.error, OverflowError, RecursionError, FutureWarning, DeprecationWarning) as error:
-            raise values.InvalidValue("a regular expression", str(error)) from None
+            wildcard = "; .* stands for any characters" if "nothing to repeat" in str(error) else ""
+            raise values.InvalidValue("a regular expression", f"{error}{wildcard}") from None
     return pattern
 
 
