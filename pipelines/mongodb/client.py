@@ -80,7 +80,9 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     bad_options = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
     if bad_options:
         return errors.SettingsError(errors.Problem(_PATH, f"the value of {', '.join(bad_options)} is not valid"))
-    hint = "in user name and password, percent-encode / : @ ? # [ ] and %: write p%40ss for p@ss"
+    hint = "its form is mongodb://host:27017,host:27017/?replicaSet=rs0"
+    if "@" in uri:
+        hint = "in user name and password, percent-encode / : @ ? # [ ] and %: write p%40ss for p@ss"
     if scheme == "mongodb+srv":
         hint += "; mongodb+srv:// takes one host name, and no port"
     return errors.SettingsError(errors.Problem(_PATH, "not a valid connection string", hint))

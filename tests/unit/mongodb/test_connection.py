@@ -89,6 +89,8 @@ def test_a_missing_right_is_told_without_the_command() -> None:
         ("mongodb://joe:Sec?ret9@h:27017/shop", "percent-encode"),
         ("mongodb://joe:Sec:ret9@h:port/", "percent-encode"),
         ("mongodb://joe:p?Sec=ret9@h:27017/shop", "percent-encode"),
+        ("mongodb://h:Sec/ret9", "its form is mongodb://host:27017"),
+        ("mongodb://", "its form is mongodb://host:27017"),
         ("joe:Secret9@h", "must begin with mongodb://"),
         ("mongodb://h:1/?journal=Secret9&wTimeoutMS=Secret9", "journal, wTimeoutMS"),
     ],
