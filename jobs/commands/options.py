@@ -55,7 +55,7 @@ _packages = click.option(
 
 
 def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
-    malformed_keys = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
+    malformed_keys = [key for key, sign, _ in (pair.partition("=") for pair in pairs) if not (key.strip() and sign)]
     # Show only the key: the value may be a secret.
     if malformed_keys:
         raise click.UsageError(f"--conf {malformed_keys[0]}: expected KEY=VALUE")

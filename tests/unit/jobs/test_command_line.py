@@ -205,6 +205,8 @@ def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.Capt
         ["verify", "--sample", "0"],
         ["verify", "--max-docs-per-second", "nan"],
         ["verify", "--layer", "iron"],
+        ["silver", "--conf", "spark.driver.memory"],
+        ["silver", "--conf", "=4g"],
     ),
 )
 def test_what_cannot_be_asked_is_refused_before_spark_starts(
