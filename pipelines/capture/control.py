@@ -149,7 +149,7 @@ class ControlEvents:
         if not namespaces:
             log.warning("signal %s: no captured collection matches %s", signal.id, ", ".join(request.collections))
             return
-        log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(namespaces))
+        log.info("signal %s: snapshot (%s) of %s", signal.id, request.snapshot_type.value, ", ".join(namespaces))
         kind = snapshot_state.SnapshotKind(request.snapshot_type.value)
         filters = request.filters(namespaces)
         state = snapshot_state.SnapshotState(new_id(), namespaces, kind=kind, conditions=filters, signal=signal.id or None)
