@@ -178,7 +178,9 @@ def request(signal: Signal) -> SignalRequest:
         raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
     # Its data is only a message for the log.
     if type_ is SignalType.LOG:
-        return SignalRequest(type_, message=str(signal.data.get("message", "")))
+        if not (message := str(signal.data.get("message") or "")):
+            raise SignalRefused("message is missing: what shall be logged?")
+        return SignalRequest(type_, message=message)
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
     return SignalRequest(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
 
