@@ -74,6 +74,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOTED_SECONDS = 60.0
+"""How often a service checks that `ops/collections` has its collections."""
+
 
 @dataclass(frozen=True)
 class SilverCollectionResult:
@@ -173,6 +176,8 @@ class _SilverRun:
     """Whether only one collection has work in the current round."""
     survey_seconds: float = 0.0
     """How long the survey of the last round took."""
+    noted_at: float = field(default_factory=time.monotonic)
+    """When it last checked that `ops/collections` has its collections."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -213,6 +218,7 @@ class _SilverRun:
         self.survey_seconds = time.monotonic() - survey_start
         if not self.once:  # a run that ends moves all positions: the next start reads from the oldest
             works = due.with_few_idle(works)
+            self._note_lost()
         for namespace in reread_namespaces - {work.namespace for work in works}:
             self.failures.passed(str(namespace))
         self.is_alone = len(works) == 1
@@ -224,6 +230,21 @@ class _SilverRun:
         events = sum(result.events for result in results)
         self.idle = {result.namespace for result in results if not result.events}
         return SilverResult(to, events, time.monotonic() - start, tuple(results))
+
+    def _note_lost(self) -> None:
+        """Note again what `ops/collections` lost, for example because it was removed: gold and `status` know no other collections."""
+        if time.monotonic() - self.noted_at < NOTED_SECONDS:
+            return
+        self.noted_at = time.monotonic()
+        # Gold tells of a table that cannot be read.
+        with suppress(Exception):
+            noted = registry.read(self.spark, self.settings)
+            lost = sorted({*self.positions.known}.difference(noted.namespaces, noted.refused))
+            if lost:
+                log.warning("ops/collections lost %s; noting them again", ", ".join(map(str, lost)))
+                registry.note(
+                    self.spark, self.settings, new=lost, discovered=self.positions.discovered or 0, log=self.positions.log
+                )
 
     def _retry_failed(self) -> set[registry.Namespace]:
         """Release and read again the collections that failed and may be retried now; returns those that could be read.

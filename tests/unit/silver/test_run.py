@@ -478,3 +478,19 @@ def test_of_two_schemas_with_one_number_the_one_that_has_more_counts(
         service.close()
         [(_, kept)] = schemas.newest(SPARK, hop.layout.ops("schemas"))
     assert (kept.version, [name for name, _ in kept.schema.table()]) == (2, ["_id", "x", "y"])
+
+
+def test_a_service_notes_again_what_the_record_of_collections_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody removed the folder `ops` as mere records: gold found no collection there, and published nothing more, without a word."""
+    monkeypatch.setattr(silver, "NOTED_SECONDS", 0.0)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        silver_run, gold_run = hop.silver_run(), hop.gold_run()
+        for number in range(2):
+            hop.append((number, bson.encode({"_id": number})))
+            hop.append((number, bson.encode({"_id": number})), collection="u")
+            silver_run.run_round()
+            assert len(gold_run.published()) == 2
+            shutil.rmtree(hop.layout.ops("collections").path or "")
+        silver_run.close()
+        gold_run.close()
