@@ -13,7 +13,7 @@ from typing import Any
 from cdc_core.tables import deletion_vector
 from cdc_core.tables.deletion_vector import RowSet
 from pipelines import clock
-from pipelines.delta.table_files import TableFiles
+from pipelines.delta.table_files import LocalFiles, TableFiles
 from pipelines.delta.table_schema import NotReadable
 
 
@@ -35,11 +35,15 @@ def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
 
 
 def is_there(vector: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the file of a vector exists and is long enough; true for an inline vector, and for one in another folder."""
-    end = (vector.get("offset") or 0) + vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
+    """Whether the file of a vector holds it with its size and checksum; true for an inline vector, and for one in another folder."""
+    if vector["storageType"] != "u":
+        return True
     try:
-        return vector["storageType"] != "u" or (folder / file_of(vector)).stat().st_size >= end
-    except FileNotFoundError:
+        content = LocalFiles(folder).read(
+            file_of(vector), vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
+        )
+        return len(deletion_vector.framed(content)) == vector["sizeInBytes"]
+    except (FileNotFoundError, ValueError, struct.error):
         return False
 
 

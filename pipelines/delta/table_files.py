@@ -48,6 +48,20 @@ def is_whole(file: Path, size: int | None) -> bool:
         return False
 
 
+def is_readable(file: Path, size: int | None) -> bool:
+    """Whether a Parquet file is whole, and begins and ends as such a file does: a power failure may leave zeros of the right length."""
+    if not is_whole(file, size):
+        return False
+    with file.open("rb") as stream:
+        begin = stream.read(_MARK_BYTES)
+        stream.seek(-min(_MARK_BYTES, file.stat().st_size), os.SEEK_END)
+        return begin == stream.read() and begin in _MARKS
+
+
+_MARKS, _MARK_BYTES = (b"PAR1", b"PARE"), 4
+"""What a Parquet file begins and ends with; the second one is encrypted."""
+
+
 class TableFiles(Protocol):
     """The folder of one table."""
 

@@ -273,7 +273,7 @@ def tables_below(root: Path) -> list[Path]:
 
 
 def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.DataFile] | None:
-    """The files of the table's newest version, each tested for existence; None where the folder is not on a local file system."""
+    """The files of the table's newest version, each tested for damage; None where the folder is not on a local file system."""
     direct, folder = direct_log.of(spark, table), local_log.folder(table)
     if direct is None or folder is None:
         return None
@@ -286,7 +286,7 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
         vector = file.get("deletionVector")
         if vector is not None:  # a checkpoint has all of its fields, a commit only those with a value
             vector = {name: value for name, value in vector.items() if value is not None}
-        is_there = table_files.is_whole(local_log.data_path(folder, file["path"]), file["size"])
+        is_there = table_files.is_readable(local_log.data_path(folder, file["path"]), file["size"])
         # Without its vector a file cannot be read: it is unknown which rows are deleted.
         is_there = is_there and (vector is None or deleted_rows.is_there(vector, folder))
         tested_files.append(data_file.DataFile(file["path"], file_statistics.parsed(file), vector, is_there))

@@ -4,12 +4,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
 
 from cdc_core import errors
 from cdc_core.bronze import repair
 from cdc_core.tables import layout as tables
 from pipelines.delta import table_history
+from pipelines.delta import tables as delta
 from pipelines.delta.local_log import Commit
 from pipelines.operations import repair as tables_repair
 from pipelines.spark import parallel
@@ -66,6 +68,21 @@ def test_what_lies_beside_the_layers_is_not_mended(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(tables_repair, "_table", lambda spark, table, *_, **__: looked.append(table.path))
         tables_repair.run(SPARK, hop.settings, failures=parallel.Failures())
     assert looked == [hop.bronze.path]
+
+
+@pytest.mark.parametrize("kind", ["part-*", "deletion_vector_*"])
+def test_files_of_zeros_are_missing(tmp_path: Path, kind: str) -> None:
+    """A power failure may leave them with the length of the log. The error of a read names this command, which found nothing to repair."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})), (2, bson.encode({"_id": 2})))
+        hop.silver()
+        hop.append((1, bson.encode({"_id": 1, "a": 1})))
+        hop.silver()
+        assert all(file.is_there for file in delta.data_files(SPARK, hop.silver_table) or [])
+        for file in Path(hop.silver_table.path or "").glob(kind):
+            file.write_bytes(bytes(file.stat().st_size))
+        assert not all(file.is_there for file in delta.data_files(SPARK, hop.silver_table) or [])
 
 
 def test_schemas_go_all_together() -> None:
