@@ -68,8 +68,8 @@ def run_again(
             return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
         except Exception as error:
             is_early = time.monotonic() - started_at < RUN_SECONDS
-            _check_lost(error, is_final=stop.is_set() or is_early or not sparks.is_local(spark))
-        log.warning("Spark's JVM ended; starting another one, and every layer continues from its tables")
+            _check_lost(error, is_final=stop.is_set() or is_early or sparks.is_given() or not sparks.is_local(spark))
+        log.warning("Spark ended; starting another JVM, and every layer continues from its tables")
         jvm.forget()
         # A thread that was abandoned at its work may keep a writer alive, which commits nothing without its JVM.
         owners.HELD.clear()

@@ -29,8 +29,11 @@ _DEMANDS = ("DELTA_VIOLATE_CONSTRAINT_WITH_VALUES", "DELTA_NOT_NULL_CONSTRAINT_V
 _FILE_UNREADABLE = ("FAILED_READ_FILE.NO_HINT", "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER")
 _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError", "ArrowMemoryError")
-_WORKER_GONE = "Python worker exited unexpectedly"
-"""Spark's message for a Python process of its own that was killed, for which it has neither a class nor a condition."""
+_TASK_LOST = ("Python worker exited unexpectedly", "ExecutorLostFailure (executor")
+"""Spark's messages for a Python process of its own that was killed, and for an executor that is gone. It has neither a class nor a condition
+for them."""
+_STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
+"""Spark's messages after its context was stopped, for which it has neither, too."""
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
@@ -77,12 +80,18 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Spark's temporary folder was deleted while it ran, for example by a job that cleans up old files. "
             "Committed data is in the tables. Start again to continue; set TMPDIR to a folder that is not cleaned up"
         )
-    is_scarce = is_caused_by(error, _NO_MEMORY) or str(error) == "can't start new thread"
-    if is_scarce or _WORKER_GONE in str(error):
+    message = str(error)
+    if any(text in message for text in _STOPPED):
+        return errors.SparkLost(
+            "Spark was stopped while the application ran, for example because the cluster ended its application. Committed data is in the "
+            "tables. Start again to continue"
+        )
+    is_scarce = is_caused_by(error, _NO_MEMORY) or message == "can't start new thread"
+    if is_scarce or any(text in message for text in _TASK_LOST):
         # Temporary, because it may be due to the documents of one collection, or to one executor: the other collections continue.
         return errors.Temporary(
-            "Spark, one of its Python workers or this process ran out of memory, or cannot start more threads. Committed "
-            "data is in the tables. Give it more memory (--conf spark.driver.memory=…, spark.executor.memory=…) or processes, as its log "
+            "Spark lost an executor or a Python worker, or ran out of memory or threads, or this process did. Committed data is in "
+            "the tables. Give it more memory (--conf spark.driver.memory=…, spark.executor.memory=…) or processes, as its log "
             f"says, or process less at a time (max.batch.events): {jvm.log_file()}"
         )
     if is_server_gone(error):

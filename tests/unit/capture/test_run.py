@@ -154,6 +154,15 @@ def test_a_jvm_that_ends_at_once_is_not_restarted(monkeypatch: pytest.MonkeyPatc
         pipeline.run_again(None, SETTINGS, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
 
 
+def test_a_given_spark_that_is_stopped_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark-submit started its JVM, and only spark-submit can start another one."""
+    Layers(monkeypatch, silver=errors.SparkLost("Spark was stopped"))
+    monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(sparks, "is_given", lambda: True)
+    with pytest.raises(errors.SparkLost):
+        pipeline.run_again(None, SETTINGS, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
+
+
 def test_layers_stand_still_and_go_on() -> None:
     """No layer runs during the block. The results from before and after it are combined, and a stop ends the layers in either."""
     still, stop = standstill.Standstill(), threading.Event()

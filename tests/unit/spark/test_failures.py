@@ -212,6 +212,20 @@ def test_a_server_of_spark_connect_that_is_gone_is_no_bug(error: Exception) -> N
         parallel.Failures().note("shop.a", error)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Cannot call methods on a stopped SparkContext.\nThis stopped SparkContext was created at:",
+        "Job 7 cancelled because SparkContext was shut down",
+        "SparkContext has been shutdown",
+    ],
+)
+def test_a_spark_that_was_stopped_is_lost(text: str) -> None:
+    """A cluster that ends the application stops it, while its JVM still answers: every query fails from then on, for every table."""
+    with pytest.raises(errors.SparkLost):
+        parallel.Failures().note("shop.a", Raised(text))
+
+
 class UnauthorizedAccessException(Exception):
     """Has the name of Unity Catalog's exception."""
 
@@ -287,3 +301,12 @@ def test_a_spark_without_memory_or_threads_is_no_bug() -> None:
         "Lost task 0.0 in stage 7.0: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
     )
     assert type(failures.translated(Raised(f"Job aborted due to stage failure: {killed_worker}"))) is errors.Temporary
+
+
+def test_an_executor_that_is_gone_is_no_bug() -> None:
+    """A cluster took it away, or the whole machine slept for longer than Spark's time limit; the job succeeds later."""
+    reason = "ExecutorLostFailure (executor driver exited caused by one of the running tasks) Reason: Executor heartbeat timed out"
+    told = failures.translated(
+        Raised(f"Job aborted due to stage failure: Lost task 0.0 in stage 7.0: {reason} after 130000 ms")
+    )
+    assert type(told) is errors.Temporary
