@@ -19,6 +19,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import last_event
+from cdc_core.properties.source import Source
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
@@ -28,6 +29,7 @@ from pipelines.capture.logger import log
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream
+from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 
@@ -127,7 +129,7 @@ class StreamOpener:
         repeated events by their tokens. Raises `PositionLost` where the oplog does not reach back to the position.
         """
         if position is None:
-            return OpenStream(self._first_accepted([self._first_start()], None))
+            return OpenStream(self._first_accepted([first_start(self.deployment.source, self.deployment.client)], None))
         with mongodb_failures.translating("opening the change stream"):
             # First: a snapshot, which replaces a lost position, would be behind bronze as well.
             self._check_not_ahead(position)
@@ -192,21 +194,12 @@ class StreamOpener:
 
         All events until then would count as older than silver's rows.
         """
-        if self._is_ahead(tokens.cluster_time(position.token).time):
+        if _is_ahead(self.deployment.client, tokens.cluster_time(position.token).time):
             raise errors.SourceUnsuitable(
                 f"source: the server's time is behind bronze's position {tokens.utc(position.token)}. It is not the "
                 "deployment that was captured, or its clock was set back. Nothing was changed. Capture it under another "
                 "name or lakehouse root: in these tables its documents would count as older than the existing ones"
             )
-
-    def _is_ahead(self, seconds: int) -> bool:
-        """Whether a cluster time is in the server's future."""
-        least_time, client = seconds - AHEAD_SECONDS, self.deployment.client
-        if least_time <= mongodb_server.operation_time(client).time:
-            return False
-        # A newly started mongos learns the cluster time from its shards' first answers.
-        catalog.database_names(client)
-        return least_time > mongodb_server.operation_time(client).time
 
     def _wait_for_time_of(self, position: bronze_log.BronzePosition) -> None:
         """Wait until the server's time reaches the position, which may be slightly ahead of it (`_check_not_ahead`).
@@ -249,17 +242,28 @@ class StreamOpener:
             resolved=lambda: replace(self.deployment.stream_options(), max_await_ms=self.options.max_await_ms),
         )
 
-    def _first_start(self) -> change_stream.StreamStart:
-        """The start of a stream without a position: `capture.start.op.time`, or now.
 
-        Raises `SettingsError` for a time in the server's future: the server would wait for it, and the changes until then be lost.
-        """
-        op_time = self.deployment.source.capture_start_op_time
-        if op_time < 0:
-            return change_stream.StreamStart()
-        at = Timestamp(op_time >> 32, op_time & 0xFFFFFFFF)
-        if self._is_ahead(at.time):
-            message = "it is in the server's future, and all changes until then would be missing"
-            hint = "seconds since 1970 * 2^32 + increment, or -1 for now"
-            raise errors.SettingsError(errors.Problem("source.capture.start.op.time", message, hint))
-        return change_stream.StreamStart(at=at)
+def first_start(source: Source, client: mongodb.Client) -> change_stream.StreamStart:
+    """The start of a stream without a position: `capture.start.op.time`, or now.
+
+    Raises `SettingsError` for a time in the server's future: the server would wait for it, and the changes until then be lost.
+    """
+    op_time = source.capture_start_op_time
+    if op_time < 0:
+        return change_stream.StreamStart()
+    at = Timestamp(op_time >> 32, op_time & 0xFFFFFFFF)
+    if _is_ahead(client, at.time):
+        message = "it is in the server's future, and all changes until then would be missing"
+        hint = "seconds since 1970 * 2^32 + increment, or -1 for now"
+        raise errors.SettingsError(errors.Problem("source.capture.start.op.time", message, hint))
+    return change_stream.StreamStart(at=at)
+
+
+def _is_ahead(client: mongodb.Client, seconds: int) -> bool:
+    """Whether a cluster time is in the server's future."""
+    least_time = seconds - AHEAD_SECONDS
+    if least_time <= mongodb_server.operation_time(client).time:
+        return False
+    # A newly started mongos learns the cluster time from its shards' first answers.
+    catalog.database_names(client)
+    return least_time > mongodb_server.operation_time(client).time

@@ -16,7 +16,7 @@ from cdc_core.properties.source import FullUpdateType, LimitAction, Source
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
-from pipelines.capture import custom_mode, deployment
+from pipelines.capture import custom_mode, deployment, stream_opener
 from pipelines.channels import kafka
 from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
@@ -310,6 +310,14 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
         stream.close()
 
 
+def _start(checked: CheckedSource) -> Iterator[Finding]:
+    """Check `capture.start.op.time` as a first start does."""
+    try:
+        stream_opener.first_start(checked.settings.source, checked.client)
+    except errors.SettingsError as error:
+        yield _wrong("start", error)
+
+
 def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     """Read one document of each collection as a snapshot does."""
     collections = [each for each in _captured(checked) if each.kind == "collection"]
@@ -390,7 +398,7 @@ def _images(checked: CheckedSource) -> Iterator[Finding]:
         yield Finding(about, CheckVerdict.FINE, "enabled on every collection")
 
 
-QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _filters, _oplog, _images)
+QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _start, _snapshot_reads, _filters, _oplog, _images)
 
 
 def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:

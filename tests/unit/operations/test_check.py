@@ -10,12 +10,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from bson.timestamp import Timestamp
 from pyspark.errors import AnalysisException
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from jobs.commands import application
 from pipelines.mongodb import catalog
+from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import check
 from tests.harness import layers
 
@@ -144,3 +146,18 @@ def test_an_entry_that_lets_nothing_into_the_snapshot_is_named(tmp_path: Path) -
     assert [each.found for each in found if each.verdict is not FINE] == [
         "cases.ordrs in source.snapshot.include.collection.list matches no captured collection"
     ]
+
+
+@pytest.mark.parametrize(("seconds", "is_future"), [(-1, False), (100, False), (86_500, True)])
+def test_a_start_in_the_servers_future_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, is_future: bool
+) -> None:
+    """The first start refuses it, after `check` had found everything fine."""
+    monkeypatch.setattr(mongodb_server, "operation_time", lambda _: Timestamp(100, 1))
+    monkeypatch.setattr(catalog, "database_names", lambda _: [])
+    chosen = layers.pipeline(tmp_path)
+    source = dataclasses.replace(chosen.source, capture_start_op_time=seconds << 32)
+    checked = check.CheckedSource(dataclasses.replace(chosen, source=source), Mock(), [], {})
+    told = [(each.verdict, type(each.error)) for each in check._start(checked)]
+    assert told == ([(WRONG, errors.SettingsError)] if is_future else [])
+    assert check._start in check.QUESTIONS
