@@ -405,7 +405,7 @@ def _check_references(reference: Reference) -> None:
         if kind == "secret" and not _SECRET_NAME.fullmatch(name):
             raise InvalidValue("a reference such as ${secret:scope/key}")
         if kind == "" and "${" in name:
-            raise InvalidValue("references of the form ${env:NAME} or ${secret:scope/key}")
+            raise InvalidValue("a reference of the form ${env:NAME} or ${secret:scope/key}")
 
 
 def _parsed(value: object, expected: str) -> object:

@@ -48,7 +48,8 @@ class SectionReader:
             return {}
         for key in content:
             if not isinstance(key, str):
-                self.refuse(join_path(path, str(key)), "a text is expected as key", f'put it in quotes: "{key}"')
+                name = "null" if key is None else values.written(key)
+                self.refuse(join_path(path, name), "a text is expected as key", f'put it in quotes: "{name}"')
         return {key: value for key, value in content.items() if isinstance(key, str)}
 
     def keys(self, path: str, content: object, known: Mapping[str, SectionKey]) -> dict[str, Any]:

@@ -228,8 +228,11 @@ def _not_yaml(error: Exception, where: str) -> errors.SettingsError:
     """The error with place and reason, without the text at that place: it may be a password."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return errors.SettingsError(errors.Problem(where, "not YAML"))
-    mark = error.problem_mark
     reason = str(error.problem)
+    # A line without a colon is the one where the key begins, not the one where the parser gives up.
+    mark = error.context_mark if "expected ':'" in reason and error.context_mark else error.problem_mark
+    if reason.startswith("but "):
+        reason = f"{error.context}, {reason}"
     if any(word in reason for word in ("alias", "anchor", "tag", "handle", "directive")):
         reason = re.sub(r"'.*'", "'…'", reason)
     hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
@@ -245,7 +248,10 @@ def _line_before(mark: yaml.Mark) -> str:
 
 
 _HINTS = {
-    "'\\t'": "a tab cannot indent",
+    "'\\t'": "write spaces instead of the tab",
+    "expected ':'": "a key is followed by a colon and a space",
+    "alias": "put a value that begins with * in quotes",
+    "expected alphabetic or numeric character": "put a value that begins with * or & in quotes",
     "escape": "in double quotes a backslash is written twice; in single quotes once",
     "cannot start any token": "put the value in quotes",
     "mapping values are not allowed": "put the value in quotes",
