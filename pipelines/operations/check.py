@@ -122,7 +122,7 @@ def _models(settings: Settings) -> str:
 
 def _suites(settings: Settings) -> str:
     count = len(expectations.read(settings))
-    return "" if settings.gold.expectations is None else f"{count} suites in {settings.gold.expectations}"
+    return "" if settings.gold.expectations is None else f"suites in {settings.gold.expectations}: {count}"
 
 
 def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:
