@@ -88,6 +88,11 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     return errors.SettingsError(errors.Problem(_PATH, "not a valid connection string", hint))
 
 
+def has_user(connection: pymongo.MongoClient[Any]) -> bool:
+    """Whether a client logs in."""
+    return connection.options.pool_options._credentials is not None
+
+
 def uri_options(uri: str) -> dict[str, str]:
     """The options of a connection string, after the last @: a password may hold an unencoded ?."""
     options = (part.partition("=") for part in _split_options(uri.rpartition("@")[2].partition("?")[2]) if "=" in part)

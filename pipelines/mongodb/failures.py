@@ -11,6 +11,7 @@ from pymongo import errors as driver
 from cdc_core import errors
 
 UNAUTHORIZED = 13
+WHAT_TO_GRANT = "; `medallion check` lists what to grant"
 AUTHENTICATION_FAILED = 18
 CURSOR_NOT_FOUND = 43
 INVALID_RESUME_TOKEN = 260
@@ -108,8 +109,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         # Unauthorized
         case 13:
             return errors.AccessRefused(
-                f"{what}: the user lacks a privilege (error 13{_refused_command(error)}); `medallion check` lists what to "
-                "grant"
+                f"{what}: the user lacks a privilege (error 13{_refused_command(error)}){WHAT_TO_GRANT}"
             )
         # $changeStream on a standalone server
         case 40573:

@@ -199,8 +199,9 @@ def _listed(
 
     If databases cannot be listed, they are the ones that the include lists name.
     """
-    source_filter = filters.of(settings.source)
-    names = {*catalog.database_names(client), *(db for db, _ in source_filter.named())}
+    visible_names = catalog.database_names(client)
+    stream_db = filters.stream_scope(settings.source, databases=visible_names).db
+    names = {*visible_names, *(db for db, _ in filters.of(settings.source).named()), *filter(None, [stream_db])}
     collections: list[catalog.SourceCollection] = []
     refusals: dict[str, errors.AccessRefused] = {}
     for db in sorted(connections.captured_databases(settings.source, names)):
@@ -229,7 +230,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
             yield _unwatchable(collection, is_named=(collection.db, collection.name) in included_names)
     source_names = {(each.db, each.name) for each in checked.collections}
     for db, error in checked.refused.items():
-        yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
+        yield _wrong(f"collections of {db}", error, _grant(checked.client, db))
     captured_names = {(db, name) for db, name in all_names if source_filter.includes(db, name)}
     for db, name in sorted(all_names - captured_names):
         yield _left_out(f"{db}.{name}", is_named=(db, name) in included_names)
@@ -301,7 +302,7 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
             stream.open()
     except errors.AccessRefused as error:
         role = f"read on {options.db}" if options.db else "readAnyDatabase"
-        yield _wrong("change stream", error, f"db.grantRolesToUser(<user>, [{_role(options.db)}]): it needs {role}")
+        yield _wrong("change stream", error, _grant(checked.client, options.db, f": it needs {role}"))
     except errors.MedallionError as error:
         yield _wrong("change stream", error)
     else:
@@ -323,7 +324,7 @@ def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     collections = [each for each in _captured(checked) if each.kind == "collection"]
     refusals = [(each, error) for each in collections if (error := _refusal(checked.client, each)) is not None]
     for collection, error in refusals:
-        yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
+        yield _wrong(f"snapshot of {collection.namespace}", error, _grant(checked.client, collection.db))
     if collections and not refusals:
         yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on every collection")
 
@@ -402,8 +403,12 @@ QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _start, _
 
 
 def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:
-    return Finding(about, CheckVerdict.WRONG, str(error), mend, error)
+    return Finding(about, CheckVerdict.WRONG, str(error).removesuffix(mongodb_failures.WHAT_TO_GRANT), mend, error)
 
 
-def _role(db: str | None) -> str:
-    return f"{{role: 'read', db: '{db}'}}" if db else "'readAnyDatabase'"
+def _grant(client: mongodb.Client, db: str | None, why: str = "") -> str:
+    """What to do about a missing privilege on a database, or on all."""
+    if not mongodb.has_user(client):
+        return "the connection string names no user: add one, as mongodb://user:password@host"
+    role = f"{{role: 'read', db: '{db}'}}" if db else "'readAnyDatabase'"
+    return f"db.grantRolesToUser(<user>, [{role}]){why}"

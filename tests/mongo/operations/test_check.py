@@ -200,6 +200,12 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
         assert elsewhere and all(isinstance(each.error, errors.AccessRefused) for each in elsewhere)
         assert any("grantRolesToUser" in each.mend and "'shop'" in each.mend for each in elsewhere)
         assert [each.about for each in elsewhere if "collections" in each.about] == ["collections of shop"]
+        # A user who sees no database is not told that its collections do not exist.
+        unseen = checked(uri("elsewhere", "e", patch), collection_include_list="shop[.].*", mongodb_authsource="admin")
+        assert "collections of shop" in unseen and "collections" not in unseen
+        patch.setenv("CHECK_URI", f"mongodb://{server.address}/")
+        nobody = _wrong(checked("${env:CHECK_URI}", **lists))
+        assert nobody and all("names no user" in each.mend for each in nobody)
         assert not any("nope" in each.found + each.mend for each in (wrong_password, *elsewhere))
         # This user sees the names of all databases, and may only list the collections of the captured one.
         assert _wrong(checked(uri("monitor", "m", patch), **lists)) == []
