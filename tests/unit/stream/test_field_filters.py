@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from cdc_core.bronze import raw_event
 from cdc_core.properties import types as values
+from cdc_core.silver import fold
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream.fields import FieldRules, Rename, UpdateDescription
+from tests.harness import histories
 
 CASES = json.loads((Path(__file__).resolve().parents[2] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8"))
 
@@ -114,6 +117,54 @@ def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tup
     whole, _ = field_filters.document(document, fields=fields)
     changed, _ = field_filters.update(UpdateDescription(updated=document), fields=fields)
     assert changed.updated == whole
+
+
+def _drawn(draws: random.Random, depth: int) -> Any:
+    """A value of at most `depth` levels."""
+    kind = draws.choice(["document", "array", "scalar"]) if depth else "scalar"
+    if kind == "document":
+        return {name: _drawn(draws, depth - 1) for name in draws.sample("abc0", draws.randrange(1, 4))}
+    if kind == "array":
+        return [_drawn(draws, depth - 1) for _ in range(draws.randrange(1, 4))]
+    return draws.choice([None, 0, "x"])
+
+
+def _changed(draws: random.Random, node: Any) -> Any:
+    """The value with something at any depth set, added or removed."""
+    if not isinstance(node, dict | list) or not node or draws.random() < 0.2:
+        return _drawn(draws, 2)
+    changed = copy.copy(node)
+    places: list[Any] = [*changed] if isinstance(changed, dict) else [*range(len(changed))]
+    place = draws.choice(places)
+    if draws.random() < 0.3:
+        del changed[place]
+    else:
+        changed[place] = _changed(draws, changed[place])
+    return changed
+
+
+def test_a_filtered_update_leads_from_one_filtered_document_to_the_next() -> None:
+    """Silver folds filtered updates onto filtered documents, wherever in documents and arrays a path leads."""
+    draws, compared = random.Random(1), 0
+    for _ in range(1000):
+        before = {name: _drawn(draws, 3) for name in "abc"}
+        after = before | {name: _changed(draws, before[name]) for name in draws.sample("abc", 2)}
+        path, other = (tuple(draws.choices("abc0*", k=draws.randrange(1, 4))) for _ in range(2))
+        fields = FieldRules((path,), (Rename(other, "new"),))
+        server = histories.described(before, after)
+        truncated = tuple((each["field"], each["size"]) for each in server["truncated"])
+        update = UpdateDescription(
+            json.loads(server["update"]), tuple(server["removed"]), truncated, server["disambiguated"]
+        )
+        start, taken_before = field_filters.document(before, fields=fields)
+        end, taken_after = field_filters.document(after, fields=fields)
+        found, taken = field_filters.update(update, fields=fields)
+        if taken_before or taken_after or taken:
+            continue  # only whole documents show that a name is taken
+        change = fold.PartialUpdate("1", found.updated, found.removed, found.truncated, found.disambiguated)
+        assert fold.fold(start, [change]) == fold.FoldResult(end, incomplete=False), (before, after, fields)
+        compared += 1
+    assert compared > 500
 
 
 def test_a_rename_onto_a_taken_name_is_told() -> None:
