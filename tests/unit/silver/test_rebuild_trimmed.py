@@ -33,7 +33,7 @@ def test_nothing_is_compared_where_events_went_from_bronze_meanwhile(monkeypatch
     monkeypatch.setattr(SilverRebuild, "_shadows", lambda *_: contextlib.nullcontext(iter(())))
     monkeypatch.setattr(SilverRebuild, "_retyped", lambda *_: (found, registry.SilverPosition(to=3)))
     monkeypatch.setattr(SilverRebuild, "_deletes", lambda *_: None)
-    monkeypatch.setattr(SilverRebuild, "kept", lambda *_: SimpleNamespace(schema=None))
+    monkeypatch.setattr(SilverRebuild, "recorded_schema", lambda *_: SimpleNamespace(schema=None))
     nothing: Any = None
     writer: Any = SimpleNamespace(table="live")
     namespace = registry.Namespace("cases", "orders")
