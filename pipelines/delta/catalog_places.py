@@ -55,9 +55,8 @@ def _of_catalog(spark: SparkSession, table: tables.TableRef) -> tuple[str | None
     catalog, name = state.catalog(), state.sqlParser().parseTableIdentifier(table.identifier.removeprefix(_PREFIX))
     metadata = table_errors.unless_missing(table, lambda: catalog.getTableMetadata(name))
     if metadata is None:
-        place = table_errors.unless_missing(
-            table, lambda: catalog.defaultTablePath(name)
-        )  # None where the schema is missing, too
+        # None where the schema is missing, too.
+        place = table_errors.unless_missing(table, lambda: catalog.defaultTablePath(name))
     elif metadata.provider().isEmpty() or metadata.provider().get().lower() != "delta":
         return None, False
     else:

@@ -24,10 +24,7 @@ def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
             case "i":
                 return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
             case "u":
-                content = files.read(
-                    file_of(vector), vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
-                )
-                return RowSet.read(deletion_vector.framed(content))
+                return RowSet.read(_stored(vector, files))
             case _:  # an absolute path, as in a shallow clone
                 raise NotReadable
     except (ValueError, LookupError, struct.error) as error:  # truncated, or another format; Delta reports it
@@ -39,12 +36,15 @@ def is_there(vector: Mapping[str, Any], folder: Path) -> bool:
     if vector["storageType"] != "u":
         return True
     try:
-        content = LocalFiles(folder).read(
-            file_of(vector), vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
-        )
-        return len(deletion_vector.framed(content)) == vector["sizeInBytes"]
+        return len(_stored(vector, LocalFiles(folder))) == vector["sizeInBytes"]
     except (FileNotFoundError, ValueError, struct.error):
         return False
+
+
+def _stored(vector: Mapping[str, Any], files: TableFiles) -> bytes:
+    """The content of a vector in a file. Raises `ValueError` or `struct.error` where it is damaged, and errors of `TableFiles.read`."""
+    size = vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
+    return deletion_vector.framed(files.read(file_of(vector), vector.get("offset") or 0, size))
 
 
 def file_of(vector: Mapping[str, Any]) -> str:

@@ -190,8 +190,8 @@ class StatementCommits(fenced_commits.FencedCommits):
             self.spark.catalog.dropTempView(view)
 
     def _marked(self, position: CommitPosition) -> int:
-        if self.direct is not None:
-            direct = self.direct
+        direct = self.direct
+        if direct is not None:
             return self.commit(lambda fence: direct.commit(None, fence), position)
         no_rows = self.spark.createDataFrame([], self._rows().schema)
         # Over Spark Connect, changing the settings would take longer than it saves.

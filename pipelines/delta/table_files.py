@@ -54,8 +54,10 @@ def is_readable(file: Path, size: int | None) -> bool:
         return False
     with file.open("rb") as stream:
         begin = stream.read(_MARK_BYTES)
-        stream.seek(-min(_MARK_BYTES, file.stat().st_size), os.SEEK_END)
-        return begin == stream.read() and begin in _MARKS
+        if begin not in _MARKS:
+            return False
+        stream.seek(-_MARK_BYTES, os.SEEK_END)
+        return begin == stream.read()
 
 
 _MARKS, _MARK_BYTES = (b"PAR1", b"PARE"), 4
