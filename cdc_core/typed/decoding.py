@@ -121,7 +121,7 @@ class Decoder:
         self._root: DocumentReader | None = None
         self._dense: dict[Steps, DocumentReader] = {}
         self.sparse: set[Steps] = set()
-        """Places whose documents have few of very many fields."""
+        """Places whose documents are decoded key by key: they have few of very many fields, or keys that no struct has."""
         self._decode: Callable[[str], Any] = _refuse
         self._make()
 
@@ -148,6 +148,7 @@ class Decoder:
         # document.
         values = self.schema.naming.values
         if self.schema.fields and (values.are_kept or not _holds_array(self.schema.struct)):
+            self.sparse |= self._lessons.unnameable(self._typed)
             builder = ReaderBuilder(self.pins, self._lessons, values, self.sparse)
             self._root = builder.document(self.schema.struct, (), ())
             self._dense = {place: reader for place, reader in builder.documents.items() if place not in self.sparse}

@@ -1,6 +1,7 @@
 """Readers of documents: each field's values go to the reader of its column.
 
-Documents that have most of their fields are decoded as structs, documents with few of very many fields key by key.
+Documents that have most of their fields are decoded as structs. Documents with few of very many fields, or with keys that a
+struct cannot have, are decoded key by key.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type
 
 
 class SparseReader(DocumentReader):
-    """A document with few of very many fields: values are decoded key by key, so absent fields cost nothing.
+    """A document whose values are decoded key by key: absent fields cost nothing, and a key may have any characters.
 
     A document with a key without a column, or a value that its column's decoder refuses, takes the exact path.
     """
@@ -304,13 +305,18 @@ class ReaderBuilder:
     def document(self, type_: Struct, place: Steps, path: tuple[str, ...], is_due: bool = False) -> DocumentReader:
         lesson = self._lessons.at.get(place, Lesson())
         keys = {unescape_key(key): key for key in lesson.keys}
+        is_sparse = place in self._sparse
         readers = []
         for item in type_.fields:
             key = keys.get(item.name, escape_key(item.name))
             reader = self.reader(item.type, (*place, item.name), (*path, item.name))
-            readers.append((key, reader) if NAMEABLE.fullmatch(key) else None)
-        strangers = {key: self._may_be_pinned((*path, name)) for name, key in keys.items() if name not in type_.by_name}
-        reader_class = SparseReader if place in self._sparse else DocumentReader
+            readers.append((key, reader) if is_sparse or NAMEABLE.fullmatch(key) else None)
+        strangers = {
+            key: self._may_be_pinned((*path, name))
+            for name, key in keys.items()
+            if name not in type_.by_name and (is_sparse or NAMEABLE.fullmatch(key))
+        }
+        reader_class = SparseReader if is_sparse else DocumentReader
         self.documents[place] = reader_class(type_, readers, strangers, is_due)
         return self.documents[place]
 

@@ -18,7 +18,12 @@ LEARNED = 4000
 """Maximum keys without a column that are learned for one place."""
 
 NAMEABLE = re.compile(r'[^"\\\x00-\x1f]*')
-"""Keys that a msgspec struct can have; documents with other keys take the exact path."""
+"""Keys that a msgspec struct can have. Documents with other keys take the exact path, or, if they are frequent, are decoded
+key by key.
+"""
+
+FREQUENT = 8
+"""A place is decoded key by key if one document in so many has a key there that a struct cannot have."""
 
 
 @dataclass
@@ -27,6 +32,8 @@ class Lesson:
 
     keys: dict[str, None] = field(default_factory=dict)
     wrappers: set[str] = field(default_factory=set)
+    unnameable: int = 0
+    """The number of documents with a key that a struct cannot have."""
 
 
 class Lessons:
@@ -34,6 +41,10 @@ class Lessons:
 
     def __init__(self) -> None:
         self.at: dict[Steps, Lesson] = {}
+
+    def unnameable(self, documents: int) -> set[Steps]:
+        """The places where many of so many documents have keys that a struct cannot have."""
+        return {place for place, lesson in self.at.items() if lesson.unnameable * FREQUENT >= max(1, documents)}
 
     def learn(self, value: Any, type_: ColumnType, place: Steps = ()) -> None:
         """Records what a document shows beyond the schema."""
@@ -52,13 +63,15 @@ class Lessons:
                     self._lesson(place).wrappers.add(next((key for key in value if key in WRAPPERS), ""))
 
     def _learn_fields(self, value: dict[str, Any], type_: Struct, place: Steps) -> None:
+        if not all(map(NAMEABLE.fullmatch, value)):
+            self._lesson(place).unnameable += 1
         for key, item in value.items():
             name = unescape_key(key)
             known_field = type_.by_name.get(name)
             if known_field is not None:
                 self.learn(item, known_field.type, (*place, name))
             is_expected = known_field is not None and escape_key(name) == key
-            if not is_expected and key not in WRAPPERS and NAMEABLE.fullmatch(key):
+            if not is_expected and key not in WRAPPERS:
                 lesson = self._lesson(place)
                 # Each key becomes a member of the struct for every later document: unbounded keys (ids) must not slow
                 # them all down.

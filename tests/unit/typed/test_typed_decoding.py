@@ -386,6 +386,33 @@ def test_documents_of_few_of_very_many_fields_are_read_key_by_key() -> None:
     assert typed.exact < 20
 
 
+@pytest.mark.parametrize("are_frequent", [False, True])
+def test_keys_that_no_struct_has_are_read_key_by_key_if_frequent(are_frequent: bool) -> None:
+    """Quotes, backslashes and control characters, at any depth and also without a column; rare ones slow down nothing else."""
+    odd = ('it"s', "back\\", "line\nbreak", 'end"', '\\":')
+
+    def document(number: int) -> dict[str, Any]:
+        keys = odd if are_frequent or number % 50 == 0 else ()
+        inner = {key: {"$numberLong": str(number)} for key in keys}
+        return {"_id": number, **dict.fromkeys(keys, number), "in": [{"a": 1, **inner}], **({'nu"ll': None} if keys else {})}
+
+    shape = Shape()
+    documents = [document(number) for number in range(600)]
+    for each in documents:
+        exact.observed(shape, json.dumps(each), "", values=unwrap_options.FieldValues())
+    decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
+    documents[550]['new"key'] = 1
+    texts = pa.array([json.dumps(each, separators=(",", ":")) for each in documents])
+    typed = decoder.typed(texts)
+    assert decoder.sparse == ({(), ("in", column_types.ELEMENT)} if are_frequent else set())
+    assert typed_cases.plain(typed.rows.to_pylist()) == typed_cases.plain(exact.rows(texts, decoder.schema).to_pylist())
+    new = {number for number, is_new in enumerate(typed.new.to_pylist()) if is_new}
+    assert new == (
+        {550} if are_frequent else {500, 550}
+    )  # documents that take the exact path together are reported together
+    assert typed.exact < 40
+
+
 def test_a_decoder_learns_also_after_ten_thousand_refused_documents() -> None:
     """Among millions of documents so many may be refused; documents of a new kind still become fast."""
     decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, observe({"_id": 1}))[0])
