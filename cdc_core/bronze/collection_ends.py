@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cdc_core.bronze.batch_range import BatchRange
+from cdc_core.snapshot.state import SnapshotKind
 
 
 class SweepCause(StrEnum):
@@ -22,21 +23,25 @@ class SweepCause(StrEnum):
 class Sweep:
     """The end of a collection's previous content: rows older than `first` are documents that are gone.
 
-    It is caused by a finished snapshot of the whole collection, or by its drop or rename.
+    It is caused by a finished snapshot of the whole collection, or by its drop or rename. `is_replacement`: the snapshot
+    was planned because a rename replaced the collection, and `first` is the rename's sequence.
     """
 
     db_collection: str
     batch: int
     first: str
     cause: SweepCause = SweepCause.SNAPSHOT
+    is_replacement: bool = False
 
     def is_due(self, *, after: int, swept: str) -> bool:
         """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still needs it.
 
-        Heartbeats repeat a snapshot's end, so one with an older mark is done. A drop or a rename has a single row. It
-        may have an older mark than a snapshot and still be new, if the stream lags behind the snapshot.
+        Heartbeats repeat a snapshot's end, so one with an older mark is done. A drop or a rename has a single row, and so
+        has the end of a replacement's snapshot. They may have an older mark than another snapshot and still be new, if
+        the stream lags behind that snapshot.
         """
-        return self.batch > after and (self.cause is not SweepCause.SNAPSHOT or self.first > swept)
+        has_one_row = self.cause is not SweepCause.SNAPSHOT or self.is_replacement
+        return self.batch > after and (has_one_row or self.first > swept)
 
     def floor(self, before: str, *, keeps_row: bool) -> str:
         """The sequence below which nothing may arrive any more, which was `before`; not raised if deletes keep their row."""
@@ -52,10 +57,13 @@ def of_heartbeats(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
     """
     sweeps: dict[tuple[str, str], Sweep] = {}
     for batch, payload in heartbeats:
-        for namespace, state in _collections(payload):
+        snapshot = _snapshot(payload)
+        is_replacement = snapshot.get("type") == SnapshotKind.REPLACED.value
+        for namespace, state in _collections(snapshot):
             first = state.get("first")
             if state.get("completed") is True and state.get("sweep") is True and isinstance(first, str):
-                sweeps.setdefault((namespace, first), Sweep(namespace, batch, first))
+                sweep = Sweep(namespace, batch, first, is_replacement=is_replacement)
+                sweeps.setdefault((namespace, first), sweep)
     return tuple(sweeps.values())
 
 
@@ -84,12 +92,17 @@ def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
     return tuple(sweep for sweep in sweeps if range_.after < sweep.batch <= range_.to)
 
 
-def _collections(payload: str) -> Iterator[tuple[str, dict[str, object]]]:
+def _snapshot(payload: str) -> Mapping[str, object]:
+    """The snapshot of a heartbeat; empty if it has none."""
     try:
         heartbeat = json.loads(payload)
     except ValueError:
-        return
+        return {}
     snapshot = heartbeat.get("snapshot") if isinstance(heartbeat, dict) else None
-    collections = snapshot.get("collections") if isinstance(snapshot, dict) else None
+    return snapshot if isinstance(snapshot, dict) else {}
+
+
+def _collections(snapshot: Mapping[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+    collections = snapshot.get("collections")
     if isinstance(collections, dict):
         yield from ((name, state) for name, state in collections.items() if isinstance(state, dict))

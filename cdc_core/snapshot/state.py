@@ -168,9 +168,7 @@ class SnapshotState:
     def begun(self) -> dict[str, Any]:
         """The payload that plans the snapshot."""
         collections = {name: state.as_json() for name, state in self.collections.items()}
-        plan: dict[str, Any] = {"id": self.id, "planned": list(self.planned), "collections": collections}
-        if self.kind is not SnapshotKind.INITIAL:
-            plan["type"] = self.kind.value
+        plan: dict[str, Any] = {"id": self.id, "planned": list(self.planned), "collections": collections, **self._type()}
         if self.conditions:
             plan["conditions"] = dict(self.conditions)
         if self.signal is not None:
@@ -180,12 +178,16 @@ class SnapshotState:
     def progress(self, namespace: str) -> dict[str, Any]:
         """The payload after a chunk of one collection."""
         state = self.of(namespace).as_json()
-        return {"snapshot": {"id": self.id, "collections": {namespace: state}, "done": self.is_done}}
+        # With the type: the end of a replaced collection's snapshot sweeps by other rules (`collection_ends.Sweep.is_due`).
+        return {"snapshot": {"id": self.id, "collections": {namespace: state}, "done": self.is_done, **self._type()}}
 
     def controlled(self) -> dict[str, Any]:
         """The payload after a pause, a resume or a stop."""
         control = {"paused": self.is_paused, "stopped": sorted(self.stopped), "done": self.is_done}
         return {"snapshot": {"id": self.id, "collections": {}, **control}}
+
+    def _type(self) -> dict[str, str]:
+        return {} if self.kind is SnapshotKind.INITIAL else {"type": self.kind.value}
 
     @staticmethod
     def _planned(payload: Mapping[str, Any]) -> SnapshotState:

@@ -112,7 +112,7 @@ class Log:
             first = sequence(event["sweep"], is_snapshot=True)
             namespace = f"{DB}.{collection}"
             state = {"chunks": 1, "documents": 1, "completed": True, "first": first, "sweep": True}
-            plan = {"id": f"s-{collection}", "type": "incremental", "planned": [namespace]}
+            plan = {"id": f"s-{collection}", "type": event.get("type", "incremental"), "planned": [namespace]}
             payload = {"snapshot": {**plan, "collections": {namespace: state}}}
             return common | {"kind": "heartbeat", "payload": text(payload)}
         if "drop" in event:

@@ -79,6 +79,19 @@ def test_a_drop_that_the_stream_comes_to_after_a_snapshots_end(hop: Hop) -> None
     assert [row["_id"] for row in hop.documents("late")] == [2]
 
 
+def test_a_replacement_that_the_stream_comes_to_after_a_snapshots_end(hop: Hop) -> None:
+    """The snapshot read the new collection and has swept. What the old one held until it was replaced comes late, and no event removes
+    it but the replacement's own sweep."""
+    hop.bronze.append({"late": [{"op": "r", "key": 2, "at": 100, "after": {"_id": 2}}, {"sweep": 100}]})
+    hop.silver()
+    hop.bronze.append({"late": [{"op": "c", "key": 1, "at": 80, "after": {"_id": 1}}]})
+    hop.silver()
+    replaced = {"sweep": 90, "type": "replaced"}
+    hop.bronze.append({"late": [{"op": "r", "key": 2, "at": 120, "after": {"_id": 2}}, replaced]})
+    hop.run()
+    assert [row["_id"] for row in hop.documents("late")] == [2]
+
+
 KILLS = [
     (silver.registry, "note", False),
     (silver.registry, "note", True),

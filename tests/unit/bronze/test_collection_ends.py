@@ -8,6 +8,7 @@ import pytest
 
 from cdc_core.bronze import collection_ends
 from cdc_core.bronze.collection_ends import Sweep, SweepCause
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 
 
 def payload(**collections: dict[str, object]) -> str:
@@ -39,6 +40,15 @@ def test_what_is_due_behind_a_newer_sweep(cause: str, is_due: bool) -> None:
     assert sweep.is_due(after=6, swept="0f") is sweep.is_due(after=6, swept="0a") is is_due
     assert not sweep.is_due(after=7, swept="")
     assert sweep.is_due(after=6, swept="")
+
+
+def test_a_replacement_is_due_behind_a_newer_sweep() -> None:
+    """Its snapshot ends once, with the mark of the rename, to which the stream may come after another snapshot's end."""
+    plan = SnapshotState("r", ("a",), kind=SnapshotKind.REPLACED)
+    end = plan.advanced("a", CollectionState(1, 1, None, "0a", completed=True)).progress("a")
+    (sweep,) = collection_ends.of_heartbeats([(7, json.dumps(end))])
+    assert sweep.is_due(after=6, swept="0f") and not sweep.is_due(after=7, swept="")
+    assert sweep.floor("", keeps_row=False) == ""
 
 
 def test_nothing_from_before_a_drop_may_come_late() -> None:
