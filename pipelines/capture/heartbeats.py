@@ -12,7 +12,7 @@ from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
 
 LEASE_EVERY_MS = 60_000
-"""The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
+"""The lease is renewed at least this often, whatever `heartbeat.interval.ms` and `commit.interval.ms` say."""
 
 
 @dataclass

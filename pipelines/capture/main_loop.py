@@ -13,7 +13,7 @@ from pipelines.capture import tokens
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.encoder import Encoder
-from pipelines.capture.heartbeats import Heartbeats
+from pipelines.capture.heartbeats import LEASE_EVERY_MS, Heartbeats
 from pipelines.capture.intake import Intake
 from pipelines.capture.progress import ProgressReporter
 from pipelines.capture.shutdown import Shutdown
@@ -78,7 +78,7 @@ class MainLoop:
     def run(self, token: str) -> StreamPosition:
         """Read from the position `token` to the end of the run; uncommitted rows stay in the encoder."""
         encoder = self.encoder
-        # Since when rows wait for their commit, and since when there is nothing to commit.
+        # Since when rows wait for their commit, and since when nothing was handed over.
         first_at = idle_since = time.monotonic()
         position = StreamPosition(token, is_drained=False)
         while True:
@@ -86,11 +86,13 @@ class MainLoop:
                 self._hand_over()  # Rows from before a blocking snapshot do not wait for its end.
             batch = self._next(first_at)
             if batch is not None:
+                waiting_since = first_at
                 try:
                     first_at = self._add(batch, first_at)
                 except errors.MedallionError as error:
                     self.threads.stream_failure = error  # An error of one event: those before it are committed.
                     break
+                idle_since = idle_since if first_at == waiting_since else first_at
                 # An empty batch moves the stream's token: a transaction from before that time has ended.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
@@ -115,8 +117,11 @@ class MainLoop:
                 break
             if self.heartbeats.commit_requested.is_set() and len(encoder.rows) == 0 and self.committer.has_committed_all:
                 self.heartbeats.answer(position.token, is_drained=position.is_drained)
-            if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self.heartbeats.idle_seconds:
-                self.heartbeats.idle(position.token, has_committed_all=self.committer.has_committed_all)
+            # Rows may wait for their commit for longer than the lease lasts (`commit.interval.ms`).
+            is_waiting = len(encoder.rows) > 0
+            if time.monotonic() - idle_since >= (LEASE_EVERY_MS / 1000 if is_waiting else self.heartbeats.idle_seconds):
+                has_committed_all = not is_waiting and self.committer.has_committed_all
+                self.heartbeats.idle(position.token, has_committed_all=has_committed_all)
                 self.committer.compact()
                 idle_since = time.monotonic()
             self.reporter.show()

@@ -6,10 +6,12 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
-from pipelines.capture import byte_queue, main_loop, metrics, threads
+from pipelines.capture import byte_queue, heartbeats, main_loop, metrics, threads
 from pipelines.capture.committer import Committer
 from pipelines.capture.progress import RunCounts
 from pipelines.mongodb import change_stream
@@ -95,3 +97,32 @@ def test_a_quiet_stream_lets_bronze_be_compacted() -> None:
     )
     loop.run("8200")
     assert compacted == [list]
+
+
+def test_rows_that_wait_for_their_commit_do_not_let_the_lease_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a `commit.interval.ms` of minutes another host would take the table from a capture that is alive. The position stays: the rows
+    are before it."""
+    running, rows = threads.Threads(byte_queue.ByteQueue(10)), events.EventRows("shop")
+    running.queue.put(change_stream.EventBatch([b"event"], "8201", 1, is_drained=True))
+    running.queue.close()
+    ends, told = iter([False] * 5 + [True]), []
+    clock = iter(range(0, 10_000, 10))  # ten seconds pass between two looks at it
+    monkeypatch.setattr(main_loop, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    log: Any = SimpleNamespace(position=None, renew=lambda *, complete: told.append(complete))
+    nothing: Any = SimpleNamespace(show=lambda: None, handle_received=lambda *_, **__: None, is_blocking=False)
+    loop = main_loop.MainLoop(
+        threads=running,
+        intake=SimpleNamespace(events=lambda batch: batch.events),  # type: ignore[arg-type]
+        encoder=SimpleNamespace(  # type: ignore[arg-type]
+            rows=rows, is_full=False, add=lambda _: rows.mark(events.OtherRow("8201", bronze.RowKind.CHANGE, {}))
+        ),
+        control=nothing,
+        committer=Committer(log, running, nothing, nothing, nothing, sessions=None),
+        heartbeats=heartbeats.Heartbeats(log, 1000, 0.0),
+        reporter=nothing,
+        end=SimpleNamespace(is_reached=lambda _: next(ends)),  # type: ignore[arg-type]
+        commit_seconds=3600,
+    )
+    loop.run("8200")
+    assert told and set(told) == {None}
+    assert len(rows) == 1
