@@ -14,7 +14,7 @@ from cdc_core import errors
 from cdc_core.extended_json import query
 from cdc_core.properties.source import FullUpdateType, LimitAction, Source
 from cdc_core.settings.parse import Settings
-from cdc_core.stream import filters
+from cdc_core.stream import fields, filters
 from cdc_core.tables import layout as tables
 from pipelines.capture import custom_mode, deployment, stream_opener
 from pipelines.channels import kafka
@@ -243,6 +243,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
         yield Finding("collections", CheckVerdict.FINE, f"{len(stream_names)} to capture: {examples}")
         yield from _guardrail(source, len(stream_names))
         yield from _unread(source, stream_names)
+        yield from _without_fields(source, collections)
     elif not checked.refused:
         mend = "check source.collection.include.list and database.include.list: they contain regular expressions"
         yield Finding("collections", CheckVerdict.WARNING, "no existing collection matches the lists", mend)
@@ -268,6 +269,19 @@ def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 "snapshot", CheckVerdict.WARNING, message, "a snapshot only reads collections that match that list"
             )
+
+
+def _without_fields(source: Source, captured: Sequence[catalog.SourceCollection]) -> Iterator[Finding]:
+    """Find entries of `field.exclude.list` and `field.renames` that match no captured collection: their fields stay as they are."""
+    entries = [
+        *(("field.exclude.list", text, fields.read([text], [])) for text in source.field_exclude_list),
+        *(("field.renames", text, fields.read([], [text])) for text in source.field_renames),
+    ]
+    for name, text, entry in entries:
+        if not any(entry.of(each.db, each.name) for each in captured):
+            message = f"{text} in source.{name} matches no captured collection, so it changes nothing"
+            mend = "an entry is database.collection.field, with a backslash before each dot that is part of a name"
+            yield Finding("fields", CheckVerdict.WARNING, message, mend)
 
 
 def _left_out(namespace: str, *, is_named: bool) -> Finding:

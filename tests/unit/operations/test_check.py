@@ -148,6 +148,24 @@ def test_an_entry_that_lets_nothing_into_the_snapshot_is_named(tmp_path: Path) -
     ]
 
 
+def test_a_field_that_is_left_out_of_no_collection_is_named(tmp_path: Path) -> None:
+    """With a mistyped entry the field that it should remove is in every table, and nothing shows it."""
+    chosen = layers.pipeline(tmp_path)
+    lists = {
+        "field_exclude_list": ("cases.ordrs.card", "CASES.Orders.card", "*.items.price", "cases.carts.at"),
+        "field_renames": ("orders.card.number:card", "cases.items.name:title"),
+    }
+    there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
+    nothing: Any = None
+    source = dataclasses.replace(chosen.source, **lists)
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    assert [each.found for each in found if each.verdict is not FINE] == [
+        "cases.ordrs.card in source.field.exclude.list matches no captured collection, so it changes nothing",
+        "cases.carts.at in source.field.exclude.list matches no captured collection, so it changes nothing",
+        "orders.card.number:card in source.field.renames matches no captured collection, so it changes nothing",
+    ]
+
+
 @pytest.mark.parametrize(("seconds", "is_future"), [(-1, False), (100, False), (86_500, True)])
 def test_a_start_in_the_servers_future_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, is_future: bool
