@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 LEAST_HEARTBEAT_MS = 500
 """The driver takes no lower `heartbeatFrequencyMS`; the connector's takes any."""
 
+LONGEST_MS = 10**9 - 1
+"""The driver takes no longer times, which are eleven days; the connector's takes Java's longest, which many give for no limit."""
+
 
 @dataclass(frozen=True)
 class Connection:
@@ -50,10 +53,10 @@ def connection(source: Source) -> Connection:
     uri = secrets.resolve(source.mongodb_connection_string)
     uri_options = {name.lower() for name in mongodb.uri_options(uri)}
     options: dict[str, Any] = {
-        "connectTimeoutMS": source.mongodb_connect_timeout_ms or None,
-        "serverSelectionTimeoutMS": source.mongodb_server_selection_timeout_ms,
-        "socketTimeoutMS": source.mongodb_socket_timeout_ms or None,
-        "heartbeatFrequencyMS": max(source.mongodb_heartbeat_frequency_ms, LEAST_HEARTBEAT_MS),
+        "connectTimeoutMS": min(source.mongodb_connect_timeout_ms, LONGEST_MS) or None,
+        "serverSelectionTimeoutMS": min(source.mongodb_server_selection_timeout_ms, LONGEST_MS),
+        "socketTimeoutMS": min(source.mongodb_socket_timeout_ms, LONGEST_MS) or None,
+        "heartbeatFrequencyMS": min(max(source.mongodb_heartbeat_frequency_ms, LEAST_HEARTBEAT_MS), LONGEST_MS),
     }
     # User and password belong together: the settings do not complete the connection string's.
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]

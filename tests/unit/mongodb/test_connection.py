@@ -37,6 +37,16 @@ def test_times() -> None:
     assert options(mongodb__heartbeat__frequency__ms="1")["heartbeatFrequencyMS"] == 500
 
 
+def test_times_that_the_driver_refuses() -> None:
+    """The connector takes any time. Java's longest, which many give for no limit, ended a start with a mistake in the connection string."""
+    names = ("connect__timeout", "server__selection__timeout", "socket__timeout", "heartbeat__frequency")
+    for longest in (2**31 - 1, 10**12):
+        given = {f"mongodb__{name}__ms": str(longest) for name in names}
+        chosen = sources.connection(source({name.replace("__", "."): value for name, value in given.items()}))
+        assert set(chosen.options.values()) == {999_999_999}
+        chosen.client().close()
+
+
 def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are resolved for the driver only. Credentials in the connection string take precedence."""
     monkeypatch.setenv("PW", "hunter2")
