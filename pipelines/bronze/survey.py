@@ -68,7 +68,7 @@ def surveyed(
     only: registry.Namespace | None = None,
     starts: Mapping[registry.Namespace, int] = {},
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[Sweep, ...]]:
-    """The event counts of each collection, or of `only` one, in a span of batches, and the sweeps of all, in order.
+    """The event counts of each collection, or of `only` one, in a span of batches, and their sweeps, in order.
 
     For the collections in `starts`, only events after that batch are counted. One query for any number of collections, and none for a
     few rows in files that this process can read.
@@ -98,7 +98,7 @@ def surveyed(
     )
     counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in groups if row.is_event}
     # collect_list has no order, and the first heartbeat of a completed collection counts.
-    return counts, _sweeps(sorted((each for row in groups for each in row.sweep_rows), key=lambda each: each.offset))
+    return counts, _sweeps(sorted((each for row in groups for each in row.sweep_rows), key=lambda each: each.offset), only)
 
 
 def counts_of(
@@ -122,7 +122,7 @@ def _surveyed_here(
     other_rows = rows.filter(pc.invert(is_event)).select(SWEEP_ROW).to_pylist()
     sweep_rows = [batch_rows.SweepRow(**row) for row in other_rows if _calls_for_sweep(row)]
     counts = _counted_here(_wanted_events(rows.filter(is_event), only, starts))
-    return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset))
+    return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset), only)
 
 
 def _wanted_events(events: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]) -> pa.Table:
@@ -267,8 +267,8 @@ def bounded(of: DataFrame, *, span: BatchRange, limit: int) -> tuple[BatchRange,
     return batch_range.ranges(zip(*(column.to_pylist() for column in batches.columns)), span=span, limit=limit)
 
 
-def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[Sweep, ...]:
-    """The sweeps of these rows: ends of snapshots, drops and renames."""
+def _sweeps(rows: Sequence[Row | batch_rows.SweepRow], only: registry.Namespace | None = None) -> tuple[Sweep, ...]:
+    """The sweeps of these rows: ends of snapshots, drops and renames, of all collections or `only` one."""
     ends = collection_ends.of_heartbeats(
         (row.batch, row.payload) for row in rows if row.kind == bronze.RowKind.HEARTBEAT.value
     )
@@ -277,7 +277,8 @@ def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[Sweep, ...]:
         for row in rows
         if row.kind == bronze.RowKind.SCHEMA_CHANGE.value and row.collection is not None
     )
-    return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
+    wanted = (each for each in (*ends, *changes) if only is None or each.db_collection == str(only))
+    return tuple(sorted(wanted, key=lambda sweep: sweep.batch))
 
 
 def sweeps_to_apply(sweeps: Iterable[Sweep], options: CollectionSettings) -> list[Sweep]:

@@ -182,9 +182,7 @@ class History:
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
         seconds = max(seconds, parallel.TURN_SHARE * (time.monotonic() - began))
         event_counts = counts.get(self.namespace, survey.EventCounts())
-        due_sweeps = [
-            each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)
-        ]
+        due_sweeps = survey.sweeps_to_apply(sweeps, self.options)
         ranges = self.local.ranges(self, span, event_counts.events) or (span,)
         if len(ranges) == 1 and event_counts.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)

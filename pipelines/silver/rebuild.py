@@ -27,7 +27,6 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze.batch_range import BatchRange
-from cdc_core.bronze.collection_ends import Sweep
 from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.settings.parse import OnConflict
@@ -245,7 +244,7 @@ class SilverRebuild:
             schema=schemas.SchemaVersion(schema=seed),
             is_new=True,
         )
-        sweeps = self._sweeps(span)
+        _, sweeps = survey.surveyed(self.spark, self._bronze, span, only=self.namespace)
         position = registry.SilverPosition()
         renew = _Renewal(self.writer)
         events = survey.events(self.spark, self._bronze, self.namespace, span)
@@ -266,10 +265,6 @@ class SilverRebuild:
 
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
-
-    def _sweeps(self, whole: BatchRange) -> tuple[Sweep, ...]:
-        _, sweeps = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
-        return tuple(sweep for sweep in sweeps if sweep.db_collection == str(self.namespace))
 
     # --- stored before the swap
 

@@ -81,9 +81,9 @@ class BronzeState:
         """The events since the last drop, rename or snapshot of the whole collection."""
         span = BatchRange(0, self.batch)
         _, sweeps = survey.surveyed(self.spark, self.table, span, only=self.namespace)
-        sweep_starts = [sweep.first for sweep in sweeps if sweep.db_collection == str(self.namespace)]
         events = survey.events(self.spark, self.table, self.namespace, span)
-        events = events.where(f"sequence >= {literal(max(sweep_starts))}") if sweep_starts else events
+        if sweeps:
+            events = events.where(f"sequence >= {literal(max(sweep.first for sweep in sweeps))}")
         return _with_holes(events)
 
     def _documents(self, events: DataFrame) -> DataFrame:

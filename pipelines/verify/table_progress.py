@@ -200,8 +200,7 @@ class TableProgressReader:
         if to >= batch:
             return False, False
         counts, sweeps = survey.surveyed(self.spark, self.bronze, BatchRange(to, batch), only=self.namespace)
-        collection_sweeps = (sweep for sweep in sweeps if sweep.db_collection == str(self.namespace))
-        is_sweep = bool(survey.sweeps_to_apply(collection_sweeps, self.options))
+        is_sweep = bool(survey.sweeps_to_apply(sweeps, self.options))
         return is_sweep or self.namespace in counts, is_sweep
 
     def moved(
