@@ -20,6 +20,7 @@ from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
 from tests.harness import sessions
+from tests.harness.protected_mongodb import ProtectedMongoDB
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -161,6 +162,13 @@ def start_mongodb(tmp_path: Path) -> Iterator[StartServer]:
             return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(folder, options))
 
         yield start
+
+
+@pytest.fixture
+def protected_mongodb(tmp_path: Path) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
+    """A MongoDB with users, for one test."""
+    with ProtectedMongoDB(tmp_path / "mongodb-protected") as server:
+        yield server
 
 
 @pytest.fixture

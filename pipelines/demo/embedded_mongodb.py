@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +35,6 @@ IN_USE = 100
 """mongod's exit code when another process holds its data."""
 IN_USE_PATIENCE = 15
 """Seconds to wait for the server of a killed owner to end."""
-UNAUTHORIZED = 13
 NOT_YET_INITIALIZED = 94
 
 # $1 is the file for mongod's output before its log is open, the rest is mongod's command. The shell prints mongod's pid, and sends mongod
@@ -65,7 +63,6 @@ class ServerOptions:
     port: int | None = None
     cache_gb: float = 0.25
     oplog_mb: int = 1024
-    auth: bool = False
     parameters: Mapping[str, object] = field(default_factory=dict)
     arguments: Sequence[str] = ()
 
@@ -73,8 +70,7 @@ class ServerOptions:
 class EmbeddedMongoDB:
     """A mongod on `data_dir`, from `start()` to `stop()` or the end of the process; also a context manager.
 
-    Existing data is reused: the server keeps its port if it is free, otherwise the replica set moves to another port. With
-    `ServerOptions(auth=True)` the server requires credentials, and `uri` contains an administrator's; `address` never has credentials.
+    Existing data is reused: the server keeps its port if it is free, otherwise the replica set moves to another port.
     """
 
     def __init__(self, data_dir: Path | str, options: ServerOptions | None = None) -> None:
@@ -145,10 +141,7 @@ class EmbeddedMongoDB:
         self.stop()
 
     def _uri(self, query: str) -> str:
-        password = self._password()
-        user = f"root:{password}@" if password else ""
-        source = "&authSource=admin" if password else ""
-        return f"mongodb://{user}{self.address}/?{query}{source}"
+        return f"mongodb://{self.address}/?{query}"
 
     def _launch(self, command: Path, deadline: float) -> None:
         """Start mongod, again on another port if its own is taken, or later if its data is in use."""
@@ -204,8 +197,6 @@ class EmbeddedMongoDB:
         ]
         for name, value in parameters.items():
             arguments += ["--setParameter", f"{name}={value}"]
-        if options.auth:
-            arguments += ["--auth", "--keyFile", str(self._key_file())]
         return [*arguments, *options.arguments]
 
     def _until_listening(self, deadline: float) -> int | None:
@@ -224,9 +215,10 @@ class EmbeddedMongoDB:
             time.sleep(0.05)
 
     def _become_primary(self, deadline: float) -> None:
-        """Make the server the primary of a replica set with its current address, and create its user."""
-        with self._direct() as client:
-            config = _replica_set(client)
+        """Make the server the primary of a replica set with its current address."""
+        with contextlib.closing(mongodb.client(self._uri("directConnection=true"))) as client:
+            # Not by replSetGetConfig, which reports no configuration while the server starts.
+            config = client["local"]["system.replset"].find_one()
             if config is None:
                 members = [{"_id": 0, "host": self.address}]
                 client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
@@ -236,34 +228,6 @@ class EmbeddedMongoDB:
                 config["version"] += 1
                 _reconfigure(client, config, deadline)
             _await_primary(client, deadline, failure=f"{self.address} did not become primary (log: {self.log_file})")
-            if self.options.auth:
-                self._ensure_user(client)
-
-    def _ensure_user(self, client: MongoClient[dict[str, Any]]) -> None:
-        """Create the administrator through the localhost exception, once."""
-        path = self.data_dir / "password"
-        if path.exists():
-            return
-        password = secrets.token_hex(16)
-        client.admin.command("createUser", "root", pwd=password, roles=["root"])
-        path.touch(mode=0o600)
-        path.write_text(password)
-
-    @contextlib.contextmanager
-    def _direct(self) -> Iterator[MongoClient[dict[str, Any]]]:
-        with contextlib.closing(mongodb.client(self._uri("directConnection=true"))) as client:
-            yield client
-
-    def _password(self) -> str:
-        path = self.data_dir / "password"
-        return path.read_text() if self.options.auth and path.exists() else ""
-
-    def _key_file(self) -> Path:
-        path = self.data_dir / "keyfile"
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_text(secrets.token_urlsafe(64).replace("-", "a").replace("_", "b"))
-        return path
 
 
 def find(binary: Path | None = None) -> Path:
@@ -282,19 +246,6 @@ def find(binary: Path | None = None) -> Path:
             "on the PATH, or use --mongodb-uri"
         )
     return Path(on_path)
-
-
-def _replica_set(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
-    """The stored configuration of the replica set, None before it is initiated.
-
-    Reads the collection, because replSetGetConfig reports no configuration while the server starts.
-    """
-    try:
-        return client["local"]["system.replset"].find_one()
-    except Exception as error:
-        if getattr(error, "code", None) == UNAUTHORIZED:  # no user yet: only the localhost exception applies
-            return None
-        raise
 
 
 def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], deadline: float) -> None:

@@ -388,11 +388,10 @@ def test_source_that_cannot_be_reached(spark: Any, lakehouse: Path, uri: str, ex
     assert not delta.exists(spark, table(pipeline(uri, lakehouse, "shop")))
 
 
-def test_wrong_password_is_refused(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
+def test_wrong_password_is_refused(spark: Any, protected_mongodb: Any, lakehouse: Path) -> None:
     """A wrong password needs a person's correction, and the message does not contain it."""
-    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
-    found = pipeline(f"mongodb://{server.address}/", lakehouse, "shop")
-    client = mongodb.client(f"mongodb://someone:hunter2@{server.address}/?authSource=admin")
+    found = pipeline(f"mongodb://{protected_mongodb.address}/", lakehouse, "shop")
+    client = mongodb.client(f"mongodb://someone:hunter2@{protected_mongodb.address}/?authSource=admin")
     with pytest.raises(errors.AccessRefused) as refused:
         mongodb_server.server_info(client)
     client.close()

@@ -16,7 +16,6 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 
 from cdc_core import errors
 from cdc_core.settings import parse
-from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import catalog, change_stream, document_keys, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
@@ -359,12 +358,11 @@ def test_error_280_of_a_pipeline_is_no_lost_position(mongodb_uri: str, database:
 
 
 def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
-    start_mongodb: Any, monkeypatch: pytest.MonkeyPatch
+    protected_mongodb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream uses its own client for one server, with user, password and the other options of the connection string."""
-    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
-    monkeypatch.setenv("PLAIN", server.uri)
-    monkeypatch.setenv("CHOSEN", f"{server.uri}&readPreference=secondaryPreferred&readPreferenceTags=dc:a,use:b")
+    monkeypatch.setenv("PLAIN", protected_mongodb.uri)
+    monkeypatch.setenv("CHOSEN", f"{protected_mongodb.uri}&readPreference=secondaryPreferred&readPreferenceTags=dc:a,use:b")
     for name in ("PLAIN", "CHOSEN"):
         each = settings(f"${{env:{name}}}", **{"database.include.list": "shop"})
         with contextlib.closing(connections.connection(each.source).client()) as client:

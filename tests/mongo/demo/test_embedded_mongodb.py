@@ -13,6 +13,7 @@ from cdc_core import errors
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
+from tests.harness.protected_mongodb import ProtectedMongoDB
 
 PROJECT = Path(__file__).parents[3]
 OWNER = """
@@ -91,9 +92,8 @@ def test_two_owners_of_one_folder_are_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
     """With users only the administrator of the connection string has access, also after a restart."""
-    server = embedded_mongodb.EmbeddedMongoDB(tmp_path, embedded_mongodb.ServerOptions(auth=True))
     for expected in (1, 2):
-        with server:
+        with ProtectedMongoDB(tmp_path) as server:
             assert count(server, add=1) == expected
             wrong = f"mongodb://root:wrong@{server.address}/?authSource=admin"
             with contextlib.closing(mongodb.client(wrong)) as client, pytest.raises(errors.AccessRefused):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pymongo import MongoClient
     from pymongo.database import Database
 
-    from tests.conftest import StartServer
-
 Checked = Callable[..., dict[str, list[Finding]]]
 
 
@@ -179,15 +177,14 @@ def test_a_server_that_is_no_replica_set_is_unsuitable(checked: Checked, standal
     assert isinstance(finding.error, errors.SourceUnsuitable) and "replSet" in finding.found
 
 
-def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> None:
+def test_rights_and_passwords(checked: Checked, protected_mongodb: embedded_mongodb.EmbeddedMongoDB) -> None:
     """`read` on the database is sufficient. A wrong password and a missing right are distinguished, each with what to do."""
-    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
-    with contextlib.closing(mongodb.client(server.uri)) as root:
+    with contextlib.closing(mongodb.client(protected_mongodb.uri)) as root:
         _stock(root)
     lists = {"collection_include_list": "shop.orders", "mongodb_authsource": "admin"}
 
     def uri(user: str, password: str, monkeypatch: pytest.MonkeyPatch) -> str:
-        monkeypatch.setenv("CHECK_URI", f"mongodb://{user}:{password}@{server.address}/?authSource=admin")
+        monkeypatch.setenv("CHECK_URI", f"mongodb://{user}:{password}@{protected_mongodb.address}/?authSource=admin")
         return "${env:CHECK_URI}"
 
     with pytest.MonkeyPatch.context() as patch:
@@ -203,7 +200,7 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
         # A user who sees no database is not told that its collections do not exist.
         unseen = checked(uri("elsewhere", "e", patch), collection_include_list="shop[.].*", mongodb_authsource="admin")
         assert "collections of shop" in unseen and "collections" not in unseen
-        patch.setenv("CHECK_URI", f"mongodb://{server.address}/")
+        patch.setenv("CHECK_URI", f"mongodb://{protected_mongodb.address}/")
         nobody = _wrong(checked("${env:CHECK_URI}", **lists))
         assert nobody and all("names no user" in each.mend for each in nobody)
         assert not any("nope" in each.found + each.mend for each in (wrong_password, *elsewhere))
