@@ -310,7 +310,8 @@ class History:
         few: bool,
     ) -> None:
         remedy = "remove this table, and gold rebuilds it from bronze"
-        dropped.check(self, self._stored().schema, before=range_.after, remedy=remedy)
+        ops, present, name = self.layout.ops("schemas"), self._stored().schema, str(self.namespace)
+        dropped.check(self.writer, ops, self.schema, present, collection=name, before=range_.after, remedy=remedy)
         columns = reduce.needed(self.options.unwrap)
         envelope = events.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         rows = laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())

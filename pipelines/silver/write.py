@@ -165,7 +165,8 @@ def _make_room(collection: SilverCollection, source: DataFrame, table_type: Stru
         )
     if changes.added:
         remedy = f"their values are in bronze: medallion rebuild --collection {shlex.quote(str(collection.namespace))}"
-        dropped.check(collection, table_type, before=before, remedy=remedy)
+        ops, name = collection.layout.ops("schemas"), str(collection.namespace)
+        dropped.check(collection.writer, ops, collection.schema, table_type, collection=name, before=before, remedy=remedy)
     # A table that was filled from a copy may have properties of its own.
     if changes.widened and not definition.is_on(delta.properties(collection.spark, table), definition.TYPE_WIDENING):
         collection.writer.alter(f"SET TBLPROPERTIES ('{definition.TYPE_WIDENING}' = 'true')")

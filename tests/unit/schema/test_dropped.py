@@ -66,16 +66,16 @@ def test_what_a_table_had_is_not_added_to_it_again(
         hop.silver()
         hop.append((2, bson.encode({"_id": 2, "late": 3})))
         hop.silver()
-        schema = schemas.latest(SPARK, hop.layout.ops("schemas"))[str(NAMESPACE)]
-        writer = SimpleNamespace(table=hop.silver_table)
-        kept: Any = SimpleNamespace(spark=SPARK, layout=hop.layout, namespace=NAMESPACE, writer=writer, schema=schema)
+        ops, name = hop.layout.ops("schemas"), str(NAMESPACE)
+        writer: Any = SimpleNamespace(spark=SPARK, table=hop.silver_table)
+        kept = writer, ops, schemas.latest(SPARK, ops)[name]
         whole = altered(hop, mode, lambda held: held)
         not_yet = T.StructType([each for each in whole if each.name != "late"])
-        dropped.check(kept, not_yet, before=1, remedy="")
+        dropped.check(*kept, not_yet, collection=name, before=1, remedy="")
         held = altered(hop, mode, change)
-        dropped.check(kept, held, before=0, remedy="")
+        dropped.check(*kept, held, collection=name, before=0, remedy="")
         if not said:
-            dropped.check(kept, held, before=2, remedy="")
+            dropped.check(*kept, held, collection=name, before=2, remedy="")
             return
         with pytest.raises(errors.DecisionNeeded, match=f"{said}.*; medallion rebuild"):
-            dropped.check(kept, held, before=2, remedy="medallion rebuild")
+            dropped.check(*kept, held, collection=name, before=2, remedy="medallion rebuild")
