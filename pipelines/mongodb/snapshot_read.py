@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -77,6 +77,19 @@ def boundary(
         )
     ids, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
     return id_as_hi(ids[0]) if ids else None
+
+
+def ranges(next_boundary: Callable[[bytes | None], bytes | None], lo: bytes | None = None) -> Iterator[IdRange]:
+    """The ranges from `lo` on that end where `next_boundary` says (`boundary`); each is planned when it is needed.
+
+    The end of a range is exclusive and the start of the next one inclusive: each `_id` is in exactly one.
+    """
+    while True:
+        hi = next_boundary(lo)
+        yield IdRange(lo, hi)
+        if hi is None:
+            return
+        lo = hi_as_lo(hi)
 
 
 def _within(

@@ -71,20 +71,12 @@ class ChunkReader:
     def ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
-        """Ranges of `documents` each, from the `_id` `behind` on; each is planned when it is needed."""
-        lo = None if behind is None else snapshot_read.hi_as_lo(behind)
-        while True:
-            hi = self.boundary(client, collection, lo=lo, documents=documents)
-            yield snapshot_read.IdRange(lo, hi)
-            if hi is None:
-                return
-            lo = snapshot_read.hi_as_lo(hi)
+        """Ranges of `documents` each, from the `_id` `behind` on; each is planned when it is needed. Retries after temporary errors."""
 
-    def boundary(
-        self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
-    ) -> bytes | None:
-        """The end of a range of `documents` from `lo` on; None where the collection ends before. Retries after temporary errors."""
-        return self._with_retries(lambda: snapshot_read.boundary(client, collection, lo=lo, documents=documents))
+        def boundary(lo: bytes | None) -> bytes | None:
+            return self._with_retries(lambda: snapshot_read.boundary(client, collection, lo=lo, documents=documents))
+
+        return snapshot_read.ranges(boundary, None if behind is None else snapshot_read.hi_as_lo(behind))
 
     def _with_retries(self, ask: Callable[[], Outcome]) -> Outcome:
         """The result of a request, which is retried after temporary errors."""

@@ -128,15 +128,10 @@ def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[s
     if reading.documents_per_second:
         # Each thread reads at its share of the pace.
         documents = min(documents, int(reading.documents_per_second / threads * RANGE_SECONDS))
-    id_ranges: list[snapshot_read.IdRange] = []
-    lo: bytes | None = None
-    while True:
-        hi = snapshot_read.boundary(client, reading.collection, lo=lo, documents=max(1, documents))
-        id_ranges.append(snapshot_read.IdRange(lo, hi))
-        if hi is None:
-            return id_ranges
-        # The end of a range is exclusive and the start of the next one inclusive: each `_id` is in exactly one.
-        lo = snapshot_read.hi_as_lo(hi)
+    at_least_one = max(1, documents)
+    return [
+        *snapshot_read.ranges(lambda lo: snapshot_read.boundary(client, reading.collection, lo=lo, documents=at_least_one))
+    ]
 
 
 def digests(spark: SparkSession, reading: ReadSpec, ranges: Sequence[snapshot_read.IdRange]) -> DataFrame:

@@ -91,7 +91,7 @@ def test_what_passes_by_itself_is_waited_for(
     def ask() -> Any:
         if asked == "size":
             return taking.reader.size(None, COLLECTION)  # type: ignore[arg-type]
-        return taking.reader.boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
+        return next(taking.reader.ranges(None, COLLECTION, behind=None, documents=1)).hi  # type: ignore[arg-type]
 
     assert ask() == "answer" and waits == [1.0, 2.0]
     answers += [errors.SourceUnreachable("error 24")] * chunk_reader.ATTEMPTS
@@ -225,7 +225,7 @@ def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
 
     monkeypatch.setattr(snapshot_read, "boundary", boundary)
     with pytest.raises(errors.SourceUnreachable):
-        taking.reader.boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
+        next(taking.reader.ranges(None, COLLECTION, behind=None, documents=1))  # type: ignore[arg-type]
     assert not taking.state.failed
 
 
