@@ -34,6 +34,9 @@ COLUMNS_DDL = f"{bronze.COLUMNS_DDL}, `reason` STRING, `to` BIGINT"
 IDENTITY = ("resume_token", "kind", "key")
 """The columns that identify an event, however often it is delivered."""
 
+IS_SAME = " AND ".join(f"`{name}` <=> `_{name}`" for name in IDENTITY)
+"""SQL for whether two rows are of one event; the second one has the columns with a `_` before their names."""
+
 
 class Reason(StrEnum):
     """Why an event is in the quarantine, or, for the last three, why it is not held."""

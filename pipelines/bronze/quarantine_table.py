@@ -6,9 +6,7 @@ again, which changes nothing: the newest fact of an event counts.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import sys
 import uuid
 from collections.abc import Sequence
@@ -197,9 +195,7 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef
     held_identities = quarantine_rules.held(spark.table(str(table))).select(
         *(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)
     )
-    is_same = functools.reduce(
-        operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
-    )
+    is_same = F.expr(quarantine_rules.IS_SAME)
     newest_facts = quarantine_rules.current(spark.table(str(other)))
     is_ending = F.col("reason").isin(*_ENDING_REASONS)
     changed_facts = (

@@ -325,10 +325,7 @@ def _with_copies(events: DataFrame, bronze_rows: DataFrame, *, since: int) -> Da
     copies = copy_rows.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(
         F.max("batch").alias("_batch")
     )
-    is_same = functools.reduce(
-        operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
-    )
-    joined = events.join(copies, is_same, "left").withColumn(
+    joined = events.join(copies, F.expr(quarantine_rules.IS_SAME), "left").withColumn(
         "is_again", F.coalesce(F.col("_batch") > F.col("to"), F.lit(False))
     )
     return joined.drop("_batch", *(f"_{name}" for name in quarantine_rules.IDENTITY))
