@@ -14,7 +14,8 @@ from cdc_core import errors
 from cdc_core.extended_json import query
 from cdc_core.properties.source import FullUpdateType, LimitAction, Source
 from cdc_core.settings.parse import Settings
-from cdc_core.stream import fields, filters
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.capture import custom_mode, deployment, stream_opener
 from pipelines.channels import kafka
@@ -274,8 +275,8 @@ def _unread(source: Source, captured: Sequence[str]) -> Iterator[Finding]:
 def _without_fields(source: Source, captured: Sequence[catalog.SourceCollection]) -> Iterator[Finding]:
     """Find entries of `field.exclude.list` and `field.renames` that match no captured collection: their fields stay as they are."""
     entries = [
-        *(("field.exclude.list", text, fields.read([text], [])) for text in source.field_exclude_list),
-        *(("field.renames", text, fields.read([], [text])) for text in source.field_renames),
+        *(("field.exclude.list", text, field_filters.read([text], [])) for text in source.field_exclude_list),
+        *(("field.renames", text, field_filters.read([], [text])) for text in source.field_renames),
     ]
     for name, text, entry in entries:
         if not any(entry.of(each.db, each.name) for each in captured):
