@@ -253,10 +253,14 @@ class History:
         self.schema = schemas.record(self.writer, ops, self.schema, evolution, collection=name, batch=number)
 
     def _with_awaited(self, events: DataFrame, range_: BatchRange, seen: Row, stack: ExitStack) -> DataFrame:
-        """The events and, for late documents, the updates after them from bronze, to be folded again."""
-        incomplete = self._stored().where(F.col("__incomplete") & F.col("__key").between(seen.first, seen.last))
-        incomplete = incomplete.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
-        late = events.where("after IS NOT NULL").join(incomplete, "key").where("sequence < at")
+        """The events and, for late documents, the updates after them from bronze, to be folded again.
+
+        An incomplete version waits for its document. Versions after a snapshot's document may lack changes that were lost before it.
+        """
+        stored = self._stored().where(F.col("__key").between(seen.first, seen.last) & (F.col("__sequence") > seen.low))
+        stored = stored.select(F.col("__key").alias("key"), F.col("__sequence").alias("at"), "__incomplete")
+        is_late = F.coalesce("__incomplete", F.lit(False)) | (F.col("op") == bronze.Op.READ.value)
+        late = events.where("after IS NOT NULL").join(stored, "key").where((F.col("sequence") < F.col("at")) & is_late)
         since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         first = since.agg(F.min("since")).first()[0]
         if first is None:

@@ -243,13 +243,15 @@ def _rows(live: LiveFiles, places: Places, columns: Sequence[str]) -> pa.Table:
 def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
     """Whether a document is older than updates of it that were applied already, which must then be read again from other batches."""
     documents = events.filter(pc.is_valid(events["after"]))
-    last_incomplete = {
-        key: max((version.sequence for version in stored_versions if version.is_incomplete), default="")
-        for key, stored_versions in stored.versions.items()
-    }
+    newest: dict[str, str] = {}
+    newest_incomplete: dict[str, str] = {}
+    for key, stored_versions in stored.versions.items():
+        newest[key] = max((version.sequence for version in stored_versions), default="")
+        newest_incomplete[key] = max((version.sequence for version in stored_versions if version.is_incomplete), default="")
+    # Versions after a document that a snapshot has read may lack changes that were lost before it.
     return any(
-        sequence < last_incomplete.get(key, "")
-        for key, sequence in zip(documents["key"].to_pylist(), documents["sequence"].to_pylist())
+        sequence < (newest if op == bronze.Op.READ.value else newest_incomplete).get(key, "")
+        for key, sequence, op in zip(*(documents[name].to_pylist() for name in ("key", "sequence", "op")))
     )
 
 

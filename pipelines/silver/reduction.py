@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: one row per key, with what the commit needs to know about the rows."""
-    events = batch.rows
+    awaited = partial_updates.AwaitedEvents(batch.rows)
     if batch.is_late and collection.keeps_document:
-        events = partial_updates.with_awaited(collection, batch)
+        awaited = partial_updates.with_awaited(collection, batch)
     # Awaited events are partial updates that are not counted in `batch.partial`.
-    has_partial = batch.partial > 0 or events is not batch.rows
+    has_partial = batch.partial > 0 or awaited.events is not batch.rows
     described_batch = replace(
         batch,
         deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
@@ -43,7 +43,7 @@ def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         touched=batches.touched(collection, batch.rows, batch.counts),
     )
     if has_partial and collection.keeps_document:
-        return _folded(collection, described_batch, events)
+        return _folded(collection, described_batch, awaited)
     return _latest(collection, described_batch, has_partial=has_partial)
 
 
@@ -56,9 +56,9 @@ def _latest(collection: SilverCollection, batch: RowBatch, *, has_partial: bool)
     return replace(batch, rows=reduce.decided(latest, mode=collection.mode, columns=collection.bronze_columns))
 
 
-def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> RowBatch:
+def _folded(collection: SilverCollection, batch: RowBatch, awaited: partial_updates.AwaitedEvents) -> RowBatch:
     """The rows with partial updates folded onto the stored documents, after the schema was grown for the resulting documents."""
-    rows = batch.resources.enter_context(partial_updates.folded(collection, whole, batch))
+    rows = batch.resources.enter_context(partial_updates.folded(collection, awaited, batch))
     pending_deletes = batch.resources.enter_context(_finding_places(collection, rows, batch))
     texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
     has_replaced = batch.partial < batch.counts.events

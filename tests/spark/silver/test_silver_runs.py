@@ -32,6 +32,7 @@ from tests.harness.layers import (
     forget_claims,
     killing,
     pipeline,
+    table_rows,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +91,28 @@ def test_a_replacement_that_the_stream_comes_to_after_a_snapshots_end(hop: Hop) 
     hop.bronze.append({"late": [{"op": "r", "key": 2, "at": 120, "after": {"_id": 2}}, replaced]})
     hop.run()
     assert [row["_id"] for row in hop.documents("late")] == [2]
+
+
+def test_an_update_that_overtook_a_snapshots_document_is_folded_onto_it(spark: SparkSession, lakehouse: Path) -> None:
+    """Changes were lost, and a snapshot reads the documents again. The update of one comes before the document that was read before it:
+    the row had been made from a document that lacks the lost changes.
+
+    Documents that were replaced or deleted after the snapshot's read do not go back.
+    """
+    hop = Hop(spark, pipeline(lakehouse, {"t": {"history": True}}, **{"keep.document": True}))
+    hop.bronze.append({"t": [document(key, 10, "c", v=1, lost="no") for key in range(5)]})
+    hop.run()
+    later = [{"op": "u", "key": key, "at": 60, "update": {"v": 2}} for key in (1, 2)]
+    hop.bronze.append({"t": [document(2, 58, v=1, lost="new"), {"op": "d", "key": 3, "at": 57}, *later]})
+    hop.run()
+    read = [document(key, 55, "r", v=1, lost="yes") for key in range(5)]
+    hop.bronze.append({"t": [*read, {"op": "u", "key": 4, "at": 70, "update": {"v": 3}}, {"sweep": 55}]})
+    hop.run()
+    found = {0: (1, "yes"), 1: (2, "yes"), 2: (2, "new"), 4: (3, "yes")}
+    rows = {row["_id"]: (row["v"], row["lost"]) for row in hop.rows("t")}
+    assert rows == {row["_id"]: (row["v"], row["lost"]) for row in hop.documents("t")} == found
+    versions = table_rows(spark, hop.layout.gold(bronze_rows.DB, "t_history"))
+    assert {row["_id"]: (row["v"], row["lost"]) for row in versions if row["valid_to"] is None} == found
 
 
 KILLS = [
