@@ -154,7 +154,9 @@ class _FileStatistics:
             "maxValues": {name: bound for name, bound in high.items() if bound is not None},
             "nullCount": self.nulls,
         }
-        return json.dumps(statistics)
+        # Not escaped: Arrow's JSON reader in Rust decodes some escaped pairs as a lower character (`\ud842\udfb7`, U+20BB7, as U+10BB7), and
+        # readers on top of it, such as Polars and delta-rs, would skip files because of their maximum.
+        return json.dumps(statistics, ensure_ascii=False)
 
 
 def _has_bounds(type_: pa.DataType) -> bool:

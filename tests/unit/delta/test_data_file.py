@@ -11,14 +11,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import deltalake
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from cdc_core import errors
 from cdc_core.tables.layout import TableRef
+from pipelines.delta import log_actions
 from pipelines.delta.data_file import ParquetFile
-from pipelines.delta.table_files import LocalFiles
+from pipelines.delta.table_files import LocalFiles, commit_name
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("flag", pa.bool_())])
 
@@ -48,6 +51,20 @@ def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
         "maxValues": {"key": "é" * 32 + "\U0010ffff", "n": 7, "at": "2024-01-02T00:00:00.000Z"},
         "nullCount": {"key": 1, "n": 1, "at": 2, "flag": 2},
     }
+
+
+def test_other_readers_find_a_value_with_a_rare_character(tmp_path: Path) -> None:
+    """delta-rs and Polars decode an escape of such a character in the statistics as a lower one, and would skip the file."""
+    name = "\U00020bb7\u91ce"  # a Japanese surname
+    rows = pa.table({"key": [name]})
+    table = TableRef(f"delta.`{tmp_path}`", str(tmp_path))
+    deltalake.write_deltalake(tmp_path, rows.slice(0, 0))
+    file = ParquetFile.write(LocalFiles(tmp_path), [rows], schema=rows.schema, statistics=["key"], table=table)
+    commit = json.dumps(log_actions.added(file), ensure_ascii=False)  # as Delta writes it
+    (tmp_path / commit_name(1)).write_text(commit, "utf-8")
+    found = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(tmp_path))
+    assert pa.table(found.execute(f"SELECT * FROM t WHERE key = '{name}'").read_all()).num_rows == 1
+    assert pl.scan_delta(str(tmp_path)).filter(pl.col("key") == name).collect().height == 1
 
 
 def test_nested_columns_have_no_statistics(tmp_path: Path) -> None:
