@@ -446,5 +446,7 @@ def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata:
     if operation == "RESTORE":
         return UNKNOWN if parameters.get("version") is None else int(parameters["version"])
     # A CLONE or an overwrite without our metadata, such as a restored backup: its rows are not at the position of our last commit.
-    is_replaced = operation == "CLONE" or (parameters.get("mode") == "Overwrite" and parameters.get("predicate") is None)
+    is_overwritten = parameters.get("mode") == "Overwrite" and parameters.get("predicate") is None
+    # An overwrite by `saveAsTable` is a CREATE OR REPLACE TABLE AS SELECT, too, which keeps the table's properties.
+    is_replaced = is_overwritten or operation == "CLONE" or "REPLACE TABLE" in (operation or "")
     return UNKNOWN if is_replaced and metadata is None else None

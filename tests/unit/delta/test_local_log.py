@@ -94,6 +94,9 @@ def test_a_restore_to_a_version_says_it(table: Path) -> None:
         ("WRITE", {"mode": "Overwrite", "partitionBy": "[]"}, True),
         ("WRITE", {"mode": "Overwrite", "partitionBy": "[]", "predicate": "day = 3"}, False),
         ("WRITE", {"mode": "Append", "partitionBy": "[]"}, False),
+        ("CREATE OR REPLACE TABLE AS SELECT", {"isV1SaveAsTableOverwrite": True, "partitionBy": "[]"}, True),  # saveAsTable
+        ("CREATE OR REPLACE TABLE AS SELECT", {"partitionBy": "[]", "properties": '{"medallion.format":"1"}'}, True),
+        ("REPLACE TABLE", {"partitionBy": "[]", "properties": '{"medallion.format":"1"}'}, True),
         ("OPTIMIZE", {"predicate": "[]"}, False),
     ],
 )
