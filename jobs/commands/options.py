@@ -63,6 +63,14 @@ def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
     return {**conf, "spark.jars.packages": packages} if packages else conf
 
 
+def refuse_unusable(root: str) -> None:
+    """Refuse a root that no tables can be below."""
+    from cdc_core.tables import layout as tables
+
+    if reason := tables.unusable(root):
+        raise click.UsageError(f"--root {root}: {reason}")
+
+
 @dataclass(frozen=True)
 class SettingsFile:
     """A settings file, with the deployment's place for tables, which overrides the file's."""
@@ -74,7 +82,6 @@ class SettingsFile:
     conf: Mapping[str, str]
 
     def load(self) -> Settings:
-        from cdc_core.tables import layout as tables
         from pipelines.settings import file as settings_file
 
         if "" in (self.root, self.catalog):
@@ -82,8 +89,7 @@ class SettingsFile:
             raise click.UsageError("--root and --catalog must not be empty")
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("use either --root, or --catalog with --schema-prefix")
-        if reason := tables.unusable(self.root or "/"):
-            raise click.UsageError(f"--root {self.root}: {reason}")
+        refuse_unusable(self.root or "/")
         settings = settings_file.load(self.path)
         if self.catalog:
             return replace(

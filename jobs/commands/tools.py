@@ -89,6 +89,9 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     from pipelines.settings import file as settings_file
     from pipelines.terminal import signs
 
+    # References are resolved, and the root is checked again, when the settings are loaded.
+    if "${" not in root:
+        options.refuse_unusable(root)
     conversion = debezium_connector.read(connector, root=root)
     click.echo(conversion.text, nl=False) if out is None else settings_file.write(out, conversion.text)
     for line in (*conversion.notes, *(f"set {variable}" for variable in conversion.variables)):

@@ -243,6 +243,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert out.read_text(encoding="utf-8") == expected
 
 
+@pytest.mark.parametrize("root", ["~/lake", "$HOME/lake", "s3a:bucket", "https://bucket"])
+def test_a_root_that_no_command_takes_is_not_written(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings would be refused at their first use."""
+    connector = str(CASES / "taken" / "today.json")
+    assert command_line.main(["import-debezium", connector, f"--root={root}"]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and f"--root {root}: " in shown.err
+    for reference in ("${env:LAKE}", "${env:HOME}/lake", "s3a://${env:BUCKET}/lake"):
+        assert command_line.main(["import-debezium", connector, f"--root={reference}"]) == 0
+
+
 def test_the_command_writes_into_what_is_no_file() -> None:
     """A pipe or a device is written without reading it first. If it has no room, the error is temporary."""
     connector = str(CASES / "taken" / "today.json")
