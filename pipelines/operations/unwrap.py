@@ -56,10 +56,13 @@ class UnwrapSummary:
     collections: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return (
-            f"{self.lines} lines: {self.rows} rows, {self.deletes} deletes, {self.dropped} dropped, "
-            f"{self.unchanged} unchanged; {self.rescued} rows with rescued values"
-        )
+        counts = f"{_counted(self.rows, 'row')}, {_counted(self.deletes, 'delete')}, {self.dropped} dropped"
+        rescued = f"{_counted(self.rescued, 'row')} with rescued values"
+        return f"{_counted(self.lines, 'line')}: {counts}, {self.unchanged} unchanged; {rescued}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:

@@ -60,7 +60,8 @@ def test_each_line_becomes_one_line(tmp_path: pathlib.Path, options: pathlib.Pat
     assert summary == unwrap_files.UnwrapSummary(
         lines=6, rows=2, deletes=1, dropped=1, unchanged=2, rescued=1, collections=("d.c",)
     )
-    assert str(summary) == "6 lines: 2 rows, 1 deletes, 1 dropped, 2 unchanged; 1 rows with rescued values"
+    assert str(summary) == "6 lines: 2 rows, 1 delete, 1 dropped, 2 unchanged; 1 row with rescued values"
+    assert str(unwrap_files.UnwrapSummary(lines=1, rows=1)).startswith("1 line: 1 row, 0 deletes, ")
 
 
 def test_files_may_be_compressed(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
