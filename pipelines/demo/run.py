@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.table import Table
 
+from cdc_core import errors
 from cdc_core.properties.types import Reference
 from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
@@ -45,8 +46,10 @@ from pipelines.verify import run as verify
 
 BUCKET = "demo"
 
+SETTINGS_HEAD = "# The demo's settings, written by `medallion demo`."
+
 SETTINGS = """\
-# The demo's settings, written by `medallion demo`. Try:  medallion status --config {directory}/shop.yml
+{head} Try:  medallion status --config {directory}/shop.yml
 name: shop
 
 lakehouse:
@@ -71,11 +74,11 @@ silver:
 def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool = False, stop: threading.Event) -> None:
     """Change data, capture it, and show the result; ends early and cleanly when `stop` is set.
 
-    Writes a settings file and uses it, with the server's URI instead of the reference.
+    Writes a settings file and uses it, with the server's URI instead of the reference. Raises `SettingsError` if the folder cannot be
+    created, or has a file of that name which no demo wrote.
     """
     screen = report.console(markup=True)
-    folder = directory.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _prepared(directory.absolute())
     started_at = time.monotonic()
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(emulated_s3.running(BUCKET)) if on_s3 else None
@@ -90,6 +93,22 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
         with screen.status("Comparing gold with MongoDB, document by document"):
             _verify(stage, screen)
     screen.print(f"[dim]Done in {time.monotonic() - started_at:.0f} s. Run the demo again to continue from here.[/]")
+
+
+def _prepared(folder: Path) -> Path:
+    """The demo's folder, which may be a folder with other files, but not one with settings of someone else."""
+    settings = folder / "shop.yml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_foreign = settings.exists() and not settings.read_bytes().startswith(SETTINGS_HEAD.encode())
+    except PermissionError:
+        raise  # a right is missing, which is no mistake
+    except OSError as error:
+        raise errors.of_file(error, errors.Problem("--directory", f"{error.filename}: {error.strerror}")) from error
+    if is_foreign:
+        hint = "choose another folder: this one would be overwritten"
+        raise errors.SettingsError(errors.Problem("--directory", f"{settings} is not of a demo", hint))
+    return folder
 
 
 def _verify(stage: DemoStage, screen: Console) -> None:
@@ -136,7 +155,9 @@ def _opened(
         shop.stock(client)
 
     # A commit to the emulated S3 takes seconds.
-    text = SETTINGS.format(directory=folder, lakehouse=_lakehouse(root, store), interval=10_000 if store else 2000)
+    text = SETTINGS.format(
+        head=SETTINGS_HEAD, directory=folder, lakehouse=_lakehouse(root, store), interval=10_000 if store else 2000
+    )
     (folder / "shop.yml").write_text(text, encoding="utf-8")
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
     return DemoStage(folder, settings, delta.layout(settings.lakehouse), spark, client)

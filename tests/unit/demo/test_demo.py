@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 from rich.console import Console
 
+from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import embedded_mongodb, shop
@@ -82,6 +83,24 @@ def test_a_step_that_is_killed_is_not_played_again(monkeypatch: pytest.MonkeyPat
         shop.open_for_business(client, stop=stop, each=lambda _: None)
     shop.open_for_business(client, stop=stop, each=lambda _: None)
     assert played == [0, 1, 2]
+
+
+@pytest.mark.parametrize("folder", ["/proc/demo", "/dev/null", "/dev/null/demo"])
+def test_a_folder_that_cannot_be_made_is_a_mistake(folder: str) -> None:
+    """It was told as a bug, without the folder."""
+    with pytest.raises(errors.SettingsError, match=f"--directory: {folder}"):
+        demo.run(Path(folder), mongodb_uri=None, seconds=1, stop=threading.Event())
+
+
+def test_settings_that_no_demo_wrote_stay(tmp_path: Path) -> None:
+    """A demo in `conf` or in a folder with a `shop.yml` replaced its settings. Its own it writes again."""
+    file = tmp_path / "shop.yml"
+    file.write_text("name: shop\n")
+    with pytest.raises(errors.SettingsError, match="shop.yml is not of a demo"):
+        demo.run(tmp_path, mongodb_uri=None, seconds=1, stop=threading.Event())
+    assert file.read_text() == "name: shop\n" and [*tmp_path.iterdir()] == [file]
+    file.write_text(demo.SETTINGS.format(head=demo.SETTINGS_HEAD, directory=tmp_path, lakehouse="root: x", interval=1))
+    assert demo._prepared(tmp_path) == tmp_path
 
 
 def test_a_server_that_does_not_run_is_killed_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
