@@ -35,6 +35,8 @@ IN_USE = 100
 """mongod's exit code when another process holds its data."""
 IN_USE_PATIENCE = 15
 """Seconds to wait for the server of a killed owner to end."""
+VERSION_PATIENCE = 30.0
+"""Seconds for `mongod --version`."""
 NOT_YET_INITIALIZED = 94
 
 # $1 is the file for mongod's output before its log is open, the rest is mongod's command. The shell prints mongod's pid, and sends mongod
@@ -98,7 +100,8 @@ class EmbeddedMongoDB:
     def start(self, *, timeout: float = 60) -> EmbeddedMongoDB:
         """Start the server, and return when it accepts writes. Does nothing if it runs.
 
-        Raises `DecisionNeeded` if no mongod is found, it is too old, or it does not start; `Temporary` if it takes longer than `timeout`.
+        Raises `DecisionNeeded` if no mongod is found, it is too old, or it does not start; `Temporary` if it takes longer than `timeout`,
+        or its version longer than `VERSION_PATIENCE`.
         """
         if self._process is not None and self._process.poll() is None:
             return self
@@ -268,9 +271,14 @@ def _await_primary(client: MongoClient[dict[str, Any]], deadline: float, *, fail
 
 def _check_version(command: Path) -> None:
     try:
-        result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, errors="replace", timeout=VERSION_PATIENCE, check=False
+        )
     except OSError as error:
         raise errors.DecisionNeeded(f"{command} does not run here: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        busy = "the machine may be busy, or its disk slow. Try again later"
+        raise errors.Temporary(f"{command} --version did not end in {VERSION_PATIENCE:g} s: {busy}") from error
     version = re.search(r"db version v(\d+)\.(\d+)", result.stdout)
     if version is None:
         lines = (result.stderr or result.stdout).strip().splitlines()

@@ -103,6 +103,16 @@ def test_settings_that_no_demo_wrote_stay(tmp_path: Path) -> None:
     assert demo._prepared(tmp_path) == tmp_path
 
 
+def test_a_mongod_that_does_not_tell_its_version_is_tried_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is short of memory or disk even its first page may take a minute."""
+    slow = tmp_path / "mongod"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(embedded_mongodb, "VERSION_PATIENCE", 0.1)
+    with pytest.raises(errors.Temporary, match="mongod --version did not end in 0.1 s"):
+        embedded_mongodb.EmbeddedMongoDB(tmp_path, embedded_mongodb.ServerOptions(binary=slow)).start()
+
+
 def test_a_server_that_does_not_run_is_killed_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For `kill`, process 0 is the caller's whole process group."""
     killed: list[int] = []
