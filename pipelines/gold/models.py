@@ -175,8 +175,10 @@ def known_collections(spark: SparkSession, settings: Settings) -> tuple[str, ...
     return (*names, *(f"{name}_history" for name in names if settings.silver.for_collection(name).history))
 
 
-def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
+def ordered(spark: SparkSession | None, settings: Settings) -> graph.Order:
     """The models in the order in which they are made, and all mistakes in and between their files.
+
+    Without `spark` no table is read: which collections silver has is then unknown, and a model may refer to any.
 
     Raises `SettingsError` if the folder does not exist.
     """
@@ -187,13 +189,13 @@ def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
         base = collection.removesuffix("_history")
         is_history = base != collection and settings.silver.for_collection(f"{db}.{base}").history
         return bool(db and collection) and (
-            source_filter.includes(db, collection) or (is_history and source_filter.includes(db, base))
+            spark is None or source_filter.includes(db, collection) or (is_history and source_filter.includes(db, base))
         )
 
     model_files = files(settings)
     if not model_files.models:
         return graph.Order((), model_files.problems)
-    collections = known_collections(spark, settings)
+    collections = () if spark is None else known_collections(spark, settings)
     layout = delta.layout(settings.lakehouse)
     by_key = {collection_table(layout, name).key: name for name in collections}
     owners = {each.name: by_key.get(layout.model(each.name).key) for each in model_files.models}

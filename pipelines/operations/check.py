@@ -116,9 +116,10 @@ def _gold(settings: Settings) -> Iterator[Finding]:
 def _models(settings: Settings) -> str:
     if settings.gold.models is None:
         return ""
-    files = models.files(settings)
-    files.check()
-    return f"{len(files.models)} in {settings.gold.models}; medallion models check also analyses their queries"
+    order = models.ordered(None, settings)
+    if order.problems:
+        raise errors.SettingsError(order.problems)
+    return f"{len(order.models)} in {settings.gold.models}; medallion models check also analyses their queries"
 
 
 def _suites(settings: Settings) -> str:

@@ -57,6 +57,26 @@ def test_the_files_of_gold_are_read(tmp_path: Path) -> None:
     assert not [*check._gold(dataclasses.replace(placed, gold=settings.GoldSettings()))]
 
 
+def test_models_that_refer_to_nothing_or_to_each_other_are_told(tmp_path: Path) -> None:
+    """Without the tables: whether a collection that is not captured has one is not known here, and is no mistake."""
+    for name, refers in (("one", "two"), ("two", "one"), ("three", "tow"), ("four", "shop.orders")):
+        (tmp_path / f"{name}.sql").write_text(f"SELECT * FROM {{{{ ref('{refers}') }}}}")
+    source = SOURCE | {"collection.include.list": "shop.items"}
+    placed = settings.parse(
+        {"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source, "gold": {"models": str(tmp_path)}}
+    )
+    [found] = check._gold(placed)
+    assert found.verdict is WRONG and isinstance(found.error, errors.SettingsError)
+    assert [problem.message for problem in found.error.problems] == [
+        "ref('tow') refers to nothing: there is no model of this name",
+        "the models refer to each other in a cycle: one → two → one",
+    ]
+    for name in ("one", "three"):
+        (tmp_path / f"{name}.sql").write_text("SELECT 1 AS one")
+    [fine] = check._gold(placed)
+    assert fine.verdict is FINE and fine.found.startswith("4 in ")
+
+
 def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_path: Path) -> None:
     """With a mistyped `tls` option the connection would not be encrypted, and only the capture's log would show it."""
     source = {"mongodb.connection.string": "mongodb://127.0.0.1:1/?tls=Secret9&replicaSet=rs0&readPreferense=secondary"}
