@@ -111,6 +111,15 @@ def test_production_lies_where_only_its_own_principal_writes() -> None:
     assert prod["workspace"]["root_path"].startswith(f"/Workspace/Users/{principal}/")
 
 
+def test_the_example_of_permissions_only_has_to_be_uncommented() -> None:
+    """Its lines are then a part of the target for production, in which nobody but the service principal changes what runs."""
+    example = re.sub(r"(?m)^    # (permissions:|  .*)$", r"    \1", (ROOT / "databricks.yml").read_text())
+    prod = yaml.safe_load(example)["targets"]["prod"]
+    assert {key: value for key, value in prod.items() if key != "permissions"} == BUNDLE["targets"]["prod"]
+    assert [each.keys() for each in prod["permissions"]] == [{"group_name", "level"}]
+    assert {each["level"] for each in prod["permissions"]} <= {"CAN_VIEW", "CAN_RUN"}
+
+
 def test_what_does_not_run_is_not_uploaded() -> None:
     """Tests, benchmarks and documents are not uploaded; settings, jobs and notebooks are."""
     excluded = {pattern.partition("/")[0] for pattern in BUNDLE["sync"]["exclude"]}
