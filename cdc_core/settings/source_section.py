@@ -249,6 +249,49 @@ def _check_kafka(reader: SectionReader, source: Source, name: str) -> None:
         reader.warnings.append("source.producer.override.* has no effect: notification.enabled.channels does not name sink")
 
 
+_USED_BESIDE: Mapping[str, tuple[str, Callable[[Source], bool]]] = {
+    "capture.mode.full.update.type": (
+        "a capture.mode with full updates",
+        lambda source: source.capture_mode.has_full_updates,
+    ),
+    "cursor.oversize.skip.threshold": (
+        "cursor.oversize.handling.mode: skip",
+        lambda source: source.cursor_oversize_handling_mode is OversizeMode.SKIP,
+    ),
+    "guardrail.collections.limit.action": (
+        "guardrail.collections.max",
+        lambda source: source.guardrail_collections_max > 0,
+    ),
+    "notification.sink.topic.name": (
+        "sink in notification.enabled.channels",
+        lambda source: NotificationChannel.SINK in source.notification_enabled_channels,
+    ),
+    "signal.data.collection": (
+        "source in signal.enabled.channels",
+        lambda source: SignalChannel.SOURCE in source.signal_enabled_channels,
+    ),
+    "signal.file": (
+        "file in signal.enabled.channels",
+        lambda source: SignalChannel.FILE in source.signal_enabled_channels,
+    ),
+    "signal.kafka.topic": (
+        "kafka in signal.enabled.channels",
+        lambda source: SignalChannel.KAFKA in source.signal_enabled_channels,
+    ),
+    "snapshot.mode.custom.name": (
+        "snapshot.mode: custom",
+        lambda source: source.snapshot_mode is SnapshotMode.CUSTOM,
+    ),
+}
+"""Properties that do nothing without another one, and whether that is there."""
+
+
+def _warn_of_unused(reader: SectionReader, source: Source, name: str) -> None:
+    for option, (other, is_used) in _USED_BESIDE.items():
+        if _value(source, option) != properties.BY_NAME[option].default and not is_used(source):
+            reader.warnings.append(f"source.{option} has no effect without {other}")
+
+
 def _warn(reader: SectionReader, source: Source, name: str) -> None:
     if source.max_queue_size_in_bytes < source.commit_max_bytes:
         reader.warnings.append(
@@ -271,6 +314,7 @@ _CHECKS: tuple[Callable[[SectionReader, Source, str], None], ...] = (
     _check_capture,
     _check_modes,
     _check_kafka,
+    _warn_of_unused,
     _warn,
 )
 

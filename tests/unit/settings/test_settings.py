@@ -474,3 +474,43 @@ def test_warnings() -> None:
     assert no_updates.startswith("silver.collections.shop.orders.history: ") and not parsed(silver=given).warnings
     (alone,) = parsed(source={"capture.target": "shop.orders"}).warnings
     assert alone.startswith("source.capture.target has no effect")
+
+
+@pytest.mark.parametrize(
+    ("option", "beside", "without"),
+    [
+        ({"signal.file": "signals.txt"}, {"signal.enabled.channels": "source,file"}, "file in signal.enabled.channels"),
+        (
+            {"signal.data.collection": "a.b", "signal.enabled.channels": "table"},
+            {"signal.enabled.channels": "source"},
+            "source in ",
+        ),
+        (
+            {"signal.kafka.topic": "t"},
+            {"signal.enabled.channels": "kafka", "signal.kafka.bootstrap.servers": "h:1"},
+            "kafka in ",
+        ),
+        (
+            {"notification.sink.topic.name": "t"},
+            {"notification.enabled.channels": "sink", "signal.kafka.bootstrap.servers": "h:1"},
+            "sink in notification.enabled.channels",
+        ),
+        (
+            {"cursor.oversize.skip.threshold": 5},
+            {"cursor.oversize.handling.mode": "skip"},
+            "cursor.oversize.handling.mode: skip",
+        ),
+        ({"guardrail.collections.limit.action": "fail"}, {"guardrail.collections.max": 5}, "guardrail.collections.max"),
+        (
+            {"capture.mode.full.update.type": "post_image", "capture.mode": "change_streams"},
+            {"capture.mode": "change_streams_update_full"},
+            "a capture.mode with full updates",
+        ),
+        ({"snapshot.mode.custom.name": "a:B"}, {"snapshot.mode": "custom"}, "snapshot.mode: custom"),
+    ],
+)
+def test_an_option_that_does_nothing_is_told(option: dict[str, Any], beside: dict[str, Any], without: str) -> None:
+    """Signals in a file that no channel reads, say, would wait for ever, and nothing would show it."""
+    (warning,) = parsed(source=option).warnings
+    assert warning.startswith(f"source.{next(iter(option))} has no effect without {without}")
+    assert not parsed(source=option | beside).warnings
