@@ -62,11 +62,21 @@ def connection(source: Source) -> Connection:
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
     if not has_credentials:
         options |= _credentials(source)
-    if source.mongodb_ssl_enabled or uri_options & {"tls", "ssl"}:
-        options |= _tls(source, is_given=bool(uri_options & {"tls", "ssl"}))
+    if uses_tls(source, uri):
+        options |= _tls(source, is_given=bool(uri_options & _OF_TLS))
     return Connection(
         uri, {name: value for name, value in options.items() if value is not None and name.lower() not in uri_options}
     )
+
+
+def uses_tls(source: Source, uri: str) -> bool:
+    """Whether connections use TLS; the driver uses it for every mongodb+srv:// that does not say otherwise."""
+    is_given = any(name.lower() in _OF_TLS for name in mongodb.uri_options(uri))
+    return source.mongodb_ssl_enabled or is_given or uri.startswith("mongodb+srv://")
+
+
+_OF_TLS = frozenset({"tls", "ssl"})
+"""The options of a connection string that switch TLS on or off."""
 
 
 def _credentials(source: Source) -> dict[str, Any]:

@@ -77,6 +77,7 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     findings = [*_settings(settings), *_gold(settings), *_lakehouse(settings, session), *_kafka(settings)]
     connection = connections.connection(settings.source)
     findings.extend(_connection_string(connection.uri))
+    findings.extend(_tls(settings.source, connection.uri))
     client = connection.client()
     try:
         findings.append(_server(client))
@@ -182,6 +183,18 @@ def _connection_string(uri: str) -> Iterator[Finding]:
     if names := mongodb.left_out(uri):
         message = f"the connection string has options that are unknown or have an invalid value: {', '.join(names)}"
         yield Finding("server", CheckVerdict.WARNING, message, "check their spelling: the driver ignores them")
+
+
+def _tls(source: Source, uri: str) -> Iterator[Finding]:
+    """Find certificates that are for nothing: the connection is not encrypted."""
+    files = {
+        "mongodb.ssl.ca.file": source.mongodb_ssl_ca_file,
+        "mongodb.ssl.certificate.key.file": source.mongodb_ssl_certificate_key_file,
+    }
+    names = [name for name, file in files.items() if file is not None]
+    if names and not connections.uses_tls(source, uri):
+        message = f"the connection is not encrypted, although there is {' and '.join(names)}"
+        yield Finding("server", CheckVerdict.WARNING, message, "set source.mongodb.ssl.enabled: true")
 
 
 def _server(client: mongodb.Client) -> Finding:

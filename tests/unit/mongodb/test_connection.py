@@ -81,6 +81,9 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     found = options(mongodb__connection__string="mongodb://h/?tls=true&tlsCAFile=/other.pem", **given)
     assert "tls" not in found and "tlsCAFile" not in found
     assert found["tlsCertificateKeyFile"] == "/me.pem"
+    # The driver encrypts these by default: without the certificate of its authority it would refuse the server.
+    found = options(mongodb__connection__string="mongodb+srv://h.cluster.example/", **given)
+    assert tls.items() <= found.items()
 
 
 def test_a_missing_right_is_told_without_the_command() -> None:

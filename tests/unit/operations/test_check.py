@@ -87,6 +87,23 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("uri", "more", "is_told"),
+    [
+        ("mongodb://h/", {}, True),
+        ("mongodb://h/?tls=true", {}, False),
+        ("mongodb+srv://h.cluster.example/", {}, False),
+        ("mongodb://h/", {"mongodb.ssl.enabled": True}, False),
+    ],
+)
+def test_certificates_without_encryption_are_told(tmp_path: Path, uri: str, more: dict[str, Any], is_told: bool) -> None:
+    """Who names a certificate expects an encrypted connection; a server that takes both kinds does not show that it is none."""
+    source = {"mongodb.connection.string": uri, "mongodb.ssl.ca.file": "/ca.pem", **more}
+    chosen = settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source}).source
+    found = [each.found for each in check._tls(chosen, uri)]
+    assert found == ["the connection is not encrypted, although there is mongodb.ssl.ca.file"] * is_told
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "has no attribute"),
