@@ -47,7 +47,7 @@ from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 from pipelines.verify import bronze_state, documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
-from pipelines.verify.result import CollectionVerification, Verification
+from pipelines.verify.result import CollectionVerification, KeyVerdict, Verification
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,23 +64,7 @@ SCHEMA = pa.schema(
         ("as_of", pa.string()),
         ("version", pa.int64()),
         ("is_equal", pa.bool_()),
-        *(
-            (count, pa.int64())
-            for count in (
-                "documents",
-                "equal",
-                "missing",
-                "extra",
-                "different",
-                "waiting",
-                "changing",
-                "kept",
-                "incomplete",
-                "quarantined",
-                "unsettled",
-                "repaired",
-            )
-        ),
+        *((count, pa.int64()) for count in ("documents", *KeyVerdict, "unsettled", "repaired")),
         ("milliseconds", pa.int64()),
         ("differences", pa.string()),
     ]
