@@ -16,9 +16,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -62,6 +62,9 @@ SCHEMA = pa.schema(
 """`name` is the pipeline's (pipelines may share a lakehouse); null in rows of earlier versions. `time` and `until` are cluster times as 16
 hex digits: the tables show the source at every time from `time` to before `until`. `documents` is `exact`, or `as captured` if updates
 are looked up. `missing` names collections that are incomplete in bronze, and models that wait for a table and were not updated."""
+
+_OF_ALL_ROWS = ("made_ms", "time", "until", "batch", "documents")
+"""The columns with the fields of a cut of these names."""
 
 EXACT, AS_CAPTURED = "exact", "as captured"
 
@@ -439,16 +442,8 @@ def _missing(
 
 def _note(spark: SparkSession, settings: Settings, cut: Cut) -> None:
     table = delta.layout(settings.lakehouse).ops("cuts")
-    common = {
-        "name": settings.name,
-        "cut": cut.name,
-        "made_ms": cut.made_ms,
-        "time": cut.time,
-        "until": cut.until,
-        "batch": cut.batch,
-        "documents": cut.documents,
-        "missing": list(cut.missing),
-    }
+    common = {"name": settings.name, "cut": cut.name, "missing": list(cut.missing)}
+    common |= {name: getattr(cut, name) for name in _OF_ALL_ROWS}
     rows = [{**common, "table": each.name, "identifier": each.identifier, "version": each.version} for each in cut.tables]
     ops_tables.note(spark, table, rows, SCHEMA)
 
@@ -459,7 +454,7 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
     if not delta.exists(spark, table):
         return []
     # A cut that was made again has the same name: `made_ms` distinguishes the rows.
-    by_cut: dict[tuple[int, str], list[dict[str, object]]] = {}
+    by_cut: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
         if row["name"] not in (None, settings.name):
             continue
@@ -471,18 +466,13 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
     return list(cuts.values())
 
 
-def _cut_of_rows(rows: Sequence[dict[str, object]]) -> Cut:
+def _cut_of_rows(rows: Sequence[Mapping[str, Any]]) -> Cut:
     first = rows[0]
-    cut_tables = sorted((str(row["table"]), str(row["identifier"]), int(str(row["version"]))) for row in rows)
-    missing = first["missing"]
+    cut_tables = sorted((row["table"], row["identifier"], row["version"]) for row in rows)
     return Cut(
-        name=str(first["cut"]),
-        made_ms=int(str(first["made_ms"])),
-        time=str(first["time"]),
-        until=str(first["until"]),
-        batch=int(str(first["batch"])),
-        documents=str(first["documents"]),
-        missing=tuple(missing) if isinstance(missing, list) else (),
+        name=first["cut"],
+        **{name: first[name] for name in _OF_ALL_ROWS},
+        missing=tuple(first["missing"] or ()),
         tables=tuple(CutTable(*each) for each in cut_tables),
     )
 
