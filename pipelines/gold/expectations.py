@@ -27,7 +27,7 @@ from pipelines import clock
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.gold import great_expectations as library
-from pipelines.gold.candidate import Candidate
+from pipelines.gold.candidate import Audit, Candidate
 from pipelines.settings import file as settings_file
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def check_views(table_suites: Sequence[suites.Suite], *, views: Collection[str])
 
 
 @dataclass
-class Gate:
+class Gate(Audit):
     """The audit by expectations: it checks each candidate by the suite of its table."""
 
     settings: Settings
