@@ -61,10 +61,12 @@ class Channel(Protocol):
         """The signals that are new since the last poll, in order."""
 
     def handled(self, received: signals.ReceivedSignal) -> None:
-        """Note that the signal's row is in bronze; called by another thread than `poll`."""
+        """Note that the signal's row is in bronze; called by another thread than `poll`. By default nothing is to be noted."""
+        return
 
     def close(self) -> None:
-        """Release the channel after the last poll."""
+        """Release the channel after the last poll. By default nothing is open."""
+        return
 
 
 def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) -> list[Channel]:
@@ -85,7 +87,7 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
 
 
 @dataclass
-class FileChannel:
+class FileChannel(Channel):
     """A file with one JSON signal per line; handled lines are removed, as Debezium empties the file.
 
     Other processes append to it at any time, without a lock. So a line is first overwritten with blanks, which moves no other line;
@@ -132,9 +134,6 @@ class FileChannel:
         line = self._waiting.get(received.mark)
         if line is not None and self._take_out(line):
             del self._waiting[received.mark]
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
     def _is_refused(self, file: SignalFile) -> bool:
         """Whether the file cannot be used."""
@@ -245,8 +244,8 @@ def _close_up(file: FileIO) -> None:
 
 
 @dataclass
-class TableChannel:
-    """The table `ops/signals`: returns the rows of one pipeline that are not in bronze yet."""
+class TableChannel(Channel):
+    """The table `ops/signals`, which is append-only: returns the rows of one pipeline whose marks bronze does not hold."""
 
     spark: SparkSession
     table: tables.TableRef
@@ -276,12 +275,6 @@ class TableChannel:
         self.done |= row_ids  # Only when all are read: a failure would lose the first ones.
         self._version = version
         return new_signals
-
-    def handled(self, received: signals.ReceivedSignal) -> None:
-        """Do nothing: bronze holds the mark, and the table is append-only."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 def check_table_channel(settings: Settings) -> None:
