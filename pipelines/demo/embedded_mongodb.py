@@ -62,7 +62,6 @@ class ServerOptions:
     """How to run the server; `parameters` are mongod's `--setParameter`, `arguments` are appended to its command."""
 
     binary: Path | None = None
-    port: int | None = None
     cache_gb: float = 0.25
     oplog_mb: int = 1024
     parameters: Mapping[str, object] = field(default_factory=dict)
@@ -148,13 +147,11 @@ class EmbeddedMongoDB:
 
     def _launch(self, command: Path, deadline: float) -> None:
         """Start mongod, again on another port if its own is taken, or later if its data is in use."""
-        preferred_port = self.options.port or _remembered(self.data_dir / "port")
+        preferred_port = _remembered(self.data_dir / "port")
         in_use_deadline = min(deadline, time.monotonic() + IN_USE_PATIENCE)
         while True:
             # Keep the port: connection strings of the last run stay valid.
             self.port = preferred_port if preferred_port and _is_free(preferred_port) else _free_port()
-            if self.options.port and self.port != self.options.port:
-                raise errors.DecisionNeeded(f"port {self.options.port} is already in use")
             self._spawn(command)
             status = self._until_listening(deadline)
             if status is None:
