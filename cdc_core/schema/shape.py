@@ -92,25 +92,6 @@ class Shape:
         # renamed.
         return sorted(self.fields.items(), key=lambda item: (item[1].first is None, item[1].first, item[0]))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "kinds": {value_kind.value: mark for value_kind, mark in self.kinds.items()},
-            "first": self.first,
-            "fields": {name: shape.to_json() for name, shape in self.fields.items()},
-            "element": None if self.element is None else self.element.to_json(),
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Shape:
-        """The inverse of `to_json`."""
-        return Shape(
-            kinds={Kind(value_kind): mark for value_kind, mark in value["kinds"].items()},
-            first=None if value["first"] is None else tuple(value["first"]),
-            fields={name: Shape.from_json(shape) for name, shape in value["fields"].items()},
-            element=None if value["element"] is None else Shape.from_json(value["element"]),
-        )
-
 
 def observe(parsed_document: Any, *, mark: str = "") -> Shape:
     """The shape of one document; `mark` sorts like its event among those that are merged."""

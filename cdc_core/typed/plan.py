@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from cdc_core.properties.unwrap import FieldValues
@@ -79,16 +79,7 @@ def decoder_of(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) 
 
 # --- inspecting documents -------------------------------------------------------------------------------------
 
-INFERENCE_DDL = "shape STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>, is_cut BOOLEAN"
-_INFERENCE = pa.schema(
-    [
-        ("shape", pa.string()),
-        ("low", pa.string()),
-        ("refused", pa.int64()),
-        ("also", pa.list_(pa.int64())),
-        ("is_cut", pa.bool_()),
-    ]
-)
+INFERENCE_DDL = "inference STRING"
 
 
 @dataclass(frozen=True)
@@ -121,14 +112,12 @@ class Inference:
 
     def to_batch(self) -> pa.RecordBatch:
         """One row of `INFERENCE_DDL`."""
-        values = (json.dumps(self.shape.to_json()), self.low, self.refused, self.also, self.is_cut)
-        return pa.RecordBatch.from_pydict(dict(zip(_INFERENCE.names, ([value] for value in values))), schema=_INFERENCE)
+        return pa.RecordBatch.from_pydict({"inference": [msgspec.json.encode(self).decode()]})
 
     @staticmethod
     def of_row(row: Any) -> Inference:
         """The inverse of `to_batch`, from a row with access by name."""
-        shape = Shape.from_json(json.loads(row["shape"]))
-        return Inference(shape, row["low"], row["refused"], tuple(row["also"]), row["is_cut"])
+        return msgspec.json.decode(row["inference"], type=Inference)
 
 
 def is_new(plan: Plan, texts: pa.Array) -> tuple[pa.BooleanArray, pa.BooleanArray]:

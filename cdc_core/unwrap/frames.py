@@ -9,10 +9,10 @@ All rows get one schema, so events of several collections should be separated be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import orjson
 import pyarrow as pa
 
@@ -75,11 +75,11 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
         # Marks sort by partition and row, so the first type of a field does not depend on which task ends first.
         for number, document in enumerate(_documents(batches, options)):
             shape.see(document, f"{partition:06d}.{number:012d}")
-        yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
+        yield pa.RecordBatch.from_pydict({"shape": [msgspec.json.encode(shape).decode()]})
 
     merged_shape = Shape()
     for row in _texts(df).mapInArrow(shapes, "shape STRING").collect():
-        merged_shape.add(Shape.from_json(json.loads(row["shape"])))
+        merged_shape.add(msgspec.json.decode(row["shape"], type=Shape))
     schema, _ = evolution.join(document_schema.EMPTY, merged_shape, naming=_NAMING)
     return schema
 

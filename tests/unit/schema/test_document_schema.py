@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import msgspec
 import pytest
 
 from cdc_core import errors
@@ -160,7 +161,7 @@ def test_json_round_trip(history: list[Any]) -> None:
     schema = joined(history, naming=column_names.ColumnNaming(flatten=True))
     assert document_schema.DocumentSchema.from_json(schema.to_json()) == schema
     shape = observe(history)
-    assert Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
+    assert msgspec.json.decode(msgspec.json.encode(shape), type=Shape) == shape
 
 
 def test_the_fields_of_a_wide_document_are_put_by_name_once() -> None:
