@@ -305,20 +305,13 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
     metadata = standing.metadata
     # The newest version: later commits such as OPTIMIZE keep the rows, while VACUUM removes the files of older versions.
     if metadata.get("to") is not None:
+        plain_names = ("to", "high", "swept", "generation", "floor", "log", "documents", "origin", "deletes")
         return SilverPosition(
-            metadata["to"],
-            metadata.get("high"),
-            metadata.get("swept") or "",
-            metadata.get("generation") or "",
-            metadata.get("floor") or "",
-            metadata.get("log"),
-            metadata.get("documents"),
-            tuple(metadata.get("added") or ()),
-            standing.version,
-            CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
-            metadata.get("origin") or "",
-            bronze_commit(metadata),
-            metadata.get("deletes"),
+            **{name: metadata[name] for name in plain_names if metadata.get(name) is not None},
+            added=tuple(metadata.get("added") or ()),
+            version=standing.version,
+            settled=CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
+            bronze=bronze_commit(metadata),
         )
     # Without the generation, the columns would be read with the schema from before the rebuild.
     generation = delta.check_ours(spark, table).get(GENERATION, "")
