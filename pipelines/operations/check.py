@@ -111,7 +111,8 @@ def _gold(settings: Settings) -> Iterator[Finding]:
             if summary := read(settings):
                 yield Finding(about, CheckVerdict.FINE, summary)
         except errors.SettingsError as error:
-            yield _wrong(about, error)
+            for problem in error.problems:
+                yield _wrong(about, errors.SettingsError(problem))
 
 
 def _models(settings: Settings) -> str:
