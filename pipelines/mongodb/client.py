@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import ssl
 import threading
 import warnings
 from collections.abc import Mapping
@@ -49,8 +50,12 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
             if _is_lookup(error, is_known=True):
                 hint = "check its spelling, or write mongodb:// with the names of the servers"
                 raise errors.SettingsError(errors.Problem(_PATH, "its host has no SRV record", hint)) from None
+        if isinstance(error.__context__, ssl.SSLError):
+            raise _unreadable_certificates(uri, options, error.__context__) from None
         # `from None`: the driver's error quotes the string with its password.
         raise _unusable(uri, options) from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ssl.SSLError) as error:
+        raise _unreadable_certificates(uri, options, error) from error
 
 
 _PATH = "source.mongodb.connection.string"
@@ -80,12 +85,28 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
     bad_options = [*left_out(uri), *(name for name, value in options.items() if not _is_valid(name, value))]
     if bad_options:
         return errors.SettingsError(errors.Problem(_PATH, f"the value of {', '.join(bad_options)} is not valid"))
+    if options.get("username") and not options.get("password") and "@" not in uri:
+        return errors.SettingsError(errors.Problem("source.mongodb.password", "it is expected beside mongodb.user"))
     hint = "its form is mongodb://host:27017,host:27017/?replicaSet=rs0"
     if "@" in uri:
         hint = "in user name and password, percent-encode / : @ ? # [ ] and %: write p%40ss for p@ss"
     if scheme == "mongodb+srv":
         hint += "; mongodb+srv:// takes one host name, and no port"
     return errors.SettingsError(errors.Problem(_PATH, "not a valid connection string", hint))
+
+
+_OF_FILES = ("tlscafile", "tlscertificatekeyfile", "tlscrlfile")
+
+
+def _unreadable_certificates(uri: str, options: Mapping[str, Any], error: OSError) -> errors.SettingsError:
+    """The error for files of certificates that the driver cannot load: OpenSSL's says neither which, nor why in words for people."""
+    files = {name: file for name, file in {**uri_options(uri), **options}.items() if name.lower() in _OF_FILES}
+    if error.filename is None:
+        what, why = ", ".join(f"{name} {file}" for name, file in files.items()), "it has no certificate, or its key or password is wrong"
+    else:
+        what, why = str(error.filename), str(error.strerror)
+    hint = "PEM files are expected; the file of a client holds its certificate and its key"
+    return errors.SettingsError(errors.Problem("source.mongodb.ssl", f"{what}: {why}", hint))
 
 
 def has_user(connection: pymongo.MongoClient[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     # The driver encrypts these by default: without the certificate of its authority it would refuse the server.
     found = options(mongodb__connection__string="mongodb+srv://h.cluster.example/", **given)
     assert tls.items() <= found.items()
+
+
+@pytest.mark.parametrize("option", ["ca__file", "certificate__key__file"])
+def test_certificates_that_cannot_be_loaded_are_told(tmp_path: Path, option: str) -> None:
+    """A file that is missing was told as a bug, one without a certificate as a malformed connection string."""
+    (tmp_path / "empty.pem").touch()
+    for name, why in (
+        ("none.pem", "No such file or directory"),
+        ("empty.pem", "it has no certificate"),
+        ("", "Is a directory"),
+    ):
+        file = tmp_path / name
+        given = {"mongodb.ssl.enabled": "true", f"mongodb.ssl.{option.replace('__', '.')}": str(file)}
+        with pytest.raises(errors.SettingsError, match=f"source.mongodb.ssl: .*{file}: {why}"):
+            sources.connection(source(given)).client()
+
+
+def test_a_user_without_a_password_is_told() -> None:
+    """The connection string, which is right, was told as malformed."""
+    with pytest.raises(errors.SettingsError, match="source.mongodb.password: it is expected beside mongodb.user"):
+        sources.connection(source({"mongodb.user": "joe"})).client()
 
 
 def test_a_missing_right_is_told_without_the_command() -> None:
