@@ -102,7 +102,10 @@ def _unreadable_certificates(uri: str, options: Mapping[str, Any], error: OSErro
     """The error for files of certificates that the driver cannot load: OpenSSL's says neither which, nor why in words for people."""
     files = {name: file for name, file in {**uri_options(uri), **options}.items() if name.lower() in _OF_FILES}
     if error.filename is None:
-        what, why = ", ".join(f"{name} {file}" for name, file in files.items()), "it has no certificate, or its key or password is wrong"
+        what, why = (
+            ", ".join(f"{name} {file}" for name, file in files.items()),
+            "it has no certificate, or its key or password is wrong",
+        )
     else:
         what, why = str(error.filename), str(error.strerror)
     hint = "PEM files are expected; the file of a client holds its certificate and its key"

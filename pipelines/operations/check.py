@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.extended_json import query
-from cdc_core.properties.source import FullUpdateType, LimitAction, Source
+from cdc_core.properties.source import FullUpdateType, LimitAction, SignalChannel, Source
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters
@@ -74,7 +74,8 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     class of a custom snapshot mode cannot be instantiated.
     """
     custom_mode.snapshotter(settings.source)
-    findings = [*_settings(settings), *_gold(settings), *_lakehouse(settings, session), *_kafka(settings)]
+    findings = [*_settings(settings), *_gold(settings), *_lakehouse(settings, session)]
+    findings.extend([*_signal_file(settings.source), *_kafka(settings)])
     connection = connections.connection(settings.source)
     findings.extend(_connection_string(connection.uri))
     findings.extend(_tls(settings.source, connection.uri))
@@ -168,6 +169,20 @@ def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
         return Finding("store", CheckVerdict.FINE, store_exclusion.prove(session(), location))
     except errors.MedallionError as error:
         return _wrong("store", error)
+
+
+def _signal_file(source: Source) -> Iterator[Finding]:
+    """Find a file of signals that nobody can write or that the capture cannot empty: a missing file is no trouble for it."""
+    file = Path(source.signal_file)
+    if SignalChannel.FILE not in source.signal_enabled_channels:
+        return
+    if not file.parent.is_dir():
+        message = f"there is no folder {file.parent} for signal.file"
+        mend = "create it; no shell replaces ~ or $NAME here, and a relative path begins at the capture's working directory"
+        yield Finding("signals", CheckVerdict.WARNING, message, mend)
+    elif file.exists() and not (file.is_file() and os.access(file, os.R_OK | os.W_OK)):
+        message = f"signal.file is not a file that this user can read and write: {file}"
+        yield Finding("signals", CheckVerdict.WARNING, message, "the capture removes the signals that it has handled")
 
 
 def _kafka(settings: Settings) -> Iterator[Finding]:

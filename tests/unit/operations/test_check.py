@@ -85,6 +85,21 @@ def test_options_that_the_driver_leaves_out_are_told_without_their_values(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("~/signals.txt", ["there is no folder ~ for signal.file"]),
+        ("{}", ["signal.file is not a file that this user can read and write: {}"]),
+        ("{}/signals.txt", []),
+    ],
+)
+def test_a_file_of_signals_that_cannot_be_used_is_told(tmp_path: Path, file: str, found: list[str]) -> None:
+    """A capture waits for a missing file in silence: it may come later."""
+    source = SOURCE | {"signal.enabled.channels": "file", "signal.file": file.format(tmp_path)}
+    chosen = settings.parse({"name": "shop", "lakehouse": {"root": str(tmp_path)}, "source": source}).source
+    assert [each.found for each in check._signal_file(chosen)] == [each.format(tmp_path) for each in found]
+
+
+@pytest.mark.parametrize(
     ("uri", "more", "is_told"),
     [
         ("mongodb://h/", {}, True),
