@@ -140,13 +140,17 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
         return None
 
 
-def rescue(rescued: dict[str, str], path: str, text: str) -> None:
-    """Stores the value's text under its path; if the path is taken (names may contain dots), under `path#2`, `#3`, …"""
+def rescue(rescued: dict[str, str], path: str, text: str, *, taken: int = 1) -> int:
+    """Stores the value's text under its path; if the path is taken (names may contain dots), under `path#2`, `#3`, …
+
+    Returns the number under which it is stored. `taken` is one up to which all are known to be in use.
+    """
     free_path, number = path, 1
     while free_path in rescued:
-        number += 1
+        number = max(number, taken) + 1
         free_path = f"{path}#{number}"
     rescued[free_path] = text
+    return number
 
 
 def _cast_document(value: Any, value_kind: Kind, type_: Struct, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:

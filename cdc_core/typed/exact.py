@@ -19,15 +19,19 @@ RESCUED = pa.map_(pa.string(), pa.string())
 """What did not fit: dotted path -> Extended JSON text."""
 
 
-def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str]) -> dict[str, Any]:
-    """Of two fields with one name the last stays; earlier values are kept under the name alone."""
+def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str], numbers: dict[str, int]) -> dict[str, Any]:
+    """Of two fields with one name the last stays; earlier values are kept under the name alone.
+
+    `numbers` has the last number of each name in `repeated`: a name may be repeated in each of many thousand documents.
+    """
     unique = dict(pairs)
     if len(unique) == len(pairs):
         return unique
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            cast.rescue(repeated, wrappers.unescape_key(key), cast.ejson(_whole(result[key])))
+            name, text = wrappers.unescape_key(key), cast.ejson(_whole(result[key]))
+            numbers[name] = cast.rescue(repeated, name, text, taken=numbers.get(name, 1))
         result[key] = value
     return result
 
@@ -67,8 +71,9 @@ def parsed(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     name. A lone surrogate becomes U+FFFD. Raises ValueError if the text is not a JSON object.
     """
     repeated: dict[str, str] = {}
+    numbers: dict[str, int] = {}
     # Not orjson: it silently keeps only the last of two fields with one name, and refuses lone surrogates.
-    document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated))
+    document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated, numbers))
     if not isinstance(document, dict):
         raise ValueError("a document is a JSON object")
     return (_whole(document) if "\\ud" in text.lower() else document), repeated

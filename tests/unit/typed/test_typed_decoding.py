@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -420,3 +421,16 @@ def test_a_decoder_learns_also_after_ten_thousand_refused_documents() -> None:
     texts = pa.array([f'{{"_id":{number},"middle":null}}' for number in range(500)])
     decoder.typed(texts)
     assert decoder.typed(texts).exact == 0
+
+
+def test_a_name_that_is_repeated_many_times_is_numbered_from_its_last_number() -> None:
+    """A faulty writer may repeat a field in each of many thousand subdocuments: counted from the first one each time, a single document would
+    stop its collection for hours. A field whose own name is such a number keeps it.
+    """
+    began = time.process_time()
+    elements = ",".join(['{"x":1,"x":2}'] * 20_000)
+    _, repeated = exact.parsed(f'{{"_id":1,"a":[{elements}]}}')
+    assert [*repeated] == ["x", *(f"x#{number}" for number in range(2, 20_001))]
+    assert time.process_time() - began < 3
+    _, repeated = exact.parsed('{"x#3":1,"x#3":2,"x":3,"x":4,"x":5,"x":6,"x":7}')
+    assert repeated == {"x#3": "1", "x": "3", "x#2": "4", "x#4": "5", "x#5": "6"}
