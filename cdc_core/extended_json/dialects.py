@@ -18,7 +18,7 @@ import json
 import re
 import unicodedata
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import DecimalException
 from typing import Final, TypeGuard
 
@@ -56,6 +56,27 @@ def parse(text: str) -> EjsonValue:
     """
     value = _DECODER.decode(text)
     return without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
+
+
+def parse_fields(text: str) -> dict[str, EjsonValue]:
+    """The document of a text that is no typed value: in `{"$date": 5}` it has a field `$date`.
+
+    Raises `ValueError` as `parse` does, and if the text is not a JSON object.
+    """
+    value = parse(text)
+    if is_document(value):
+        return value
+    if text.lstrip()[:1] != "{":
+        raise ValueError("a JSON text of the event holds no document")
+    outermost: Pairs = []
+
+    def kept(pairs: Pairs) -> EjsonValue:
+        nonlocal outermost
+        outermost = pairs  # of the objects of a text, it is decoded last
+        return _object(pairs)
+
+    _decoder(kept).decode(text)
+    return {escape_key(name): without_surrogates(item) for name, item in outermost}
 
 
 def is_document(value: object) -> TypeGuard[dict[str, EjsonValue]]:
@@ -268,9 +289,13 @@ def without_surrogates(value: EjsonValue) -> EjsonValue:
             return value
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_double, parse_constant=_constant, strict=False
-)
+def _decoder(of_object: Callable[[Pairs], EjsonValue]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=of_object, parse_int=_integer, parse_float=_double, parse_constant=_constant, strict=False
+    )
+
+
+_DECODER = _decoder(_object)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -145,11 +145,18 @@ def _state(change: ChangeEvent, identity: EjsonValue | legacy_patches.NoId) -> r
         # without a field would not clear its column at the reader.
         return _with_nulls(_parsed_document(envelope["after"]), _removed(change))
     if envelope.get("updateDescription") is not None:
-        updated_fields = change.part("updateDescription").get("updatedFields")
-        return _partial({} if updated_fields is None else _parsed_document(updated_fields), _removed(change), identity)
+        return _partial(_updated(change), _removed(change), identity)
     if envelope.get("patch") is not None:
         return legacy_patches.patched(_parsed_document(envelope["patch"]), identity)
     return None
+
+
+def _updated(change: ChangeEvent) -> record_fields.Document:
+    """The fields that an update sets. They are never one typed value, even if the only one has the name of a wrapper."""
+    fields = change.part("updateDescription").get("updatedFields")
+    if fields is None:
+        return {}
+    return debezium_json.parse_fields(fields if isinstance(fields, str) else json.dumps(fields))
 
 
 def _removed(change: ChangeEvent) -> list[str]:

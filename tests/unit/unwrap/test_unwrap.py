@@ -128,6 +128,22 @@ def test_unset_fields_of_a_partial_update_are_null() -> None:
     assert flat == {"b": 2, "c_d": None, "_id": 1}
 
 
+@pytest.mark.parametrize(
+    ("updated", "value"),
+    [
+        ({"$date": 5}, 5),
+        ({"$date": {"$date": 7}}, {"$date": {"$numberLong": "7"}}),
+        ({"$oid": "596e275826f08b2730779e1f"}, "596e275826f08b2730779e1f"),
+    ],
+)
+def test_an_update_of_one_field_with_the_name_of_a_wrapper_sets_that_field(updated: Any, value: Any) -> None:
+    """Read as one typed value, it would end the unwrap of all other events of its file."""
+    [name] = updated
+    assert document(partial(updated)) == {f"${name}": value, "_id": 1}
+    with pytest.raises(ValueError, match="holds no document"):
+        document(partial([updated]))
+
+
 def test_unset_fields_of_a_whole_document_are_null_unless_a_newer_look_up_has_them() -> None:
     """They are null in their place, if their parent still exists; nothing is added for parents that are gone."""
     description = {"updatedFields": "{}", "removedFields": ["a", "b.c", "gone.d", "back", "list.0"]}
