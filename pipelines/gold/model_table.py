@@ -215,10 +215,7 @@ class ModelTable:
             extra = {**verdict, **self._made_by}
             # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
             gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
-            types = {each.name: each.dataType for each in rows.schema}
-            gone_keys = gone_keys.withColumns(
-                {name: F.col(identifier(name)).try_cast(types[name]) for name in self.model.unique_key}
-            )
+            gone_keys = _as_keys_of(rows.schema, gone_keys, self.model.unique_key)
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
             version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
             return keys.count(), version
@@ -347,6 +344,13 @@ def _is_same_value(name: str, left: T.DataType, right: T.DataType) -> Column:
     if left == right:
         return ours.eqNullSafe(theirs)
     return ours.eqNullSafe(theirs.try_cast(left)) & theirs.eqNullSafe(ours.try_cast(right))
+
+
+def _as_keys_of(row_type: T.StructType, keys: DataFrame, names: Sequence[str]) -> DataFrame:
+    """The keys with the types of a model's rows, without those that no row can have: '0007' is not the key of the row 7."""
+    cast = {name: F.col(identifier(name)).try_cast(row_type[name].dataType) for name in names}
+    is_kept = (F.col(identifier(name)).eqNullSafe(cast[name].try_cast(keys.schema[name].dataType)) for name in names)
+    return keys.where(functools.reduce(operator.and_, is_kept)).withColumns(cast)
 
 
 def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:

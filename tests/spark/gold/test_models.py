@@ -237,6 +237,27 @@ def test_a_key_that_is_made_of_several_keys_is_refused(shop: MakeShop, made_of: 
         made.run()
 
 
+def test_a_key_without_a_row_takes_away_only_its_own(shop: MakeShop) -> None:
+    """The key '0007', whose documents the query leaves out, became the number 7 when it changed, and the row of the key '7' was deleted."""
+    made = shop(
+        counts="{{ config(materialized='incremental', unique_key='n') }} SELECT CAST(note AS INT) AS n, count(*) AS c "
+        "FROM {{ ref('cases.orders', key='note') }} WHERE amount > 0 GROUP BY 1"
+    )
+    left_out = {"_id": 2, "note": "0007"}
+    made.change(
+        "orders", {"_id": 1, "note": "7", "amount": 1}, left_out | {"amount": 0}, {"_id": 3, "note": "8", "amount": 1}
+    )
+    assert made.run() == {"counts": "whole"}
+    made.change("orders", left_out | {"amount": -1})
+    assert made.run() == {"counts": "changed"}
+    assert made.rows("counts") == {(7, 1), (8, 1)}
+    made.change(
+        "orders", left_out | {"amount": -2}, {"_id": 1, "note": "7", "amount": 2}, {"_id": 3, "note": "8", "amount": 0}
+    )
+    assert made.run() == {"counts": "changed"}
+    assert made.rows("counts") == {(7, 1)}
+
+
 WRONG = {
     "typo": "SELEC 1",
     "two": "SELECT 1 AS a\n; DROP TABLE x",
