@@ -381,10 +381,9 @@ class _ModelsRun:
         return verdict if verdict is not None and model_table.is_same(verdict.made_from, self._made_from(model)) else None
 
     def _made_from(self, model: sql_model.Model) -> dict[str, object]:
-        has_table = model.materialized is sql_model.Materialization.VIEW and delta.exists(
-            self.spark, self.inputs.layout.model(model.name)
-        )
-        return {"the query": model.digest, "the table that a view was": has_table, **self.inputs.positions(model)}
+        # Refusals of a table in the model's place ask for its removal, which moves none of the positions.
+        has_table = delta.exists(self.spark, self.inputs.layout.model(model.name))
+        return {"the query": model.digest, "a table in its place": has_table, **self.inputs.positions(model)}
 
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
         """Remember a refusal that is due to the rows or the query; other errors may have passed in the next run."""

@@ -124,6 +124,24 @@ def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) ->
         assert run.verdict(view) is None
 
 
+def test_a_model_is_made_when_the_table_in_its_place_is_removed(tmp_path: Path) -> None:
+    """The refusal asked for this. A service made the model only when one of its other tables changed, and did not say that it waits."""
+    layout = delta.layout(layers.pipeline(tmp_path).lakehouse)
+    model = sql_model.parse("daily", "SELECT 1 AS n", where="daily.sql")
+    with without_spark.running():
+        inputs = models.ModelInputs(without_spark.SPARK, layout, {}, "second")
+        run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {})
+        without_spark.create(without_spark.SPARK, layout.model("daily"), columns="`n` INT")
+        Writer.claim(without_spark.SPARK, layout.model("daily")).mark(to={}, extra={"model": "other", "pipeline": "first"})
+        with pytest.raises(errors.SettingsError, match="or remove this table") as refused:
+            run.made(model)
+        run.note_refusal(model, refused.value)
+        verdict = run.verdict(model)
+        assert verdict is not None and verdict.is_refused
+        shutil.rmtree(layout.model("daily").path or "")
+        assert run.verdict(model) is None
+
+
 def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service looks every few seconds, and a catalog notes each time that the view is another one."""
     made: list[str] = []
