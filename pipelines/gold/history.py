@@ -161,11 +161,12 @@ class History:
         added_names = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
         span = BatchRange(start, silver.to)
-        # Also partial updates of an earlier capture mode, if the history has documents to fold them onto.
+        # Also partial updates of an earlier capture mode, if the history has documents to fold them onto. From the beginning they are those
+        # of versions that come again, however long ago they were folded.
         self.folds = self.settings.keeps_document(
             str(self.namespace),
             has_waiting=lambda: (
-                bool(at.folds)
+                (bool(at.folds) or (not start and "__document" in _columns_of(self.writer, self._stored)))
                 and collection_events.has_partial(self.spark, self.bronze, self.namespace, span, is_last=False)
             ),
         )

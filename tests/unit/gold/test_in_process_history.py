@@ -357,6 +357,24 @@ def test_updates_from_before_a_switch_to_whole_documents_are_folded(tmp_path: Pa
     assert kept.at.folds is False
 
 
+@pytest.mark.parametrize("folds", [False, None])
+def test_updates_from_before_a_switch_are_folded_again_from_the_beginning(tmp_path: Path, folds: bool | None) -> None:
+    """After a repair, or where an older copy of bronze was restored. Versions that were whole were replaced by the changed fields alone,
+    as incomplete, because the last commit before did not fold any more."""
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, v=1, w=1), update(1, 20, v=2)]})
+    kept.lay_out()
+    kept.hop.settings = layers.pipeline(tmp_path, history=True)
+    kept.bronze.append({"t": [change("u", 1, 30, v=3, w=1)]})
+    kept.lay_out()
+    assert kept.at.folds is False
+    before = kept.versions("v", "w", "__incomplete")
+    assert before == [("1", 10, 20, 1, 1, False), ("1", 20, 30, 2, 1, False), ("1", 30, None, 3, 1, False)]
+    kept.at = HistoryPosition(folds=folds)
+    kept.lay_out()
+    assert kept.versions("v", "w", "__incomplete") == before
+
+
 def test_a_position_that_moves_alone_leaves_what_is_made_of_the_versions(tmp_path: Path) -> None:
     """Every run moves all positions: without this a model on a history would be rewritten although nothing changed."""
     kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "drop"})
