@@ -54,10 +54,16 @@ def check_suitable(info: ServerInfo) -> None:
 
 
 def operation_time(connection: pymongo.MongoClient[Any]) -> Timestamp:
-    """The cluster time of the newest operation that the server has applied."""
+    """The cluster time of the newest operation that the server has applied. Raises `SourceUnreachable` if it does not tell it."""
     with mongodb_failures.translating("reading the operation time"):
         reply = connection.admin.command("ping")
-    return reply["operationTime"]
+        if "operationTime" in reply:
+            return reply["operationTime"]
+        # A server with users signs its times, and sends none until it has read the keys for that, a moment after its start.
+        last_write = connection.admin.command("hello").get("lastWrite", {})
+    if "opTime" not in last_write:
+        raise errors.SourceUnreachable("reading the operation time: the server does not tell it; it may have just started")
+    return last_write["opTime"]["ts"]
 
 
 def may_watch_deployment(connection: pymongo.MongoClient[Any]) -> bool:
