@@ -199,10 +199,13 @@ def server_stages(
     return [{"$match": _all(conditions)}] if conditions else []
 
 
-def pipeline(source: Source) -> list[dict[str, Any]]:
-    """All stages of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
+def pipeline(source: Source, *, is_over_events: bool = False) -> list[dict[str, Any]]:
+    """All stages of the change stream: filters and `cursor.pipeline` in their order, splitting last.
+
+    With `is_over_events` the server never evaluates the lists in its search of the oplog, where it fails at a name that is not UTF-8.
+    """
     filter_ = of(source)
-    besides = [] if filter_.is_one_entry else [_OF_EVENTS_ALONE]
+    besides = [] if filter_.is_one_entry and not is_over_events else [_OF_EVENTS_ALONE]
     return _ordered(source, _as_sent(server_stages(filter_, operations=operations(source), besides=besides)))
 
 
@@ -429,6 +432,10 @@ def _as_sent(stages: Any) -> Any:
         return [_as_sent(stage) for stage in stages]
     if not isinstance(stages, dict):
         return stages
+    if "$expr" in stages:
+        # `$regexMatch` fails at a name that is not UTF-8, where `$regex` matches nothing.
+        names = [part[1:] for part in stages["$expr"]["$regexMatch"]["input"]["$concat"] if part.startswith("$")]
+        return {**{name: {"$regex": "^"} for name in names}, "$expr": _as_sent(stages["$expr"])}
     return {
         name: patterns.as_sent(value) if name in ("$regex", "regex") else _as_sent(value) for name, value in stages.items()
     }

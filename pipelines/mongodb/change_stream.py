@@ -28,11 +28,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options of a change stream; `stages` follow `$changeStream` on the server."""
+    """The options of a change stream; `stages` follow `$changeStream` on the server.
+
+    `careful_stages` let the same events through, slower, and are used where the server fails at an event: with `stages` it may fail at
+    one that they do not let through, of another database even, because a name there is not UTF-8.
+    """
 
     db: str | None = None
     collection: str | None = None
     stages: Sequence[Mapping[str, Any]] = ()
+    careful_stages: Sequence[Mapping[str, Any]] = ()
     full_document: str | None = None
     full_document_before_change: str | None = None
     max_await_ms: int = 500
@@ -174,7 +179,8 @@ class ChangeStream:
     def open(self) -> str | None:
         """Open the cursor; returns the token of its position."""
         stage = self._stage()
-        reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages])
+        stages = (self._careful and self.options.careful_stages) or self.options.stages
+        reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *stages])
         if self._behind is not None and not resume_token.is_invalidate(self._behind):
             _check_oplog(self, self._event)
         token = reply.get("postBatchResumeToken")

@@ -109,6 +109,7 @@ def stream_options(source: Source, client: mongodb.Client) -> change_stream.Stre
         db=scope.db,
         collection=scope.collection,
         stages=[*filters.pipeline(source), *_skipping(source)],
+        careful_stages=[*filters.pipeline(source, is_over_events=True), *_skipping(source)],
         full_document=filters.full_document(source),
         full_document_before_change=filters.full_document_before_change(source),
         max_await_ms=source.cursor_max_await_time_ms or 1000,

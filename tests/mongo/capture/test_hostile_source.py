@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 
 from cdc_core import errors
 from cdc_core.settings import parse
-from pipelines.mongodb import catalog, change_stream, document_keys, snapshot_read
+from pipelines.mongodb import catalog, change_stream, cursor_reply, document_keys, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
@@ -408,3 +410,50 @@ def test_a_filter_over_a_collection_that_no_driver_reads(mongo: Any, database: A
     far(database, "validated")
     condition = {"until": {"$lt": bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)}}
     assert snapshot_read.refusal_of_filter(mongo, f"{database.name}.validated", condition) is None
+
+
+# --- names that no driver can send ---
+
+
+def sent(mongo: Any, *elements: bytes) -> None:
+    """Send a command as bytes, as a client that checks no names does."""
+    [address] = mongo.nodes
+    message = struct.pack("<IB", 0, 0) + document(*elements)
+    with socket.create_connection(address) as connection, connection.makefile("rb") as replies:
+        connection.sendall(struct.pack("<iiii", 16 + len(message), 1, 0, 2013) + message)
+        (size,) = struct.unpack("<i", replies.read(4))
+        reply = bson.decode(replies.read(size - 4)[17:], cursor_reply.LENIENT)
+    assert reply["ok"] == 1, reply
+
+
+LISTS: dict[str, dict[str, str]] = {
+    "a database": {"database.include.list": "{}"},
+    "a collection": {"collection.include.list": "{}.orders"},
+    "all collections": {"collection.include.list": r"{}\..*"},
+    "databases by a pattern": {"collection.include.list": "{}.*orders"},
+    "several entries": {"collection.include.list": "{}.*orders,zz.y"},
+    "a pattern is excluded": {"collection.exclude.list": "zz.*y"},
+}
+
+
+@pytest.mark.parametrize("lists", LISTS.values(), ids=LISTS)
+def test_events_of_names_that_are_no_utf8_stop_no_stream(
+    mongodb_uri: str, mongo: Any, database: Any, lists: dict[str, str]
+) -> None:
+    """The server evaluates a list also over events that it does not let through, and its `$regexMatch` fails at such a name."""
+    db, odd_db = database.name.encode(), database.name.encode() + b"\xff"
+    made = b"\x04documents\0" + document(b"\x030\0" + document(b"\x10_id\0\1\0\0\0"))
+    with stream(
+        mongo, settings(mongodb_uri, **{name: entry.format(database.name) for name, entry in lists.items()})
+    ) as opened:
+        database.moved.insert_one({"_id": 1})
+        database.orders.insert_one({"_id": 1})
+        sent(mongo, b"\x02insert\0" + text(b"a\xff"), made, b"\x02$db\0" + text(db))
+        sent(mongo, b"\x02insert\0" + text(b"a\xff"), made, b"\x02$db\0" + text(odd_db))
+        sent(mongo, b"\x10dropDatabase\0\1\0\0\0", b"\x02$db\0" + text(odd_db))
+        names = b"\x02renameCollection\0" + text(db + b".moved"), b"\x02to\0" + text(db + b".b\xff")
+        sent(mongo, *names, b"\x02$db\0" + text(b"admin"))
+        sent(mongo, b"\x02drop\0" + text(b"a\xff"), b"\x02$db\0" + text(db))
+        database.orders.insert_one({"_id": 2})
+        landed = [row["key"] for row in changes(opened, mongo) if row["collection"] == "orders"]
+    assert landed == ["1", "2"]
