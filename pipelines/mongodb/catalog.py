@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pymongo
+from bson.errors import InvalidBSON
 from pymongo import errors as driver
 
 from cdc_core.stream import filters
 from pipelines.mongodb import cursor_reply
 from pipelines.mongodb import failures as mongodb_failures
 
+log = logging.getLogger(__name__)
+
 
 def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
-    """The databases that the user may see, without the server's own; none where the user lacks the privilege to list them."""
+    """The databases that the user may see, without the server's own; none where the user lacks the privilege to list them.
+
+    Without those whose names are not UTF-8: the server accepts such names, and no driver can send them.
+    """
     with mongodb_failures.translating("listing the databases"):
         try:
-            return [name for name in connection.list_database_names() if name not in filters.BUILT_IN]
+            return [name for name in _database_names(connection) if name not in filters.BUILT_IN and _is_usable(name)]
         except driver.OperationFailure as error:
             if error.code != mongodb_failures.UNAUTHORIZED:
                 raise
             return []
+
+
+def _database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
+    try:
+        return connection.list_database_names()  # The driver repeats it after a network error.
+    except InvalidBSON:
+        command = {"listDatabases": 1, "nameOnly": True}
+        return [entry["name"] for entry in connection.admin.command(command, codec_options=cursor_reply.NAMES)["databases"]]
+
+
+def _is_usable(name: str) -> bool:
+    """Whether a name, decoded with `cursor_reply.NAMES`, is UTF-8; one that is not is logged once."""
+    raw_name = name.encode("utf-8", "surrogateescape")
+    try:
+        raw_name.decode()
+    except UnicodeDecodeError:
+        _warn_once(raw_name)
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(raw_name: bytes) -> None:
+    log.warning(
+        "left out: the name %s of a database or collection is not UTF-8, and cannot be read; rename it", ascii(raw_name)
+    )
 
 
 @dataclass(frozen=True)
@@ -44,20 +78,21 @@ class SourceCollection:
 
 
 def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str]) -> list[SourceCollection]:
-    """All collections, views and time-series collections of the databases, without the server's own."""
+    """All collections, views and time-series collections of the databases, without the server's own, and without those whose
+    names are not UTF-8, of which change streams have no events either."""
     with mongodb_failures.translating("listing the collections"):
         return [
             _collection(db, entry)
             for db in sorted(databases)
             if db not in filters.BUILT_IN
             for entry in sorted(_listed(connection, db), key=lambda entry: entry["name"])
-            if not entry["name"].startswith("system.")
+            if not entry["name"].startswith("system.") and _is_usable(entry["name"])
         ]
 
 
 def _listed(connection: pymongo.MongoClient[Any], db: str) -> list[Mapping[str, Any]]:
     """The entries of `listCollections`. The driver's own method decodes them strictly, whatever the database's codec."""
-    return cursor_reply.drained(connection, db, {"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.LENIENT)
+    return cursor_reply.drained(connection, db, {"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.NAMES)
 
 
 def _collection(db: str, entry: Mapping[str, Any]) -> SourceCollection:

@@ -17,6 +17,12 @@ LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
 )
 """For replies that contain users' text (validators, views, filters), which is not used."""
 
+NAMES: CodecOptions[dict[str, Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="surrogateescape"
+)
+"""For replies with names, which the server does not check: bytes that are not UTF-8 become lone surrogates, so that names stay
+different."""
+
 _int32 = struct.Struct("<i").unpack_from
 
 

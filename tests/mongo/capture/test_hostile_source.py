@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import socket
 import struct
 import threading
@@ -424,6 +425,38 @@ def sent(mongo: Any, *elements: bytes) -> None:
         (size,) = struct.unpack("<i", replies.read(4))
         reply = bson.decode(replies.read(size - 4)[17:], cursor_reply.LENIENT)
     assert reply["ok"] == 1, reply
+
+
+def test_names_that_are_no_utf8_stop_nothing(
+    mongodb_uri: str, mongo: Any, database: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server lets everyone who may write create them. The other databases and collections are listed, streamed and read, also if a
+    captured collection takes such a name.
+    """
+    db, odd_db = database.name.encode(), database.name.encode() + b"\xff"
+    made = b"\x04documents\0" + document(b"\x030\0" + document(b"\x10_id\0\1\0\0\0"))
+    found = settings(mongodb_uri, **{"database.include.list": database.name})
+    begins = mongodb_server.operation_time(mongo)
+    with stream(mongo, found) as opened:
+        database.orders.insert_one({"_id": 1})
+        database.moved.insert_one({"_id": 1})
+        for name in (b"a\xff", b"a\xfe"):
+            sent(mongo, b"\x02insert\0" + text(name), made, b"\x02$db\0" + text(db))
+        names = b"\x02renameCollection\0" + text(db + b".moved"), b"\x02to\0" + text(db + b".b\xff")
+        sent(mongo, *names, b"\x02$db\0" + text(b"admin"))
+        sent(mongo, b"\x02insert\0" + text(b"orders"), made, b"\x02$db\0" + text(odd_db))
+        database.orders.insert_one({"_id": 2})
+        try:
+            landed = changes(opened, mongo)
+            with caplog.at_level(logging.WARNING):
+                assert database.name in catalog.database_names(mongo)
+                assert [each.name for each in catalog.collections(mongo, [database.name])] == ["orders"]
+            rows = snapshot_rows(found, mongo, after=begins)
+        finally:
+            sent(mongo, b"\x10dropDatabase\0\1\0\0\0", b"\x02$db\0" + text(odd_db))
+    assert [(row["collection"], row["key"]) for row in landed] == [("orders", "1"), ("moved", "1"), ("orders", "2")]
+    assert [(row["collection"], row["key"]) for row in rows] == [("orders", "1"), ("orders", "2")]
+    assert "b'a\\xff'" in caplog.text
 
 
 LISTS: dict[str, dict[str, str]] = {
