@@ -8,6 +8,7 @@ from typing import Any
 import pymongo
 from bson import decode
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 
 from cdc_core.extended_json import raw_bson
 
@@ -16,6 +17,9 @@ LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )
 """For replies that contain users' text (validators, views, filters), which is not used."""
+
+RAW: CodecOptions[RawBSONDocument] = DEFAULT_RAW_BSON_OPTIONS.with_options(unicode_decode_error_handler="replace")
+"""For replies whose documents stay bytes. The text of an error may quote a document or a name that is not UTF-8."""
 
 NAMES: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="surrogateescape"

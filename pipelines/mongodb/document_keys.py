@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pymongo
-from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
@@ -34,7 +34,7 @@ def sampled_ids(
             connection,
             collection.db,
             {"aggregate": collection.name, "pipeline": stages, "cursor": {}},
-            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            codec_options=cursor_reply.RAW,
             read_preference=connection.read_preference,
         )
         # A set: `$sample` may return a document more than once.

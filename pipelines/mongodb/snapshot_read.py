@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pymongo
 from bson.int64 import Int64
-from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
@@ -73,7 +73,7 @@ def boundary(
     }
     with mongodb_failures.translating_read(f"planning the snapshot of {collection.namespace}"):
         reply = connection[collection.db].command(
-            command, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_preference=connection.read_preference
+            command, codec_options=cursor_reply.RAW, read_preference=connection.read_preference
         )
     ids, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
     return id_as_hi(ids[0]) if ids else None
@@ -160,7 +160,7 @@ def read_chunk(
                 collection, bounds, after=read_time or after, fetch_size=fetch_size, condition=condition, is_exact=is_exact
             ),
             session=session,
-            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            codec_options=cursor_reply.RAW,
             read_preference=preference,
         )
         name = b"firstBatch"
@@ -175,7 +175,7 @@ def read_chunk(
                 {"getMore": Int64(rest["id"]), "collection": collection.name}
                 | ({"batchSize": fetch_size} if fetch_size else {}),
                 session=session,
-                codec_options=DEFAULT_RAW_BSON_OPTIONS,
+                codec_options=cursor_reply.RAW,
                 read_preference=preference,
             )
 
@@ -200,7 +200,7 @@ def existing_ids(
             connection,
             collection.db,
             command,
-            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            codec_options=cursor_reply.RAW,
             read_preference=connection.read_preference,
         )
         return [document.raw for document in documents]

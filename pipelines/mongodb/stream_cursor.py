@@ -7,7 +7,6 @@ from typing import Any
 
 import pymongo
 from bson.int64 import Int64
-from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from pymongo import errors as driver
 
 from pipelines.mongodb import client as mongodb
@@ -55,7 +54,7 @@ class StreamCursor:
                 **({"batchSize": batch_size} if batch_size else {}),
             },
             session=self._session,
-            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            codec_options=cursor_reply.RAW,
             read_preference=self._connection.read_preference,
         )
         raw = bytes(reply.raw)

@@ -22,6 +22,7 @@ from cdc_core.settings import parse
 from pipelines.mongodb import catalog, change_stream, cursor_reply, document_keys, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
+from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from tests.harness.captured import Stream, snapshot_rows
 
@@ -457,6 +458,16 @@ def test_names_that_are_no_utf8_stop_nothing(
     assert [(row["collection"], row["key"]) for row in landed] == [("orders", "1"), ("moved", "1"), ("orders", "2")]
     assert [(row["collection"], row["key"]) for row in rows] == [("orders", "1"), ("orders", "2")]
     assert "b'a\\xff'" in caplog.text
+
+
+def test_a_collection_that_takes_such_a_name_has_changed(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """The server's error quotes the collection's new name."""
+    database.orders.insert_one({"_id": 1})
+    [listed] = catalog.collections(mongo, [database.name])
+    names = [text(f"{database.name}.".encode() + name) for name in (b"orders", b"a\xff")]
+    sent(mongo, b"\x02renameCollection\0" + names[0], b"\x02to\0" + names[1], b"\x02$db\0" + text(b"admin"))
+    with pytest.raises(mongodb_failures.CollectionChanged):
+        list(snapshot_read.read_chunk(mongo, listed, snapshot_read.IdRange(), after=mongodb_server.operation_time(mongo)))
 
 
 LISTS: dict[str, dict[str, str]] = {
