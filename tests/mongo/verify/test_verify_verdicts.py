@@ -152,6 +152,29 @@ def test_a_sample_holds_what_the_snapshot_lets_through(spark: Any, mongodb_uri: 
     assert spark.table(str(table(found))).count() == before
 
 
+def test_rows_that_the_snapshots_filter_excludes_are_compared_where_deletes_are_kept(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """A changed document that the filter excludes has a row, which is no row that a delete has left."""
+    name = f"{database.name}.orders"
+    filters = {
+        "snapshot.collection.filter.overrides": name,
+        f"snapshot.collection.filter.overrides.{name}": '{"n": {"$gte": 5}}',
+    }
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(7)])
+    found = with_silver(
+        pipeline(mongodb_uri, lakehouse, database.name, **filters), {"delete.tombstone.handling.mode": "drop"}
+    )
+    play(spark, found)
+    database.orders.update_many({"_id": {"$lt": 2}}, {"$set": {"m": 1}})
+    database.orders.delete_one({"_id": 6})
+    play(spark, found)
+    gold = delta.layout(found.lakehouse).gold(database.name, "orders")
+    spark.sql(f"UPDATE {gold} SET m = 2 WHERE `__key` = '0'").collect()
+    result = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (kinds(result)["different"], result.kept, result.equal) == (["0"], 1, 2), result.differences
+
+
 def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
     """If silver has widened a column and gold has not yet, other rows do not differ."""
     database.orders.insert_many([{"_id": n, "n": n} for n in range(3)])
