@@ -61,6 +61,18 @@ def captured_rate(
     return events / ((last - first) / 1000) if events and last > first else None
 
 
+def collections(spark: SparkSession, log: tables.TableRef, after: int) -> set[registry.Namespace]:
+    """The collections with document events after the batch `after`."""
+    rows = batch_rows.behind(log, after, ["kind", "db", "collection"], limit=MANY_ROWS)
+    if rows is None:
+        found = spark.sql(
+            f"SELECT DISTINCT db, collection FROM {log} WHERE {bronze_log.DOCUMENT_EVENTS} AND batch > {after}"
+        ).collect()
+        return {registry.Namespace(row.db, row.collection) for row in found}
+    names = rows.filter(survey.are_of_documents(rows)).group_by(["db", "collection"]).aggregate([])
+    return {registry.Namespace(**row) for row in names.to_pylist()}
+
+
 def of_layers(
     spark: SparkSession, log: tables.TableRef, bounds: Mapping[registry.Namespace, Bounds]
 ) -> Mapping[registry.Namespace, Sequence[Backlog]]:

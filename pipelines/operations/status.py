@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc_core import errors
 from cdc_core.settings.parse import Settings
@@ -26,11 +23,11 @@ from pipelines import clock
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, registry
 from pipelines.capture import metrics
-from pipelines.delta import direct_log, live_files, local_log, query_execution, table_history, table_schema
+from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import backlog
+from pipelines.operations import backlog, row_counts
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
@@ -273,22 +270,33 @@ class _StatusReader:
         payloads = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
         # Show also collections whose snapshot has begun, which may have no event and no table yet.
-        log = bronze_log.newest(self.spark, self.log).log
-        collections = registry.read(self.spark, self.settings, log=log)
+        newest = bronze_log.newest(self.spark, self.log)
+        collections = registry.read(self.spark, self.settings, log=newest.log)
         in_snapshots = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}}
-        # Bronze has no events of a collection that silver does not know, up to the batch that silver has searched.
-        start_batches = dict.fromkeys(in_snapshots - {*collections.namespaces, *collections.refused}, collections.discovered)
         with ThreadPoolExecutor(THREADS) as pool:
-            collection_tables = list(
-                pool.map(
-                    lambda each: self._tables_or_error(each, log),
-                    sorted({*collections.namespaces, *in_snapshots}, key=str),
-                )
+
+            def tables_of(namespaces: Iterable[registry.Namespace]) -> list[_CollectionTables]:
+                return list(pool.map(lambda each: self._tables_or_error(each, newest.log), namespaces))
+
+            collection_tables = tables_of({*collections.namespaces, *in_snapshots})
+            # Silver searches batches for new collections, and notes these, before it applies the batches to a table.
+            searched = max(collections.discovered, *(each.silver.batch for each in collection_tables if each.silver), 0)
+            unfound = {*self._with_events(searched, newest.batch)} - {*collections.namespaces, *collections.refused}
+            collection_tables = sorted(
+                [*collection_tables, *tables_of(unfound - in_snapshots)], key=lambda each: str(each.namespace)
             )
+            # Bronze has no events of a collection that silver does not know, up to the batch that silver has searched.
+            unknown = (in_snapshots | unfound) - {*collections.namespaces, *collections.refused}
+            start_batches = dict.fromkeys(unknown, collections.discovered)
             bounds = {each.namespace: _bounds(each, start_batches.get(each.namespace, 0)) for each in collection_tables}
             backlogs = backlog.of_layers(self.spark, self.log, bounds)
             statuses = pool.map(lambda each: self._collection_or_problem(each, snapshots, backlogs), collection_tables)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in statuses)
+
+    def _with_events(self, after: int, to: int) -> Iterator[registry.Namespace]:
+        """The collections with events in the batches (after, to], without MongoDB's temporary ones."""
+        if after < to:
+            yield from (each for each in backlog.collections(self.spark, self.log, after) if not each.is_temporary)
 
     def _tables_or_error(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         """The tables of one collection, or the error of a damaged one."""
@@ -379,20 +387,8 @@ class _StatusReader:
             **self._counts(progress),
         )
 
-    def _counts(self, progress: _TableProgress) -> dict[str, int]:
-        if progress.version < 0:
-            return dict.fromkeys(("rows", *_COUNTED), 0)
-        table = progress.table
-        counts = _counts_here(table)
-        if counts is not None:
-            return counts
-        # Gold has some of these columns only if the settings ask for them.
-        columns = self.spark.table(str(table)).columns
-        expressions = ["count(*) AS rows"]
-        for name, column in _COUNTED.items():
-            is_one = f"size(`{column}`) > 0" if name == "rescued" else f"coalesce(`{column}`, false)"
-            expressions.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
-        return self.spark.sql(f"SELECT {', '.join(expressions)} FROM {table}").collect()[0].asDict()
+    def _counts(self, progress: _TableProgress) -> Mapping[str, int]:
+        return row_counts.NOTHING if progress.version < 0 else row_counts.of(self.spark, progress.table)
 
     def _writer(self, commit: local_log.Commit | None) -> WriterStatus | None:
         if commit is None or commit.metadata is None:
@@ -406,36 +402,6 @@ class _StatusReader:
             has_left,
             0 if has_left else max(0, end - self.now_ms) // 1000,
         )
-
-
-_COUNTED = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
-
-
-def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
-    """A table's number of rows, and how many of them have each of `_COUNTED`, without a query.
-
-    None if the files are in a store, from which they would be copied whole, if only Spark can read them, or if Spark is faster.
-    """
-    folder = local_log.folder(table)
-    live = None if folder is None else live_files.LiveFiles(folder)
-    try:
-        if live is None or not live.at_newest() or live.row_count() > backlog.MANY_ROWS:
-            return None
-        columns = {name: column for name, column in _COUNTED.items() if column in live.schema.names}
-        rows = live.rows(live.files(), list(columns.values()))
-        deleted_count = sum((each.get("deletionVector") or {}).get("cardinality", 0) for each in live.files())
-        counts = {name: _true_or_filled(rows[column]) for name, column in columns.items()}
-    except (OSError, pa.ArrowException, table_schema.NotReadable):
-        return None
-    return {"rows": live.row_count() - deleted_count, **dict.fromkeys(_COUNTED, 0), **counts}
-
-
-def _true_or_filled(column: pa.ChunkedArray) -> int:
-    """The number of values that are true, or maps that are not empty."""
-    values = column.combine_chunks()
-    if pa.types.is_map(column.type):
-        values = pc.greater(pc.pairwise_diff(values.offsets), 0) if len(values) else values.is_valid()
-    return int(pc.sum(values).as_py() or 0)
 
 
 def _table_error(error: Exception) -> Exception:

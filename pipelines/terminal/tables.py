@@ -447,7 +447,7 @@ def _collections_table(pipeline: PipelineStatus) -> Table:
         table.add_row(
             _text(each.collection),
             *([_snapshot_cell(each)] if is_snapshot else []),
-            *_layer_cells(each.silver),
+            *_layer_cells(each.silver, each.waiting_events),
             *_layer_cells(each.gold),
             *(_layer_cells(each.history) if is_history else ()),
             *(_trouble_cell(each, name) for name in troubles),
@@ -491,9 +491,9 @@ def _snapshot_cell(each: CollectionStatus) -> str:
     return "done" if each.snapshot.is_done else f"{each.snapshot.documents:,} so far{', paused' * each.snapshot.is_paused}"
 
 
-def _layer_cells(layer: TableStatus | None) -> tuple[str, str, str]:
-    """The layer's rows, its backlog with the age of the oldest event, and events per second."""
+def _layer_cells(layer: TableStatus | None, waiting: int = 0) -> tuple[str, str, str]:
+    """The layer's rows, its backlog with the age of the oldest event (without a table: `waiting` events), and events per second."""
     if layer is None:
-        return "–", "", ""
+        return "–", f"{waiting:,}" if waiting else "", ""
     backlog = f"{layer.lag_events:,} ({units.duration(layer.lag_seconds)})" if layer.lag_events else "0"
     return f"{layer.rows:,}", backlog, "" if layer.rate is None else f"{layer.rate:,.0f}"

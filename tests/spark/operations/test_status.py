@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipelines.bronze import batch_rows
-from pipelines.operations import backlog, status
+from pipelines.operations import backlog, row_counts, status
 from pipelines.silver import run as silver
 from tests.harness.history_tables import HistoryHop, change
 from tests.harness.layers import Hop, document, pipeline
@@ -52,7 +52,7 @@ def test_what_is_counted_without_a_query_is_what_spark_counts(
     hop.bronze.append({"orders": [document(7, 30, "c")], "others": [document(1, 30, "c"), document(2, 31, "c")]})
     hop.silver()
     spark.sql(f"OPTIMIZE {hop.bronze.table}")  # files with batches that some layers have applied and others have not
-    hop.bronze.append({"orders": [document(8, 40, "c")], "others": [{"drop": 50}]})
+    hop.bronze.append({"orders": [document(8, 40, "c")], "others": [{"drop": 50}], "found": [document(3, 41, "c")]})
     spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = ts_ms + 1000 * batch")
 
     def read() -> tuple[float | None, tuple[status.CollectionStatus, ...]]:
@@ -61,10 +61,11 @@ def test_what_is_counted_without_a_query_is_what_spark_counts(
         return rate, reader.collections()
 
     counted = read()
-    monkeypatch.setattr(status, "_counts_here", lambda _: None)
+    monkeypatch.setattr(row_counts, "_counts_here", lambda _: None)
     monkeypatch.setattr(batch_rows, "behind", lambda *_, **__: None)
     assert counted == read()
-    rate, (here, others) = counted
+    rate, (found, here, others) = counted
+    assert (found.collection, found.silver, found.waiting_events) == (f"{here.collection.partition('.')[0]}.found", None, 1)
     assert rate is not None and here.silver is not None and here.gold is not None and others.silver is not None
     assert (here.silver.lag_events, here.gold.lag_events, others.silver.lag_events, others.gold) == (1, 2, 1, None)
     assert (here.silver.rows, here.silver.deleted, here.silver.incomplete, here.silver.rescued) == (7, 1, 1, 1)

@@ -207,12 +207,14 @@ def test_status_shows_what_does_not_begin(capsys: pytest.CaptureFixture[str]) ->
     kept = _layer(rows=9), _layer(rows=8, rate=3.0), 0, 0, None, None, _layer(version=-1, lag_events=7, lag_seconds=65)
     refused, empty = _layer(rows=9, deleted=2, incomplete=6), _layer(rows=9, deleted=3, incomplete=6)
     found = (
+        status.CollectionStatus("shop.found", None, None, None, 1234, 0),
         status.CollectionStatus("shop.kept", None, *kept),
         status.CollectionStatus("shop.new", None, refused, None, 0, 0),
         status.CollectionStatus("shop.old", None, empty, None, 0, 0),
     )
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(), None, found), capsys)
     assert "silver backlog /s gold backlog /s history backlog /s" in text
+    assert "shop.found – 1,234 –" in text
     assert "shop.kept 9 0 8 0 3 0 7 (1 min 5 s)" in text
     assert "shop.new: not in gold yet; run medallion gold" in text
     assert "shop.old 9 0 – –" in text and "shop.old:" not in text

@@ -198,3 +198,22 @@ def test_events_of_a_bronze_that_was_made_anew_wait(tmp_path: Path) -> None:
     layers = (found.silver, found.gold, found.history)
     assert [(each.batch, each.lag_events, each.lag_batches) for each in layers] == [(0, 2, 2)] * 3
     assert found.waiting_events == 2
+
+
+def test_a_collection_that_silver_has_not_found_waits(tmp_path: Path) -> None:
+    """Without a snapshot only its events tell of it: it must show while silver stands still, and before silver ever ran."""
+
+    def read() -> dict[str, int]:
+        found = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+        return {each.collection: each.waiting_events for each in found}
+
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        first = read()
+        hop.run()
+        hop.append((1, bson.encode({"_id": 1})), (2, bson.encode({"_id": 2})), collection="u")
+        stands = read()
+        hop.run()
+        after = read()
+    assert (first, stands, after) == ({"cases.t": 1}, {"cases.t": 0, "cases.u": 2}, {"cases.t": 0, "cases.u": 0})

@@ -90,6 +90,14 @@ def test_a_history_has_its_place_where_one_is_kept() -> None:
     assert "history behind" not in page.rendered(content)
 
 
+def test_a_collection_that_silver_has_not_found_is_shown_to_wait() -> None:
+    """It has no table yet, only events in bronze."""
+    content = seen()
+    found = status.CollectionStatus("shop.found", None, None, None, 1234, 0)
+    text = page.rendered(replace(content, status=replace(content.status, collections=(found,))))
+    assert "<td>1,234 events</td><td>–</td>" in text
+
+
 def test_a_snapshot_that_reads_no_more_says_so() -> None:
     """As in `medallion status`: a failed snapshot with the reason, and a paused one."""
     content = seen()
