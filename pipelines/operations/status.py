@@ -78,8 +78,11 @@ class SnapshotStatus:
 
 @dataclass(frozen=True)
 class BronzeStatus:
-    """Bronze: `position` is the cluster time in seconds up to which it is complete; `slow_commits` is the reason if commits go through
-    Spark instead of straight into Delta's log."""
+    """Bronze: `position` is the cluster time in seconds up to which it is complete, also where the source was quiet and no row says so.
+
+    `headroom_seconds` is that of the last row's token, from which a capture resumes. `slow_commits` is the reason if commits go through
+    Spark instead of straight into Delta's log.
+    """
 
     table: str
     batch: int
@@ -243,18 +246,19 @@ class _StatusReader:
         if position is None:
             return None
         seconds = resume_token.position(position.token).seconds
-        commit = table_history.last_commit(self.spark, self.log)
+        standing = table_history.standing(self.spark, self.log)
+        complete_seconds = max(seconds, _complete_seconds(standing))
         return BronzeStatus(
             table=self.log.label,
             batch=position.batch,
             events=position.offset + 1,
-            position=seconds,
-            lag_seconds=None if server.now is None else max(0, server.now - seconds),
+            position=complete_seconds,
+            lag_seconds=None if server.now is None else max(0, server.now - complete_seconds),
             headroom_seconds=None if server.oplog_first is None else seconds - server.oplog_first,
             rate=backlog.captured_rate(
                 self.spark, self.log, position.batch, within_seconds=RATE_SECONDS, within_batches=COMMITS
             ),
-            writer=self._writer(commit),
+            writer=self._writer(standing.last),
             slow_commits=self._why_slow(),
         )
 
@@ -402,6 +406,12 @@ class _StatusReader:
             has_left,
             0 if has_left else max(0, end - self.now_ms) // 1000,
         )
+
+
+def _complete_seconds(standing: table_history.Standing) -> int:
+    """The cluster time up to which a capture without new rows has read, as it says when it renews its lease; 0 where it does not."""
+    complete = None if standing.is_restored else standing.metadata.get("complete")
+    return int(complete[2:10], 16) if isinstance(complete, str) else 0
 
 
 def _table_error(error: Exception) -> Exception:

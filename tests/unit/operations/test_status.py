@@ -217,3 +217,23 @@ def test_a_collection_that_silver_has_not_found_waits(tmp_path: Path) -> None:
         hop.run()
         after = read()
     assert (first, stands, after) == ({"cases.t": 1}, {"cases.t": 0, "cases.u": 2}, {"cases.t": 0, "cases.u": 0})
+
+
+@pytest.mark.parametrize(
+    ("restored", "complete", "lag"), [(None, 1000, 5), (None, None, 905), (2, 1000, 905), (None, 50, 905)]
+)
+def test_a_quiet_source_without_heartbeats_is_not_behind(
+    monkeypatch: pytest.MonkeyPatch, restored: int | None, complete: int | None, lag: int
+) -> None:
+    """Only the renewals of the lease say that everything was read. A capture still resumes from the last row, which ages."""
+    said = {} if complete is None else {"complete": f"82{complete:08X}00000002"}
+    renewal = Commit(3, 3, {"to": "token", "writer": "w", **said})
+    standing = status.table_history.Standing(3, renewal, renewal, restored is not None)
+    monkeypatch.setattr(status.table_history, "standing", lambda *_: standing)
+    monkeypatch.setattr(status.table_history, "last_commit", lambda *_: renewal)
+    row = SimpleNamespace(token=f"82{100:08X}000000012B0229296E04", batch=7, offset=9)
+    monkeypatch.setattr(status.bronze_log, "read_position", lambda *_: row)
+    monkeypatch.setattr(status.backlog, "captured_rate", lambda *_, **__: None)
+    monkeypatch.setattr(status._StatusReader, "_why_slow", lambda _: None)
+    found = status._StatusReader(SPARK, SPARK, TABLE, 0).bronze(status.ServerStatus("MongoDB", 1005, 40))
+    assert found is not None and (found.lag_seconds, found.position, found.headroom_seconds) == (lag, 1005 - lag, 60)
