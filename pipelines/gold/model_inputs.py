@@ -140,6 +140,10 @@ class ModelInputs:
         """Make a temporary view of a model's query, for the models that refer to it in this run."""
         view = f"model_{model.name}_{self.nonce}"
         frame.createOrReplaceTempView(view)
+        self.note_view(model, view)
+
+    def note_view(self, model: sql_model.Model, view: str) -> None:
+        """Note that a model has no table but the temporary view `view`, and the positions of what it reads."""
         self.views[model.name] = view
         # With a space, which no model's name contains.
         self._view_positions[model.name] = {"the query": model.digest, **self.positions(model)}

@@ -27,7 +27,7 @@ from pipelines.delta import direct_log, local_log, query_execution, table_histor
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import backlog, row_counts
+from pipelines.operations import backlog, model_status, row_counts
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
@@ -150,6 +150,7 @@ class PipelineStatus:
     bronze: BronzeStatus | None
     collections: tuple[CollectionStatus, ...]
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    models: tuple[model_status.ModelStatus, ...] = ()
 
 
 def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
@@ -164,7 +165,10 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
         return PipelineStatus(settings.name, now_ms, server, None, (), capture_metrics)
     delta.check_ours(spark, log)
     reader = _StatusReader(spark, settings, log, now_ms)
-    return PipelineStatus(settings.name, now_ms, server, reader.bronze(server), reader.collections(), capture_metrics)
+    models = model_status.read(spark, settings, now_ms=now_ms)
+    return PipelineStatus(
+        settings.name, now_ms, server, reader.bronze(server), reader.collections(), capture_metrics, models
+    )
 
 
 def refuse(status: PipelineStatus) -> None:

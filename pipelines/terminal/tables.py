@@ -456,7 +456,7 @@ def _collections_table(pipeline: PipelineStatus) -> Table:
 
 
 def _problem_lines(pipeline: PipelineStatus) -> Iterator[str]:
-    """A line for each problem of a collection that needs action."""
+    """A line for each problem of a collection that needs action, and for each model that is not current."""
     from cdc_core.signals import signal as signals
 
     for each in pipeline.collections:
@@ -469,6 +469,7 @@ def _problem_lines(pipeline: PipelineStatus) -> Iterator[str]:
         if each.incomplete_since is not None:
             command = signals.snapshot_command(each.collection)
             yield f"{each.collection}: incomplete since {each.incomplete_since}: {each.incomplete_because}; {command}"
+    yield from filter(None, (each.problem for each in pipeline.models))
 
 
 def _trouble_cell(each: CollectionStatus, name: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import check, cut, maintain, quarantine, schema, status, units
+from pipelines.operations import check, cut, maintain, model_status, quarantine, schema, status, units
 from pipelines.silver import run as silver
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
@@ -218,6 +218,15 @@ def test_status_shows_what_does_not_begin(capsys: pytest.CaptureFixture[str]) ->
     assert "shop.kept 9 0 8 0 3 0 7 (1 min 5 s)" in text
     assert "shop.new: not in gold yet; run medallion gold" in text
     assert "shop.old 9 0 – –" in text and "shop.old:" not in text
+
+
+def test_status_names_the_models_that_are_not_current(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their collections are all up to date, and no other line tells of them."""
+    found = (model_status.ModelStatus("fine", "current", 5), model_status.ModelStatus("late", "behind", 7200))
+    waits = model_status.ModelStatus("new", "waits", why="shop.x: not in gold yet")
+    text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(), None, (), models=(*found, waits)), capsys)
+    assert "model late: behind, made 2 h ago model new: waits, never made: shop.x: not in gold yet" in text
+    assert "fine" not in text
 
 
 def test_status_before_anything_ran_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
