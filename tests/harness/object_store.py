@@ -30,6 +30,8 @@ class ObjectStore:
     ignores_conditions: bool = False
     answers_conditions: str | None = None
     """If set, the status with which it refuses conditional requests."""
+    conflicts: list[bool] = field(default_factory=list)
+    """For each of the next conditional requests, which are answered with 409: whether it takes effect nevertheless."""
     emulated: EmulatedS3 = EmulatedS3("")
 
     @property
@@ -65,6 +67,11 @@ class ObjectStore:
             if self.answers_conditions is not None and "HTTP_IF_NONE_MATCH" in environ:
                 start(self.answers_conditions, [("Content-Type", "application/xml")])
                 return [b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>"]
+            if self.conflicts and "HTTP_IF_NONE_MATCH" in environ:
+                if self.conflicts.pop(0):
+                    b"".join(emulator(environ, lambda *_: None))
+                start("409 Conflict", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>ConditionalRequestConflict</Code><Message>If-None-Match</Message></Error>"]
             return emulator(environ, start)
 
         return application

@@ -118,6 +118,38 @@ def test_the_oldest_of_a_long_log_are_found_in_its_first_page(store: object_stor
     assert asked <= 3
 
 
+CONFLICTS = """
+import json, sys
+from pipelines.spark import log_store, session as sparks
+
+spark = sparks.session("conflicts", root="s3a://lake/met", conf=json.loads(sys.argv[1]))
+hadoop = spark._jsc.hadoopConfiguration()
+store = getattr(spark._jvm.io.mongomedallion.storage, log_store.CONDITIONAL_PUT.rpartition(".")[2])(hadoop)
+
+def wins(name, line):
+    lines = spark._jvm.java.util.ArrayList()
+    lines.add(line)
+    try:
+        store.write(spark._jvm.org.apache.hadoop.fs.Path("s3a://lake/met/_delta_log/" + name), lines.iterator(), False, hadoop)
+    except Exception as error:
+        return error.java_exception.getClass().getSimpleName()
+    return True
+
+print("won", json.dumps([wins(name, line) for name, line in (("a", "1"), ("b", "1"), ("b", "2"))]), flush=True)
+sparks.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_commit_that_meets_another_request_is_decided_by_repeating_it(store: object_store.ObjectStore) -> None:
+    """S3 answers 409 while another request for the object is at work, which may be an earlier try of the same commit."""
+    store.conflicts[:] = [False, False, True]
+    command = [sys.executable, "-c", CONFLICTS, json.dumps(store.conf)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True).stdout
+    assert json.loads(said.rpartition("won ")[2].splitlines()[0]) == [True, True, "FileAlreadyExistsException"]
+    assert not store.conflicts
+
+
 RANGES = """
 import json, random, shutil, sys
 from pipelines.delta.stored_files import StoredFiles

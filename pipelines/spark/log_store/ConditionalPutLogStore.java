@@ -5,6 +5,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.DataInputStream;
 import java.io.FileNotFoundException;
 import java.io.IOException;
+import java.io.InterruptedIOException;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
@@ -25,6 +26,8 @@ import org.apache.hadoop.fs.RemoteIterator;
 public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     private static final String S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem";
     private static final String CONDITIONAL = "fs.option.create.conditional.overwrite";
+    /** How often a PUT is repeated that met another one; the last pause takes 6.4 s. */
+    private static final int REPEATED = 7;
     private static final ThreadLocal<Commit> WRITTEN = new ThreadLocal<>();
 
     private record Commit(Path path, byte[] content) {}
@@ -38,7 +41,7 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
         byte[] content = lines(actions);
         FileSystem fileSystem = path.getFileSystem(hadoopConf);
         try {
-            put(fileSystem, path, content, overwrite);
+            decided(fileSystem, path, content, overwrite);
         } catch (IOException error) {
             if (overwrite || !isThere(error)) {
                 throw error;
@@ -141,6 +144,47 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
             }
             return null;
         }
+    }
+
+    /**
+     * S3 answers 409 to a conditional PUT while another request for the object is at work, which may be an earlier try of this one: who
+     * wins is known when it is repeated. S3A takes the answer for a bad request, and does not repeat it.
+     */
+    private static void decided(FileSystem fileSystem, Path path, byte[] content, boolean overwrite) throws IOException {
+        for (int attempt = 0; ; attempt++) {
+            try {
+                put(fileSystem, path, content, overwrite);
+                return;
+            } catch (IOException error) {
+                if (attempt == REPEATED || !isUndecided(error)) {
+                    throw error;
+                }
+                pause(100L << attempt);
+            }
+        }
+    }
+
+    private static void pause(long milliseconds) throws IOException {
+        try {
+            Thread.sleep(milliseconds);
+        } catch (InterruptedException interrupt) {
+            Thread.currentThread().interrupt();
+            throw new InterruptedIOException();
+        }
+    }
+
+    /** Whether the store answered 409; read by reflection, because these sources are compiled without the file system. */
+    private static boolean isUndecided(Throwable error) {
+        for (Throwable each = error; each != null; each = each.getCause()) {
+            try {
+                if (each.getClass().getMethod("statusCode").invoke(each) instanceof Integer status && status == 409) {
+                    return true;
+                }
+            } catch (ReflectiveOperationException other) {
+                continue;  // not an exception with a status
+            }
+        }
+        return false;
     }
 
     private static void put(FileSystem fileSystem, Path path, byte[] content, boolean overwrite) throws IOException {
