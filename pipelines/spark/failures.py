@@ -41,15 +41,24 @@ _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
 _CAUSES = 5
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
 _STORE_FAILS = (
+    "AWSApiCallTimeoutException",
+    "AWSBadRequestException",  # 400, also for a session token that has expired, and 409
     "AWSClientIOException",
     "AWSNoResponseException",
+    "AWSRedirectException",  # a bucket in another region
+    "AWSS3IOException",
     "AWSServiceIOException",
     "AWSServiceThrottledException",
     "AWSStatus500Exception",
     "AbfsRestOperationException",
     "ConnectException",
     "ConnectTimeoutException",
+    "HttpChannelEOFException",
+    "NoHttpResponseException",
     "NoRouteToHostException",
+    "SSLException",
+    "SSLHandshakeException",
+    "SocketException",
     "SocketTimeoutException",
     "UnknownHostException",
     "UnknownStoreException",

@@ -142,6 +142,9 @@ REFUSED = OfStore("AccessDeniedException", "s3a://lake/house/silver: PUT")
         OfJava(REFUSED),
         OfJava(OfStore("SparkException", cause=REFUSED)),
         *(OfJava(OfStore(name)) for name in ("AWSStatus500Exception", "ConnectException")),
+        # A session token that has expired, a bucket in another region, a request that took too long, a connection that was cut.
+        *(OfJava(OfStore(name)) for name in ("AWSBadRequestException", "AWSRedirectException")),
+        *(OfJava(OfStore(name)) for name in ("AWSApiCallTimeoutException", "SocketException", "SSLHandshakeException")),
     ],
 )
 def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception) -> None:
