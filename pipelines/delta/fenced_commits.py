@@ -162,10 +162,11 @@ class FencedCommits:
             self._unanswered = None
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken) as error:
-            # The error is an answer, unless the server is gone: the commit cannot arrive later, and the log shows whether it succeeded.
+            # The error is an answer, unless the server is gone, or the store did not answer: a request that timed out may still take
+            # effect. Otherwise the commit cannot arrive later, and the log shows whether it succeeded.
             logged_version = self._looked_up(parsed)
             if logged_version is None:
-                if not spark_failures.is_server_gone(error):
+                if not spark_failures.is_unanswered(error):
                     self._unanswered = None
                 raise
             return self._committed(logged_version, parsed)

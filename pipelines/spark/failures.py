@@ -165,6 +165,11 @@ def is_server_gone(error: BaseException) -> bool:
     return condition(error).startswith("INVALID_HANDLE.SESSION") or (not condition(error) and status in _NO_ANSWER)
 
 
+def is_unanswered(error: BaseException) -> bool:
+    """Whether it is unknown if a statement or request takes effect later: `is_server_gone`, or a store gave no proper answer."""
+    return is_server_gone(error) or is_caused_by(error, _STORE_FAILS)
+
+
 _FAILS = (
     *(errno.EIO, errno.ENODEV, errno.ENXIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),

@@ -223,6 +223,26 @@ def test_a_server_of_spark_connect_that_is_gone_gave_no_answer(writer: FencedCom
         writer.refuse_unanswered()
 
 
+def test_a_store_that_did_not_answer_may_still_commit(writer: FencedCommits, log: list[Commit]) -> None:
+    """A PUT that timed out may take effect after the log was read. Were the rows committed again on top of it, they would be there twice."""
+    late: list[str] = []
+
+    class SocketTimeoutException(AnalysisException):
+        """Has the class name of Java's exception."""
+
+    def times_out(fence: Fence) -> int:
+        late.append(fence.metadata)
+        raise SocketTimeoutException("Read timed out")
+
+    with pytest.raises(errors.StoreUnreachable):
+        writer.commit(times_out, POSITION)
+    log.append(Commit(1, 0, claims.parsed(late[0])))
+    with pytest.raises(errors.CommitUnknown):
+        writer.commit(committed_after(1, direct_log.VersionTaken, log), POSITION)
+    writer.settle()
+    assert (len(log), writer.version, writer.metadata["to"]) == (2, 1, 7)
+
+
 def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> None:
     """It is unknown whether the commit exists until the log is read again."""
 
