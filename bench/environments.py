@@ -33,7 +33,7 @@ from pipelines.spark import session as sparks
 from tests.harness import environments, object_store
 from tests.harness.environments import Environment
 
-MAX_REQUESTS = {"bronze": 5, "silver": 29, "gold": 30}
+MAX_REQUESTS = {"bronze": 5, "silver": 25, "gold": 24}
 MAX_CPU = 1.5
 
 PLACES = (

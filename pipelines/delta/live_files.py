@@ -217,7 +217,10 @@ class LiveFiles:
         """Read the version anew, from the newest checkpoint at or before it."""
         self._files.clear()
         self.version, self._is_readable = -1, True
-        stored_files.follow(self.folder)
+        copied_log = stored_files.copied(self.folder)
+        # Otherwise the copies hold the version, as of the last look or as this process has committed it.
+        if copied_log is not None and (copied_log.newest is None or copied_log.newest < version):
+            copied_log.follow()
         for action in local_log.replayed(self.folder, version):
             self._apply(action)
         self.version = version

@@ -75,14 +75,17 @@ class Writer(StatementCommits):
         version, except for the names in `newest_names`, which come from the newest commit. Tries again where the owner commits meanwhile.
 
         Raises `TableOwned` where a live process of this host holds the table; `LeaseHeld` where the lease of another host has not expired,
-        or where the holder is on an `errand` and releases it within a minute; `TableNotOurs`. With `take_over` neither of the first two is
-        raised, unless the holder claimed the table after `since_ms`. A refused writer has committed nothing.
+        or where the holder is on an `errand` and releases it within a minute; `TableNotOurs`; `CommitConflict` where there is no table, or
+        after the last attempt. With `take_over` neither of the first two is raised, unless the holder claimed the table after `since_ms`.
+        A refused writer has committed nothing.
         """
         for attempt in table_errors.commit_attempts(table):
             # A commit after this read makes the claim's commit fail.
             with stored_files.one_look():
-                properties = delta.check_ours(spark, table)
+                properties = delta.found(spark, table)
                 standing = table_history.standing(spark, table)
+            if properties is None:
+                raise errors.CommitConflict(f"{table.label}: the table was removed meanwhile; start again to make it anew")
             if not attempt:
                 store_exclusion.check(spark, catalog_places.location(table) or delta.catalog_location(spark, table))
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):

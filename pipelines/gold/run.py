@@ -414,7 +414,8 @@ class _GoldRun:
         if sources is None:
             table = current.interpreted(table, gold, stack)
         first_load = None
-        if gold not in self.claims and not delta.exists(spark, gold):
+        # Not asked again for a table whose position was read: the claim finds out if it was removed since.
+        if gold not in self.claims and work.gold.to is None and not delta.exists(spark, gold):
             first_load = None if sources is None else in_process.first_load(table, sources)
             if not first_load.count if first_load is not None else table.is_empty:
                 return None

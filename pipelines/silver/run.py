@@ -393,9 +393,10 @@ class _SilverRun:
             )
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
-        table = self.positions.table(namespace)
-        if not delta.exists(spark, table):
-            if self.positions.known[namespace].to:
+        table, position = self.positions.table(namespace), self.positions.known[namespace]
+        # Not asked again for a table whose position was read: the claim finds out if it was removed since.
+        if position.version < 0 and not delta.exists(spark, table):
+            if position.to:
                 raise errors.CommitConflict(f"{table.label}: the table was removed meanwhile; it is rebuilt from bronze")
             silver_tables.create(spark, table)
         return Writer.claim(spark, table, take_over=self.take_over, since_ms=self.began_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,6 +70,17 @@ def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tabl
     with pytest.raises(errors.TableOwned, match=f"process {os.getpid()} on this host writes it"):
         Writer.claim(spark, table)
     assert table_history.version(spark, table) == owner_commits.version
+
+
+def test_a_table_that_was_removed_before_its_claim_is_made_by_the_next_try(
+    spark: SparkSession, table: tables.TableRef
+) -> None:
+    """A layer claims the tables that it has read without asking again whether they exist."""
+    Writer.claim(spark, table).release()
+    shutil.rmtree(str(table.path))
+    with pytest.raises(errors.CommitConflict, match="removed"):
+        Writer.claim(spark, table)
+    assert not delta.exists(spark, table)
 
 
 def test_a_holder_on_an_errand_is_waited_for(spark: SparkSession, table: tables.TableRef) -> None:

@@ -152,6 +152,22 @@ def test_a_commit_of_its_own_needs_no_request(table: Table, requests: list[str])
     assert table.newest() == 3 and requests == ["status 2", "is_file 3", "status 3", "download 3", "is_file 4"]
 
 
+def test_the_files_of_a_version_that_was_looked_at_need_no_request(table: Table, requests: list[str]) -> None:
+    """Each reader of a table has its own `LiveFiles`, which begin at the version that the look has found. One that it has not found is
+    looked for."""
+    table.commit(0, METADATA)
+    assert live_files.LiveFiles(table.copies).at(0), "nothing was looked at before"
+    for version in (1, 2):
+        table.commit(version, table.file(f"{version}"))
+    assert table.newest() == 2
+    requests.clear()
+    for version in range(3):
+        live = live_files.LiveFiles(table.copies)
+        assert live.at(version) and len(live.files()) == version and not requests
+    table.commit(3, METADATA)
+    assert live_files.LiveFiles(table.copies).at(3) and requests
+
+
 def test_a_commit_of_its_own_that_no_log_store_keeps_is_one_request(table: Table, requests: list[str]) -> None:
     """Its size is known, and that it is there."""
     table.commit(0, METADATA)
