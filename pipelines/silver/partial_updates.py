@@ -85,7 +85,7 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> AwaitedEvents
 
 
 def _late_documents(collection: SilverCollection, batch: RowBatch) -> DataFrame:
-    """The `key` of each late document, with the document's sequence (`__since`), and whether a complete row has it (`is_reread`)."""
+    """The `key` of each late document, with the document's sequence (`__since`), and whether a snapshot has read it (`is_reread`)."""
     is_incomplete = F.coalesce("__incomplete", F.lit(False))
     table = collection.rows().where(is_incomplete | (F.col("__sequence") > batch.counts.low))
     if batch.keys is not None:
@@ -97,9 +97,10 @@ def _late_documents(collection: SilverCollection, batch: RowBatch) -> DataFrame:
         is_incomplete.alias("is_incomplete"),
         _are_deleted(table).alias("is_deleted"),
     )
-    # A document after the row's last event replaces the row, and one from before `__known` changes nothing.
+    # A document after the row's last event replaces the row. One from before `__known` changes nothing, unless a snapshot has read it: the
+    # row may be incomplete only because changes before that were lost.
     is_awaited = F.col("is_incomplete") & (F.col("sequence") > F.coalesce("__known", F.lit("")))
-    is_reread = ~F.col("is_incomplete") & ~F.col("is_deleted") & (F.col("op") == bronze.Op.READ.value)
+    is_reread = ~F.col("is_deleted") & (F.col("op") == bronze.Op.READ.value)
     return (
         batch.rows.where("after IS NOT NULL")
         .select("key", "sequence", "op")

@@ -115,6 +115,27 @@ def test_an_update_that_overtook_a_snapshots_document_is_folded_onto_it(spark: S
     assert {row["_id"]: (row["v"], row["lost"]) for row in versions if row["valid_to"] is None} == found
 
 
+def test_an_incomplete_row_that_holds_a_later_state_awaits_the_document_of_a_snapshot(
+    spark: SparkSession, lakehouse: Path
+) -> None:
+    """Changes were lost, and a snapshot reads the documents again. The update that shows it comes after another one that could be folded, and
+    both before the document that was read before them: the row already holds a later state than that document, but not the whole."""
+    hop = Hop(spark, pipeline(lakehouse, **{"keep.document": True}))
+    hop.bronze.append({"t": [document(1, 10, "c", v=1), document(2, 10, "c", v=1)]})
+    hop.run()
+    first, second = {"op": "u", "at": 60, "update": {"v": 2}}, {"op": "u", "at": 65, "update": {"lost.b": 3}}
+    hop.bronze.append({"t": [{"key": 1, **first}, {"key": 2, **first}]})
+    hop.run()
+    hop.bronze.append({"t": [{"key": 1, **second}, {"key": 2, **second}]})
+    hop.run()
+    hop.bronze.append({"t": [document(key, 55, "r", v=1, lost={"a": 1}) for key in (1, 2)] + [{"sweep": 55}]})
+    hop.run()
+    hop.bronze.append({"t": [{"op": "u", "key": 2, "at": 70, "update": {"v": 4}}]})
+    hop.run()
+    rows = {row["_id"]: (row["v"], row["lost"], row.get("__incomplete", False)) for row in hop.rows("t")}
+    assert rows == {1: (2, {"a": 1, "b": 3}, False), 2: (4, {"a": 1, "b": 3}, False)}
+
+
 KILLS = [
     (silver.registry, "note", False),
     (silver.registry, "note", True),
