@@ -80,8 +80,21 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> AwaitedEvents
         decided = earlier_events.where(~reduce.is_partial()).select("key")
         reread_keys = late_documents.where("is_reread").select("key").join(decided, "key", "left_anti")
         reread = batch.resources.enter_context(query_execution.held(reread_keys))
-    updates = earlier_events.where(reduce.is_partial()).select(*batch.rows.columns)
-    return AwaitedEvents(batch.rows.unionByName(updates), reread)
+    events, updates = batch.rows, earlier_events.where(reduce.is_partial())
+    if collection.mode.marks_deleted:
+        events = _not_ended(events, earlier_events)
+    return AwaitedEvents(events.unionByName(updates.select(*events.columns)), reread)
+
+
+def _not_ended(events: DataFrame, earlier_events: DataFrame) -> DataFrame:
+    """The events without those from before a delete of earlier batches.
+
+    Such a mode remembers its deletes in their rows, and an update after one may have made the row that of another document of this key.
+    """
+    is_delete = F.col("op") == bronze.Op.DELETE.value
+    ends = earlier_events.where(is_delete).groupBy("key").agg(F.max("sequence").alias("__end"))
+    is_ended = F.coalesce(F.col("sequence") < F.col("__end"), F.lit(False))
+    return events.join(ends, "key", "left").where(is_delete | ~is_ended).select(*events.columns)
 
 
 def _late_documents(collection: SilverCollection, batch: RowBatch) -> DataFrame:
