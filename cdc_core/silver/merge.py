@@ -59,6 +59,11 @@ class SilverMerge:
             )
         if self.has_incomplete:
             incomplete_columns = {"__incomplete": "true", **known}
+            if "__deleted" in self.columns:  # an update after a delete belongs to another document of this key
+                incomplete_columns["__known"] = (
+                    f"CASE WHEN coalesce(t.`__deleted`, false) THEN '' ELSE {known['__known']} END"
+                )
+                incomplete_columns["__deleted"] = "false"
             yield sql_merge.Clause(
                 incomplete_columns | sql_merge.from_source(("__sequence", "__batch")), f"s.`__incomplete` AND {is_newer}"
             )

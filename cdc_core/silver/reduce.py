@@ -175,7 +175,10 @@ def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, column
     is_decisive = F.col("sequence").isNotNull()
     is_delete = is_decisive & (F.col("op") == bronze.Op.DELETE.value)
     guard = F.coalesce("sequence", F.lit(""))
-    lacks_update = is_incomplete = F.col("partial_sequence").isNotNull() & ~is_delete
+    # An update after a delete belongs to another document of this key, of which nothing is known.
+    is_updated = F.col("partial_sequence").isNotNull()
+    is_other, is_delete = is_delete & is_updated, is_delete & ~is_updated
+    lacks_update = is_incomplete = is_updated
     if mode.marks_deleted:
         action = F.when(is_decisive, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         is_bare = is_delete & F.col("before").isNull()
@@ -184,7 +187,7 @@ def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, column
         last = F.col("last") if "last" in latest_events.columns else no_document
         document = F.when(is_bare, F.coalesce(last["after"], deleted_document())).when(is_delete, F.col("before"))
         document, guard = (
-            document.otherwise(F.col("after")),
+            document.when(is_other, last["after"]).otherwise(F.col("after")),
             F.when(is_bare, F.coalesce(last["sequence"], F.lit(""))).otherwise(guard),
         )
     else:
@@ -195,7 +198,7 @@ def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, column
         action.alias("__action"),
         F.coalesce("partial_sequence", "sequence").alias("__sequence"),
         guard.alias("__guard"),
-        F.when(lacks_update, guard).alias("__known"),
+        F.when(is_other, "").when(lacks_update, guard).alias("__known"),
         is_incomplete.alias("__incomplete"),
         is_delete.alias("__deleted"),
         document.alias("after"),

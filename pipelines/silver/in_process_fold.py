@@ -156,8 +156,15 @@ def marked(
         raise NeedsSteps
     row_marks = [marks[key] for key in rows[upsert.KEY].to_pylist()]
     is_delete = pa.array([mark.delete is not None for mark in row_marks], pa.bool_())
+    known, deleted_values = pc.coalesce(rows["__known"], rows["__sequence"]), {}
+    if "__deleted" in rows.column_names:
+        # An update after a delete belongs to another document of this key.
+        is_other = pc.and_(pc.invert(is_delete), pc.fill_null(rows["__deleted"], False))
+        known = pc.if_else(is_other, "", known)
+        deleted_values = {"__deleted": pc.if_else(is_delete, rows["__deleted"], False)}
     values = {
-        "__known": pc.coalesce(rows["__known"], rows["__sequence"]),
+        **deleted_values,
+        "__known": known,
         "__incomplete": pc.invert(is_delete),
         "__batch": pa.array([number] * rows.num_rows, pa.int64()),
         "__sequence": pa.array([mark.sequence for mark in row_marks], pa.string()),

@@ -716,6 +716,27 @@ def test_deletes_that_leave_their_rows_need_no_query(tmp_path: Path) -> None:
             hop.silver()
 
 
+def test_an_update_after_a_delete_that_left_its_row_is_of_another_document(tmp_path: Path) -> None:
+    """Its insert was lost, or is a skipped operation: the row is no deleted document any more, and nothing is known of the new one."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+        hop.append(*((key, document(key, n=1)) for key in (1, 2, 3)))
+        hop.run()
+        hop.append((1, None), (2, None))
+        hop.run()
+        hop.append((1, {"updatedFields": '{"n":2}'}), (3, {"updatedFields": '{"n":2}'}))
+        hop.run()
+        rows = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
+        told = ("n", "__deleted", "__incomplete")
+        assert {key: tuple(row[name] for name in told) for key, row in rows.items()} == {
+            "1": (1, False, True),
+            "2": (1, True, False),
+            "3": (1, False, True),
+        }
+        assert (rows["1"]["__known"], rows["3"]["__known"] < rows["3"]["__sequence"]) == ("", True)
+        assert oracle.read(hop.gold_table.path or "")["__key"].to_pylist() == ["3"]
+
+
 def test_a_batch_of_deletes_alone_adds_no_file(hop: Hop) -> None:
     hop.append(*((key, None) for key in (0, 1, 2, 17)))
     hop.run()

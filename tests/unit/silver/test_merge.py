@@ -27,3 +27,11 @@ def test_every_clause_is_guarded() -> None:
     assert len(matched) == 4
     assert all("> t.`__sequence`" in line or "> coalesce(t.`__known`" in line for line in matched)
     assert "WHEN NOT MATCHED AND s.`__action` <> 'remove' THEN INSERT" in text
+
+
+def test_an_update_after_a_delete_that_left_its_row() -> None:
+    """The row becomes that of another document of this key, of which nothing is known."""
+    made = merge.SilverMerge(["_id", "__deleted", "__incomplete", "__known", "__sequence", "__batch"], has_incomplete=True)
+    line = next(line for line in made.merge().render("t", "s").splitlines() if "AND s.`__incomplete` AND" in f"AND {line}")
+    assert "`__deleted` = false" in line
+    assert "`__known` = CASE WHEN coalesce(t.`__deleted`, false) THEN '' ELSE" in line
