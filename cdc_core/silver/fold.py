@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -156,9 +156,10 @@ def _readings(
     named = update.disambiguated_paths
     # A path set inside a removed field has a dotted name: the field `a.b` beside the removed `a`.
     others = {*fields, *update.removed_fields} if update.removed_fields else fields
+    dots = update_paths.NamesWithDots()
     return [
-        (edit, update_paths.target(document, path, others if edit is _set else fields, named, is_set=edit is _set), argument)
-        for edit, path, argument in edits
+        (edit, update_paths.target(document, path, others if is_set else fields, named, is_set=is_set, dots=dots), argument)
+        for edit, path, argument, is_set in ((*each, each[0] is _set) for each in edits)
     ]
 
 
@@ -190,15 +191,16 @@ def _are_explained(blocked: Mapping[str, int], updates: Sequence[PartialUpdate])
     if not blocked:
         return True
     numbers_by_path: dict[str, list[int]] = {}
+    cuts = [frozenset(_cut_paths(update)) for update in updates]
     for number, update in enumerate(updates):
-        for path in (*update.updated_fields, *_cut_paths(update)):
+        for path in (*update.updated_fields, *cuts[number]):
             numbers_by_path.setdefault(path, []).append(number)
     for path, last_number in blocked.items():
         # Only updates that name the path or a parent of it: there may be a hundred thousand, and as many paths.
         candidates = itertools.chain.from_iterable(
             numbers_by_path.get(prefix, ()) for prefix in itertools.accumulate(path.split("."), "{}.{}".format)
         )
-        if not any(number > last_number and _explains(updates[number], path) for number in candidates):
+        if not any(number > last_number and _explains(updates[number], cuts[number], path) for number in candidates):
             return False
     return True
 
@@ -208,11 +210,10 @@ def _cut_paths(update: PartialUpdate) -> Sequence[str]:
     return (*update.removed_fields, *(field for field, _ in update.truncated_arrays))
 
 
-def _explains(update: PartialUpdate, blocked: str) -> bool:
-    """Whether this update is the reason that the path is blocked: it removed, truncated or replaced the path or a part of
-    it. A base newer than both updates contains its effect.
+def _explains(update: PartialUpdate, cut: Collection[str], blocked: str) -> bool:
+    """Whether this update is the reason that the path is blocked: it removed or truncated (`cut`) or replaced the path or
+    a part of it. A base newer than both updates contains its effect.
     """
-    cut = _cut_paths(update)
     components = blocked.split(".")
     for end in range(1, len(components) + 1):
         path = ".".join(components[:end])

@@ -115,11 +115,12 @@ def target(
     named: Mapping[str, Sequence[str | int]] | None,
     *,
     is_set: bool,
+    dots: NamesWithDots,
 ) -> Target | UndecidedPath | None:
     """Where a dotted path leads in the document; None if there is nothing to do.
 
     `others` are paths that the same update sets or removes: no path that it sets lies inside one of them. `named` is
-    its `disambiguatedPaths`.
+    its `disambiguatedPaths`; `dots` is the same object for all of its paths.
     """
     if named is not None and path in named:
         parts = path_parts(tuple(str(part) for part in named[path]))
@@ -133,7 +134,7 @@ def target(
     if named is None:
         # A dotted name could be part of it: an existing one, or a new one beside others with dots.
         is_new = is_set and not (step is not None and _has(end, step))
-        if is_dotted or not parts.above.isdisjoint(others) or (is_new and _have_dots(chain[: length - 1])):
+        if is_dotted or not parts.above.isdisjoint(others) or (is_new and dots.are_in(chain[: length - 1])):
             return UndecidedPath(path, None)
     if step is not None:
         return Target(end, step)
@@ -161,9 +162,24 @@ def containers(document: Container, parts: PathParts) -> tuple[list[Container], 
     return chain, is_dotted
 
 
-def _have_dots(documents: Sequence[Container]) -> bool:
-    """Whether one of the documents has a name with dots."""
-    return any("." in name for document in documents if isinstance(document, dict) for name in document)
+class NamesWithDots:
+    """Which documents have a name with dots, while nothing in them changes.
+
+    Each is looked through once: an update may set a new field in each of a hundred thousand documents of one document.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[int, bool] = {}
+
+    def are_in(self, documents: Sequence[Container]) -> bool:
+        """Whether one of the documents has a name with dots."""
+        return any(self._answer(document) for document in documents if isinstance(document, dict))
+
+    def _answer(self, document: Document) -> bool:
+        answer = self._answers.get(id(document))
+        if answer is None:
+            answer = self._answers[id(document)] = any("." in name for name in document)
+        return answer
 
 
 def is_container(value: object) -> TypeGuard[Container]:

@@ -496,6 +496,38 @@ def test_many_updates_that_end_at_many_places_are_looked_at_by_their_paths() -> 
     assert time.process_time() - began < 2
 
 
+def test_an_update_of_a_new_field_in_many_documents_looks_through_their_names_once() -> None:
+    seen_names = []
+
+    class Fields(dict[str, Any]):
+        def __iter__(self) -> Iterator[str]:
+            for name in super().__iter__():
+                seen_names.append(name)
+                yield name
+
+    numbers = range(100)
+    update = fold.PartialUpdate("1", {f"m.{number}.new": 1 for number in numbers})
+    document, is_incomplete = fold._fold_in_place({"m": Fields({str(number): {} for number in numbers})}, [update])
+    assert (document, is_incomplete) == ({"m": {str(number): {"new": 1} for number in numbers}}, False)
+    assert 0 < len(seen_names) < 1000
+
+
+def test_many_updates_are_explained_by_one_that_removes_many_fields() -> None:
+    """Its fields are gone through a few times, and not once for each path."""
+    passes = []
+
+    class Names(tuple[str, ...]):
+        def __iter__(self) -> Iterator[str]:
+            passes.append(1)
+            return super().__iter__()
+
+    numbers = range(100)
+    set_ = fold.PartialUpdate("1", {f"m.{number}.x": 1 for number in numbers})
+    removed = fold.PartialUpdate("2", {}, Names(f"m.{number}" for number in numbers))
+    assert fold.fold({"m": {}}, [set_, removed]) == ({"m": {}}, False)
+    assert 0 < len(passes) < 20
+
+
 def test_a_name_of_ten_thousand_dots_is_no_path() -> None:
     """Without disambiguatedPaths, any two components of the path could be one name."""
     name = "." * 10_000
