@@ -105,9 +105,12 @@ def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDesc
     """
     result = _excluded_update(before, fields.excluded)
     conflicts: list[str] = []
+    beginnings = _beginnings(result)
     for rename in fields.renamed:
-        if _may_mean(rename.path[0], result):
+        # None: a path may match whatever it begins with.
+        if beginnings is None or rename.path[0] == ANY or rename.path[0] in beginnings:
             result = _renamed_update(result, rename, conflicts)
+            beginnings = _beginnings(result)
     return result, tuple(conflicts)
 
 
@@ -141,16 +144,21 @@ def _is_document(node: Any) -> TypeGuard[Document]:
 
 
 def _excluded(node: Any, paths: Sequence[Path]) -> Any:
-    if not paths:
+    if not paths or not isinstance(node, Mapping | list):
         return node
-    if isinstance(node, list):
-        return [_excluded(element, paths) for element in node]
-    if not _is_document(node):
-        return node
-    remaining = {}
     paths_by_name: dict[str, list[Path]] = {}
     for path in paths:
         paths_by_name.setdefault(path[0], []).append(path[1:])
+    return _without(node, paths_by_name)
+
+
+def _without(node: Any, paths_by_name: Mapping[str, Sequence[Path]]) -> Any:
+    """The node without excluded fields; the paths are grouped once for all elements of an array."""
+    if isinstance(node, list):
+        return [_without(element, paths_by_name) for element in node]
+    if not _is_document(node):
+        return node
+    remaining = {}
     for name, value in node.items():
         # `str`, because a repeated name is of a class with a hash of its own.
         rests = [*paths_by_name.get(ANY, ()), *paths_by_name.get(str(wrappers.unescape_key(name)), ())]
@@ -187,7 +195,16 @@ def _renamed(node: Any, path: Path, name: str, conflicts: list[str]) -> Any:
 
 
 def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> UpdateDescription:
-    rests = {key: _rests(_steps(key, before), paths) for key in _keys(before)}
+    by_beginning: dict[str, list[Path]] = {}
+    for path in paths:
+        by_beginning.setdefault(path[0], []).append(path)
+    rests = {}
+    for key in _keys(before):
+        steps = _steps(key, before)
+        # Most paths begin with another name than the key.
+        is_plain = type(steps[0]) is str
+        candidates = [*by_beginning.get(ANY, ()), *by_beginning.get(str(steps[0]), ())] if is_plain else paths
+        rests[key] = _rests(steps, candidates)
     remaining = {key for key in rests if () not in rests[key]}
     return UpdateDescription(
         updated={key: _excluded(value, rests[key]) for key, value in before.updated.items() if key in remaining},
@@ -221,10 +238,9 @@ def _renamed_update(before: UpdateDescription, rename: Rename, conflicts: list[s
     )
 
 
-def _may_mean(step: str, update: UpdateDescription) -> bool:
-    """Whether a path that begins with this step may match a key, or something in its value."""
-    disambiguated = update.disambiguated or {}
-    return step == ANY or any(key in disambiguated or key.partition(".")[0] == step for key in _keys(update))
+def _beginnings(update: UpdateDescription) -> set[str] | None:
+    """The steps with which a path must begin to match a key, or something in its value; None if any may."""
+    return None if update.disambiguated else {key.partition(".")[0] for key in _keys(update)}
 
 
 def _disambiguated(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,24 @@ def test_many_entries_are_not_looked_for_one_by_one() -> None:
     )
     assert found == {**before, "secret1": {"y": 2}, "new": 5}
     assert len(compared) < 2000
+
+
+def test_many_exclusions_below_an_array_cost_no_more_per_element() -> None:
+    began = time.process_time()
+    rules = FieldRules(excluded=tuple(("items", f"secret{number}") for number in range(1000)))
+    items = [{"secret1": 1, "name": number} for number in range(10_000)]
+    found, _ = field_filters.document({"items": items}, fields=rules)
+    assert found == {"items": [{"name": number} for number in range(10_000)]}
+    assert time.process_time() - began < 2
+
+
+def test_many_entries_cost_no_more_per_key_of_an_update() -> None:
+    began = time.process_time()
+    rules = FieldRules(
+        excluded=tuple((f"secret{number}",) for number in range(1000)),
+        renamed=tuple(Rename((f"old{number}",), "new") for number in range(1000)),
+    )
+    plain = {f"field{number}": number for number in range(50_000)}
+    found, conflicts = field_filters.update(UpdateDescription({**plain, "secret7": 1, "old7": 2}), fields=rules)
+    assert (found.updated, conflicts) == ({**plain, "new": 2}, ())
+    assert time.process_time() - began < 3
