@@ -8,7 +8,8 @@ transaction or as soon as the stream is past its cluster time. After a restart i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cdc_core.stream import resume_token
@@ -17,23 +18,29 @@ BEGIN = "BEGIN"
 END = "END"
 
 
-@dataclass(frozen=True)
 class OpenTransaction:
-    """The transaction that is being read, with its number of events by collection."""
+    """The transaction that is being read, with its number of events by collection.
 
-    id: str
-    counts: Mapping[str, int] = field(default_factory=dict)
+    It counts in place: a transaction may have a hundred thousand events, in thousands of collections.
+    """
+
+    def __init__(self, id_: str, counts: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.id = id_
+        self.total = sum(counts.values())
+        self._counts = dict(counts)
 
     @property
-    def total(self) -> int:
-        return sum(self.counts.values())
+    def counts(self) -> Mapping[str, int]:
+        return self._counts
 
-    def with_event(self, namespace: str) -> OpenTransaction:
-        return OpenTransaction(self.id, {**self.counts, namespace: self.counts.get(namespace, 0) + 1})
+    def count(self, namespace: str) -> None:
+        """Count one more event of a collection."""
+        self._counts[namespace] = self._counts.get(namespace, 0) + 1
+        self.total += 1
 
     def block(self, namespace: str) -> dict[str, Any]:
         """The `transaction` struct of the event that was counted last."""
-        return {"id": self.id, "total_order": self.total, "data_collection_order": self.counts[namespace]}
+        return {"id": self.id, "total_order": self.total, "data_collection_order": self._counts[namespace]}
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ class TransactionTracker:
             self.current = None
             return NOTHING if previous is None else TransactionStep(ended=previous)
         is_new = previous is None or previous.id != id_
-        current = (OpenTransaction(id_) if previous is None or is_new else previous).with_event(namespace)
-        self.current = current
+        self.current = current = OpenTransaction(id_) if previous is None or is_new else previous
+        current.count(namespace)
         return TransactionStep(previous if is_new else None, id_ if is_new else None, current.block(namespace))
 
     def end(self) -> OpenTransaction | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,13 @@ def test_one_transaction_follows_another() -> None:
     assert [json.loads(row["payload"])["status"] for row in found if row["kind"] == "transaction"] == [
         "BEGIN", "END", "BEGIN",
     ]  # fmt: skip
+
+
+def test_a_transaction_over_many_collections_costs_no_more_per_event() -> None:
+    tracker, began = transactions.TransactionTracker(), time.process_time()
+    steps = [tracker.see("1", f"db.c{number % 30_000}") for number in range(60_000)]
+    assert steps[-1].block == {"id": "1", "total_order": 60_000, "data_collection_order": 2}
+    assert time.process_time() - began < 2
 
 
 def test_counting_goes_on_after_a_restart() -> None:
