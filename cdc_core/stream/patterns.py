@@ -75,9 +75,11 @@ def regex(entry: str) -> Pattern:
         warnings.simplefilter("error")
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
-        except (re.error, OverflowError, RecursionError, FutureWarning, DeprecationWarning) as error:
+        except (re.error, ValueError, OverflowError, RecursionError, FutureWarning, DeprecationWarning) as error:
             wildcard = "; .* stands for any characters" if "nothing to repeat" in str(error) else ""
-            raise values.InvalidValue("a regular expression", f"{error}{wildcard}") from None
+            # Java's flag u, which Python refuses beside its flag for ASCII, and not with `re.error`.
+            unicode = "; leave out the flag u" if isinstance(error, ValueError) else ""
+            raise values.InvalidValue("a regular expression", f"{error}{wildcard}{unicode}") from None
     return pattern
 
 

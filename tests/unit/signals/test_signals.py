@@ -68,6 +68,7 @@ def test_conditions_are_filters_of_collections() -> None:
         ("execute-snapshot", {}, "data-collections is missing"),
         ("execute-snapshot", {"data-collections": None}, "data-collections is missing"),
         ("execute-snapshot", {"data-collections": ["("]}, "no regular expression that can be used here: missing"),
+        ("execute-snapshot", {"data-collections": ["(?iu)a.b"]}, "no regular expression that can be used here: .*flag u"),
         ("log", {}, "message is missing"),
         ("execute-snapshot", {"data-collections": ["a.b"], "type": "full"}, "incremental or blocking"),
         ("execute-snapshot", {"data-collections": ["a.b"], "surrogate-key": "x"}, "surrogate-key"),

@@ -43,7 +43,7 @@ def test_scopes(case: dict[str, Any]) -> None:
     assert str(filters.stream_scope(source(case["source"]), databases=case.get("databases", ()))) == case["scope"]
 
 
-@pytest.mark.parametrize("text", ["(", "a)", "[a", "*a", "a{2,1}", "(?<name>a)", r"\p{L}", "[a--b]"])
+@pytest.mark.parametrize("text", ["(", "a)", "[a", "*a", "a{2,1}", "(?<name>a)", r"\p{L}", "[a--b]", "(?iu)a"])
 def test_unreadable_patterns_are_refused(text: str) -> None:
     """Text that Python cannot compile as a regular expression, or warns about, is refused."""
     with pytest.raises(values.InvalidValue):
