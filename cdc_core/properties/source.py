@@ -349,7 +349,9 @@ class Source:
         debezium_default="1",
     )
     snapshot_include_collection_list: tuple[str, ...] = _property(
-        values.Patterns(), (), "Which captured collections a snapshot reads; all when empty."
+        values.Patterns(),
+        (),
+        "Which captured collections a snapshot reads; all when empty. Always regular expressions, whatever filters.match.mode is.",
     )
     snapshot_collection_filter_overrides: Mapping[str, str] = field(
         default_factory=dict,

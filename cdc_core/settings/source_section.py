@@ -37,12 +37,13 @@ _EXCLUSIVE = (
     ("database.include.list", "database.exclude.list"),
     ("collection.include.list", "collection.exclude.list"),
 )
+_SNAPSHOT_LIST = "snapshot.include.collection.list"
 _PATTERN_LISTS = (
     "database.include.list",
     "database.exclude.list",
     "collection.include.list",
     "collection.exclude.list",
-    "snapshot.include.collection.list",
+    _SNAPSHOT_LIST,
 )
 
 
@@ -77,7 +78,8 @@ def _read_property(reader: SectionReader, each: Property, section: Mapping[str, 
         if each.is_required:
             reader.refuse(path, f"{each.type.expected} is expected", "${env:MONGODB_URI}, for example")
         return default
-    type_ = values.SelectionList() if is_literal and isinstance(each.type, values.Patterns) else each.type
+    has_names = is_literal and isinstance(each.type, values.Patterns) and each.name != _SNAPSHOT_LIST
+    type_ = values.SelectionList() if has_names else each.type
     return reader.value(path, type_, value, default)
 
 
@@ -148,7 +150,8 @@ def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
         for entry in references:
             # No name contains a $: such a list would match nothing while the position advances.
             reader.refuse(f"source.{list_name}", f"names are expected, found {entry}", "only secrets may be references")
-        if source.filters_match_mode is MatchMode.REGEX and not references:
+        has_patterns = source.filters_match_mode is MatchMode.REGEX or list_name == _SNAPSHOT_LIST
+        if has_patterns and not references:
             _check_patterns(reader, list_name, _value(source, list_name))
 
 
@@ -160,7 +163,7 @@ def _check_patterns(reader: SectionReader, list_name: str, entries: tuple[str, .
             reader.refuse(f"source.{list_name}", f"{error.expected} is expected, found {entry}", error.hint)
             continue
         # A snapshot's collections are matched here by name; the server need not support the pattern.
-        if pattern.server_text is None and not list_name.startswith("snapshot"):
+        if pattern.server_text is None and list_name != _SNAPSHOT_LIST:
             reader.warnings.append(
                 f"source.{list_name}: the server cannot be asked for {entry}; it sends every event, "
                 "and the capture drops the others"

@@ -145,7 +145,8 @@ def of(source: Source) -> Filter:
     return Filter(
         databases=names(source.database_include_list, source.database_exclude_list),
         collections=names(source.collection_include_list, source.collection_exclude_list),
-        snapshots=names(source.snapshot_include_collection_list),
+        # As in Debezium, always regular expressions.
+        snapshots=NameFilter(tuple(map(patterns.regex, source.snapshot_include_collection_list))),
         signals=source.signal_data_collection,
         target=_target(source),
     )

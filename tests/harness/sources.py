@@ -15,6 +15,7 @@ def source(given: Mapping[str, Any]) -> properties.Source:
     is_literal = given.get("filters.match.mode") == "literal"
     for name, value in given.items():
         each = properties.BY_NAME[name]
-        type_ = values.NameList() if is_literal and isinstance(each.type, values.Patterns) else each.type
+        has_names = is_literal and isinstance(each.type, values.Patterns) and not name.startswith("snapshot.")
+        type_ = values.NameList() if has_names else each.type
         read[each.attribute] = type_.read(value)
     return properties.Source(**read)

@@ -98,6 +98,14 @@ def test_a_list_of_nothing_but_separators_is_refused(name: str, value: object, m
     assert parsed(source={name: "", "filters.match.mode": mode}) == parsed(source={"filters.match.mode": mode})
 
 
+@pytest.mark.parametrize("mode", ["regex", "literal"])
+def test_a_list_of_snapshots_that_cannot_be_read_is_refused(mode: str) -> None:
+    """Its entries are regular expressions in both modes."""
+    source = {"snapshot.include.collection.list": "shop.(a", "filters.match.mode": mode}
+    (problem,) = problems(source=source)
+    assert problem.startswith("source.snapshot.include.collection.list: a regular expression is expected, found shop.(a")
+
+
 def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
     """`schema` of a collection overrides `map.fields` of the defaults: it gives the type of the map's values, or another type."""
     own = settings.CollectionSettings(map_fields=("a", "b", "c"), schema={"a": "map<double>", "b": "string"})

@@ -286,6 +286,14 @@ def test_snapshots_read_captured_collections_only() -> None:
     assert not filter_.is_snapshotted("mall", "b")
 
 
+@pytest.mark.parametrize("mode", ["regex", "literal"])
+def test_a_list_of_snapshots_always_has_regular_expressions(mode: str) -> None:
+    """As in Debezium, `filters.match.mode` is for the lists of what is captured: the snapshot would read nothing otherwise."""
+    given = {"filters.match.mode": mode, "snapshot.include.collection.list": r"shop\.(a|b{1,2})"}
+    filter_ = filters.of(source({"database.include.list": "shop", **given}))
+    assert [name for name in ("a", "bb", "c") if filter_.is_snapshotted("shop", name)] == ["a", "bb"]
+
+
 def test_nothing_outside_the_scope_is_captured() -> None:
     """A snapshot of a collection without events in the stream would never be updated."""
     one = filters.of(source({"capture.scope": "collection", "capture.target": "shop.a.b"}))
