@@ -309,7 +309,31 @@ def _silver(reader: SectionReader, content: object, source: Source) -> SilverSet
         if collection.history and collection.keep_document is False and folds_nothing:
             mode = source.capture_mode.value
             reader.warnings.append(f"{path}.history: without keep.document updates of capture.mode: {mode} are incomplete")
+    if not source.tombstones_on_delete:
+        _warn_of_missing_tombstones(reader, defaults, collections)
     return SilverSettings(defaults, collections)
+
+
+_WITHOUT_TOMBSTONES: Mapping[unwrap_options.DeleteMode, str] = {
+    unwrap_options.DeleteMode.REWRITE_WITH_TOMBSTONE: unwrap_options.DeleteMode.REWRITE.value,
+    unwrap_options.DeleteMode.OLDER_DROP_WITH_TOMBSTONE: unwrap_options.DeleteMode.DROP.value,
+}
+"""Modes whose tombstone removes the row, and what they are for a connector that sends none."""
+
+
+def _warn_of_missing_tombstones(
+    reader: SectionReader, defaults: CollectionSettings, collections: Mapping[str, CollectionSettings]
+) -> None:
+    """Warn of rows that a delete removes, and that would stay with a connector that sends no tombstones."""
+    default_mode = defaults.unwrap.delete_tombstone_handling_mode
+    modes = {f"silver.collections.{name}": each.unwrap.delete_tombstone_handling_mode for name, each in collections.items()}
+    own_modes = {path: mode for path, mode in modes.items() if mode is not default_mode}
+    for path, mode in {"silver.defaults": default_mode, **own_modes}.items():
+        if mode in _WITHOUT_TOMBSTONES:
+            reader.warnings.append(
+                f"{path}: a delete removes the row, also beside source.tombstones.on.delete: false "
+                f"(delete.tombstone.handling.mode: {_WITHOUT_TOMBSTONES[mode]} keeps it)"
+            )
 
 
 def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], source: Source) -> None:

@@ -106,6 +106,31 @@ def test_a_list_of_snapshots_that_cannot_be_read_is_refused(mode: str) -> None:
     assert problem.startswith("source.snapshot.include.collection.list: a regular expression is expected, found shop.(a")
 
 
+@pytest.mark.parametrize(
+    ("unwrap", "instead"),
+    [
+        ({"delete.tombstone.handling.mode": "rewrite-with-tombstone"}, "rewrite"),
+        ({"delete.handling.mode": "rewrite", "drop.tombstones": "false"}, "rewrite"),
+        ({"drop.tombstones": "false"}, "drop"),
+        ({"delete.tombstone.handling.mode": "tombstone"}, None),
+        ({"delete.handling.mode": "none", "drop.tombstones": "false"}, None),
+    ],
+)
+def test_a_delete_that_only_a_tombstone_would_complete(unwrap: dict[str, str], instead: str | None) -> None:
+    """Without tombstones the connector keeps the row in these modes, and a table removes it: a warning says so."""
+    loaded = parsed(source={"tombstones.on.delete": "false"}, silver={"defaults": unwrap, "collections": {"shop.a": {}}})
+    found = [warning for warning in loaded.warnings if warning.startswith("silver")]
+    assert found == (
+        []
+        if instead is None
+        else [
+            "silver.defaults: a delete removes the row, also beside source.tombstones.on.delete: false "
+            f"(delete.tombstone.handling.mode: {instead} keeps it)"
+        ]
+    )
+    assert not [warning for warning in parsed(silver={"defaults": unwrap}).warnings if warning.startswith("silver")]
+
+
 def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
     """`schema` of a collection overrides `map.fields` of the defaults: it gives the type of the map's values, or another type."""
     own = settings.CollectionSettings(map_fields=("a", "b", "c"), schema={"a": "map<double>", "b": "string"})
