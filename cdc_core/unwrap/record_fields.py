@@ -76,8 +76,12 @@ def document_fields(
 
 
 def _name(own: str, options: UnwrapOptions, *, flat: bool) -> str:
-    plain = own.replace(".", options.flatten_struct_delimiter) if flat else own
-    return options.field_names.of(plain)
+    if not flat:
+        return options.field_names.of(own)
+    first, *others = own.split(".")
+    # An index is not adjusted: the SMT's names for elements of arrays have none of the signs for a leading digit.
+    adjusted = (part if part.isdecimal() else options.field_names.of(part) for part in others)
+    return options.flatten_struct_delimiter.join((options.field_names.of(first), *adjusted))
 
 
 def _is_undefined(value: EjsonValue) -> bool:

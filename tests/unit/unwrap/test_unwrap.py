@@ -213,6 +213,16 @@ def test_dots_are_the_delimiter_in_whole_and_partial_documents_alike() -> None:
     assert (whole["a_b"], update["a_b"]) == (1, 2)
 
 
+@pytest.mark.parametrize("mode", ["avro", "avro_unicode"])
+@pytest.mark.parametrize("delimiter", ["_", "-", ".", ""])
+def test_adjusted_names_are_joined_alike_in_whole_and_partial_documents(mode: str, delimiter: str) -> None:
+    """The names are adjusted, and not the delimiter between them."""
+    options = {"flatten.struct": "true", "flatten.struct.delimiter": delimiter, "field.name.adjustment.mode": mode}
+    whole = document(event({"_id": 1, "a": {"b-c": {"d": 1}}}), **options)
+    update = document(partial({"a.b-c.d": 1}), **options)
+    assert set(whole) == set(update)
+
+
 # --- deletes ---------------------------------------------------------------------------------------------------------
 
 
