@@ -146,6 +146,8 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
     if is_resumable(error):
         return errors.SourceUnreachable(f"{what}: the server interrupted the operation (error {code}); start again")
     if isinstance(error, driver.ConfigurationError):
+        if "Sessions are not supported" in str(error):  # every suitable server supports them, except during an election
+            return errors.SourceUnreachable(f"{what}: the server is neither primary nor secondary at the moment")
         hint = (
             "check that the server is MongoDB 6.0 or later, that the options fit it, and that the host of "
             "mongodb+srv:// has an SRV record"

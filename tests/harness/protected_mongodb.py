@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.demo import embedded_mongodb
@@ -13,9 +14,10 @@ from pipelines.mongodb import client as mongodb
 class ProtectedMongoDB(embedded_mongodb.EmbeddedMongoDB):
     """An embedded MongoDB that requires credentials: those of `uri`, an administrator's; `address` has none."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, options: embedded_mongodb.ServerOptions | None = None) -> None:
         key_file = data_dir / "keyfile"
-        super().__init__(data_dir, embedded_mongodb.ServerOptions(arguments=("--auth", "--keyFile", str(key_file))))
+        given = options or embedded_mongodb.ServerOptions()
+        super().__init__(data_dir, replace(given, arguments=(*given.arguments, "--auth", "--keyFile", str(key_file))))
         self._password = data_dir / "password"
         if self._password.exists():
             return

@@ -17,6 +17,7 @@ from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
+from tests.harness.protected_mongodb import ProtectedMongoDB
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     tls = ["--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(own), "--tlsCAFile", str(ca)]
     mechanisms = {"authenticationMechanisms": "SCRAM-SHA-256,MONGODB-X509"}
     options = embedded_mongodb.ServerOptions(
-        auth=True, parameters=mechanisms, arguments=[*tls, "--tlsAllowConnectionsWithoutCertificates"]
+        parameters=mechanisms, arguments=[*tls, "--tlsAllowConnectionsWithoutCertificates"]
     )
     role = [{"role": "read", "db": "shop"}]
-    with embedded_mongodb.EmbeddedMongoDB(folder / "mongodb", options) as server:
+    with ProtectedMongoDB(folder / "mongodb", options) as server:
         with contextlib.closing(mongodb.client(server.uri)) as root:
             root.shop.orders.insert_one({"_id": 1})
             root.admin.command("createUser", "reader", pwd="r", roles=role)
