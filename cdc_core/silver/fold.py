@@ -157,10 +157,11 @@ def _readings(
     # A path set inside a removed field has a dotted name: the field `a.b` beside the removed `a`.
     others = {*fields, *update.removed_fields} if update.removed_fields else fields
     dots = update_paths.NamesWithDots()
-    return [
-        (edit, update_paths.target(document, path, others if is_set else fields, named, is_set=is_set, dots=dots), argument)
-        for edit, path, argument, is_set in ((*each, each[0] is _set) for each in edits)
-    ]
+
+    def target(path: str, *, is_set: bool) -> update_paths.Target | update_paths.UndecidedPath | None:
+        return update_paths.target(document, path, others if is_set else fields, named, is_set=is_set, dots=dots)
+
+    return [(edit, target(path, is_set=edit is _set), argument) for edit, path, argument in edits]
 
 
 def _set(container: Any, step: Any, value: Any) -> None:

@@ -105,7 +105,7 @@ def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDesc
     """
     result = _excluded_update(before, fields.excluded)
     conflicts: list[str] = []
-    beginnings = _beginnings(result)
+    beginnings = _beginnings(result) if fields.renamed else None
     for rename in fields.renamed:
         # None: a path may match whatever it begins with.
         if beginnings is None or rename.path[0] == ANY or rename.path[0] in beginnings:

@@ -43,11 +43,10 @@ def _database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
 
 def _is_usable(name: str) -> bool:
     """Whether a name, decoded with `cursor_reply.NAMES`, is UTF-8; one that is not is logged once."""
-    raw_name = name.encode("utf-8", "surrogateescape")
     try:
-        raw_name.decode()
-    except UnicodeDecodeError:
-        _warn_once(raw_name)
+        name.encode()
+    except UnicodeEncodeError:
+        _warn_once(name.encode("utf-8", "surrogateescape"))
         return False
     return True
 

@@ -52,7 +52,7 @@ def read(spark: SparkSession, settings: Settings, *, now_ms: int) -> tuple[Model
     try:
         order = models.ordered(spark, settings)
     except Exception as error:
-        return (ModelStatus(settings.gold.models, "failed", why=_reason(error)),)
+        return (ModelStatus(settings.gold.models, "failed", why=errors.message_of(spark_failures.of_one(error))),)
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {}, settings.name)
     wrong = (ModelStatus(each.path, "failed", why=each.message) for each in order.problems)
     return (*_statuses(spark, inputs, order.models, now_ms), *wrong)
@@ -79,12 +79,4 @@ def _statuses(
                 state = "current" if work.kind == "nothing" else "behind"
                 yield ModelStatus(model.name, state, age, work.why)
         except Exception as error:
-            yield ModelStatus(model.name, "failed", age, _reason(error))
-
-
-def _reason(error: Exception) -> str:
-    """The error's text; raises `SparkLost`, which is not the model's."""
-    failure = spark_failures.translated(error) or error
-    if isinstance(failure, errors.SparkLost):
-        raise failure from error
-    return errors.message_of(failure)
+            yield ModelStatus(model.name, "failed", age, errors.message_of(spark_failures.of_one(error)))

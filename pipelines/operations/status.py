@@ -311,7 +311,7 @@ class _StatusReader:
         try:
             return self._tables(namespace, log)
         except Exception as error:
-            return _CollectionTables(namespace, None, None, None, _table_error(error))
+            return _CollectionTables(namespace, None, None, None, spark_failures.of_one(error))
 
     def _tables(self, namespace: registry.Namespace, log: str | None) -> _CollectionTables:
         silver, gold = (self._progress(ref(*namespace)) for ref in (self.layout.silver, self.layout.gold))
@@ -360,7 +360,7 @@ class _StatusReader:
             if failure is None:
                 return self._collection(each, snapshots, waiting)
         except Exception as error:
-            failure = _table_error(error)
+            failure = spark_failures.of_one(error)
         problem, exit_code = errors.message_of(failure), errors.code(failure)
         return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=problem, exit_code=exit_code)
 
@@ -415,15 +415,7 @@ class _StatusReader:
 def _complete_seconds(standing: table_history.Standing) -> int:
     """The cluster time up to which a capture without new rows has read, as it says when it renews its lease; 0 where it does not."""
     complete = None if standing.is_restored else standing.metadata.get("complete")
-    return int(complete[2:10], 16) if isinstance(complete, str) else 0
-
-
-def _table_error(error: Exception) -> Exception:
-    """The translated error of a table; raises `SparkLost`, which is not the table's."""
-    failure = spark_failures.translated(error) or error
-    if isinstance(failure, errors.SparkLost):
-        raise failure from error
-    return failure
+    return resume_token.position(complete).seconds if isinstance(complete, str) else 0
 
 
 def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:

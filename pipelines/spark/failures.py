@@ -144,6 +144,14 @@ def translated(error: BaseException) -> errors.MedallionError | None:
     return commit_damaged(unquote(urlsplit(commit).path)) if commit and stores.scheme(commit) == "file" else None
 
 
+def of_one(error: Exception) -> Exception:
+    """The translated error of one table or model, else the error itself; raises `SparkLost`, which is not theirs."""
+    failure = translated(error) or error
+    if isinstance(failure, errors.SparkLost):
+        raise failure from error
+    return failure
+
+
 def commit_damaged(path: str) -> errors.DecisionNeeded:
     """The error for an entry of a table's log that cannot be read."""
     return errors.DecisionNeeded(

@@ -226,7 +226,7 @@ def test_a_quiet_source_without_heartbeats_is_not_behind(
     monkeypatch: pytest.MonkeyPatch, restored: int | None, complete: int | None, lag: int
 ) -> None:
     """Only the renewals of the lease say that everything was read. A capture still resumes from the last row, which ages."""
-    said = {} if complete is None else {"complete": f"82{complete:08X}00000002"}
+    said = {} if complete is None else {"complete": f"82{complete:08X}000000022B0229296E04"}
     renewal = Commit(3, 3, {"to": "token", "writer": "w", **said})
     standing = status.table_history.Standing(3, renewal, renewal, restored is not None)
     monkeypatch.setattr(status.table_history, "standing", lambda *_: standing)
