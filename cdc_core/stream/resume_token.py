@@ -50,6 +50,11 @@ def position(data: str) -> TokenPosition:
     return TokenPosition(int(seconds, 16), int(increment, 16), index)
 
 
+def seconds(data: str) -> int:
+    """The seconds of the cluster time with which a token's `_data` begins, also one from `behind`, which has nothing else."""
+    return int(data[2:10], 16)
+
+
 def sequence(position: TokenPosition) -> str:
     """A position as 24 hex digits that sort in the order in which events apply to a key."""
     return f"{position.seconds:08x}{position.increment:08x}{position.index:08x}"

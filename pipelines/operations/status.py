@@ -415,7 +415,7 @@ class _StatusReader:
 def _complete_seconds(standing: table_history.Standing) -> int:
     """The cluster time up to which a capture without new rows has read, as it says when it renews its lease; 0 where it does not."""
     complete = None if standing.is_restored else standing.metadata.get("complete")
-    return resume_token.position(complete).seconds if isinstance(complete, str) else 0
+    return resume_token.seconds(complete) if isinstance(complete, str) else 0
 
 
 def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:

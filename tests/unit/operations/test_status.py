@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
+from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines.delta.local_log import Commit
 from pipelines.mongodb.server import ServerInfo
@@ -219,14 +221,28 @@ def test_a_collection_that_silver_has_not_found_waits(tmp_path: Path) -> None:
     assert (first, stands, after) == ({"cases.t": 1}, {"cases.t": 0, "cases.u": 2}, {"cases.t": 0, "cases.u": 0})
 
 
+def _mark(seconds: int) -> str:
+    return f"82{seconds:08X}000000022B0229296E04"
+
+
+def _behind_an_event(seconds: int) -> str:
+    """What a drained stream says after an event: the beginning of a token."""
+    return resume_token.behind(f"82{seconds:08X}000000012B042C0100296E5A1004{'AB' * 16}461E5F6964002B02000004")
+
+
 @pytest.mark.parametrize(
     ("restored", "complete", "lag"), [(None, 1000, 5), (None, None, 905), (2, 1000, 905), (None, 50, 905)]
 )
+@pytest.mark.parametrize("complete_token", [_mark, _behind_an_event])
 def test_a_quiet_source_without_heartbeats_is_not_behind(
-    monkeypatch: pytest.MonkeyPatch, restored: int | None, complete: int | None, lag: int
+    monkeypatch: pytest.MonkeyPatch,
+    restored: int | None,
+    complete: int | None,
+    lag: int,
+    complete_token: Callable[[int], str],
 ) -> None:
     """Only the renewals of the lease say that everything was read. A capture still resumes from the last row, which ages."""
-    said = {} if complete is None else {"complete": f"82{complete:08X}000000022B0229296E04"}
+    said = {} if complete is None else {"complete": complete_token(complete)}
     renewal = Commit(3, 3, {"to": "token", "writer": "w", **said})
     standing = status.table_history.Standing(3, renewal, renewal, restored is not None)
     monkeypatch.setattr(status.table_history, "standing", lambda *_: standing)
