@@ -10,21 +10,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyroaring import BitMap64
+
 from cdc_core.tables import deletion_vector
-from cdc_core.tables.deletion_vector import RowSet
 from pipelines import clock
 from pipelines.delta.table_files import LocalFiles, TableFiles
 from pipelines.delta.table_schema import NotReadable
 
 
-def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
+def of(vector: Mapping[str, Any], files: TableFiles) -> BitMap64:
     """The rows of a `deletionVector` of the log, stored inline or in a file. Raises `NotReadable`, and errors of `TableFiles.read`."""
     try:
         match vector["storageType"]:
             case "i":
-                return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
+                return deletion_vector.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
             case "u":
-                return RowSet.read(_stored(vector, files))
+                return deletion_vector.read(_stored(vector, files))
             case _:  # an absolute path, as in a shallow clone
                 raise NotReadable
     except (ValueError, LookupError, struct.error) as error:  # truncated, or another format; Delta reports it
@@ -60,7 +61,7 @@ def without(places: Iterable[tuple[Mapping[str, Any], Iterable[int]]], files: Ta
     """
     name, actions, vectors, offset = uuid.uuid4(), list[dict[str, Any]](), list[bytes](), deletion_vector.OFFSET
     for file, rows in places:
-        row_set, vector = RowSet.of(rows), file.get("deletionVector")
+        row_set, vector = BitMap64(rows), file.get("deletionVector")
         if vector:
             row_set |= of(vector, files)  # the new vector replaces the old one, and needs its rows
         count, stats = len(row_set), _statistics(file)
@@ -68,7 +69,7 @@ def without(places: Iterable[tuple[Mapping[str, Any], Iterable[int]]], files: Ta
             continue
         # No row is left: the file is removed without a new vector.
         if stats["numRecords"] > count:
-            vectors.append(row_set.serialized())
+            vectors.append(deletion_vector.serialized(row_set))
             new_vector = {
                 "storageType": "u",
                 "pathOrInlineDv": deletion_vector.encoded_name(name),

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyroaring import BitMap64
 from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from cdc_core.tables.deletion_vector import RowSet
 from pipelines.delta import (
     deleted_rows,
     file_statistics,
@@ -380,10 +381,10 @@ def rows_beyond(live: LiveFiles, other: LiveFiles, *, limit: int) -> Places:
     return [*own_places, *((file, list(rows)) for file, rows in beyond if rows)]
 
 
-def _deleted(file: Mapping[str, Any], files: LocalFiles) -> RowSet:
+def _deleted(file: Mapping[str, Any], files: LocalFiles) -> BitMap64:
     """The rows of a file that its deletion vector deletes."""
     vector = file.get("deletionVector")
-    return deleted_rows.of(vector, files) if vector else RowSet({})
+    return deleted_rows.of(vector, files) if vector else BitMap64()
 
 
 def _parts_at(path: stored_ranges.Source, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
@@ -406,8 +407,10 @@ def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
     """True for each row of a file that is not deleted."""
-    deleted_bits = deleted_rows.of(vector, LocalFiles(folder)).bits(rows)
-    return pc.invert(pa.BooleanArray.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(deleted_bits)]))
+    is_present = np.ones(rows, dtype=bool)
+    deleted = np.asarray(deleted_rows.of(vector, LocalFiles(folder)).to_array())
+    is_present[deleted[deleted < rows]] = False
+    return pa.array(is_present)
 
 
 def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from cdc_core.tables import deletion_vector
 from pipelines.delta import deleted_rows
@@ -51,7 +52,7 @@ def _vector(folder: Path, content: bytes) -> dict[str, Any]:
     return {"storageType": "u", "pathOrInlineDv": deletion_vector.encoded_name(name), "offset": 1, "sizeInBytes": 44}
 
 
-WHOLE = deletion_vector.file(deletion_vector.RowSet.of([1]).serialized())
+WHOLE = deletion_vector.file(deletion_vector.serialized(BitMap64([1])))
 ANOTHER = deletion_vector.file((1681511376).to_bytes(4, "little") + bytes(40))
 
 

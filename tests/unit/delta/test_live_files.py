@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 
 from cdc_core.tables import deletion_vector
 from pipelines.delta import file_statistics, key_search, live_files, local_log, table_schema
@@ -54,7 +55,7 @@ class Table:
         return {"path": name, "stats": json.dumps(stats), **more}
 
     def without(self, file: dict[str, Any], rows: list[int]) -> dict[str, Any]:
-        name, vector = uuid.uuid4(), deletion_vector.RowSet.of(rows).serialized()
+        name, vector = uuid.uuid4(), deletion_vector.serialized(BitMap64(rows))
         (self.folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(vector))
         said = {"storageType": "u", "pathOrInlineDv": z85(name.bytes), "offset": 1, "sizeInBytes": len(vector)}
         return {**file, "deletionVector": {**said, "cardinality": len(rows)}}
