@@ -219,7 +219,7 @@ class Gaps:
         changes = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
         first_token = changes[-1].token if changes else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
-            "%s captured from now on. Earlier changes are missing, so medallion status shows collections as "
+            "events that %s left out are captured from now on. Earlier ones are missing, so medallion status shows collections as "
             "incomplete. To read all documents, run medallion signal execute-snapshot --data-collections '.*'",
             " and ".join(_as_settings(back)),
         )
@@ -278,6 +278,6 @@ def _as_settings(left_out: frozenset[str]) -> Iterator[str]:
     """The settings that left out these operations or stages."""
     operations = sorted(left_out & filters.OPERATIONS)
     if operations:
-        yield f"skipped.operations: {', '.join(operations)}"
+        yield f"skipped.operations ({', '.join(operations)})"
     if left_out - filters.OPERATIONS:
-        yield "cursor.pipeline: what stages may have left out that are gone or changed"
+        yield "former stages of cursor.pipeline"
