@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 from bson import json_util
 
+from cdc_core import errors
 from cdc_core.extended_json import query
 from cdc_core.properties import types as values
 from cdc_core.stream import patterns
@@ -106,18 +107,18 @@ class SignalRequest:
     message: str = ""
 
     def chosen(self, namespaces: Iterable[str]) -> tuple[str, ...]:
-        """The selected namespaces, in their order."""
+        """The selected namespaces, in their order. Raises `SignalRefused` if an expression takes too long."""
         if not self.collections:
             return tuple(namespaces)
         expressions = [_pattern(text) for text in self.collections]
-        return tuple(name for name in namespaces if any(pattern.matches(name) for pattern in expressions))
+        return tuple(name for name in namespaces if any(_matches(pattern, name) for pattern in expressions))
 
     def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
-        """The find filter of each namespace that has one; the first condition that matches it counts."""
+        """The find filter of each namespace that has one; the first condition that matches it counts. Raises as `chosen`."""
         filters = {}
         for name in namespaces:
             matching = (
-                condition.filter for condition in self.conditions if _pattern(condition.data_collection).matches(name)
+                condition.filter for condition in self.conditions if _matches(_pattern(condition.data_collection), name)
             )
             text = next(matching, None)
             if text is not None:
@@ -247,6 +248,13 @@ def _pattern(text: str) -> patterns.Pattern:
         return patterns.regex(text.strip())
     except values.InvalidValue as error:
         raise SignalRefused(f"{text} is no regular expression that can be used here: {error.hint}") from error
+
+
+def _matches(pattern: patterns.Pattern, name: str) -> bool:
+    try:
+        return pattern.matches(name)
+    except errors.SettingsError as error:
+        raise SignalRefused(str(error)) from error
 
 
 def _is_json(payload: Mapping[str, Any]) -> bool:

@@ -8,6 +8,9 @@ server then lets everything pass, and only the predicate here filters.
 
 In entries that are names the case of all letters is ignored, in other entries that of ASCII letters. ``\\w``, ``\\d``,
 ``\\s`` and ``\\b`` mean ASCII, as in Java and PCRE.
+
+Entries that are no names are matched by the package `regex`, because a match by `re` has no time limit and stops all
+threads of the process: `(a+)+` needs years for some names.
 """
 
 from __future__ import annotations
@@ -18,7 +21,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import regex as regexes
+
+from cdc_core import errors
 from cdc_core.properties import types as values
+
+MATCH_SECONDS = 1.0
+"""The most processor time for one name; a match usually takes some microseconds."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,15 @@ class Pattern:
     text: str
 
     def matches(self, name: str) -> bool:
-        """Whether the entry matches the whole name."""
-        return self._regex.fullmatch(name.translate(_ALONE) if self._is_name else name) is not None
+        """Whether the entry matches the whole name; raises `SettingsError` if that takes more than `MATCH_SECONDS`."""
+        if self._is_name:
+            return self._regex.fullmatch(name.translate(_ALONE)) is not None
+        try:
+            return self._limited.fullmatch(name, timeout=MATCH_SECONDS, concurrent=True) is not None
+        except TimeoutError:
+            message = f"the regular expression {self.text} takes too long to compare with {name}"
+            hint = "it repeats something that is itself repeated, as (a+)+ does: write it without that"
+            raise errors.SettingsError(errors.Problem("", message, hint)) from None
 
     @functools.cached_property
     def literal(self) -> str | None:
@@ -66,6 +82,13 @@ class Pattern:
             return re.compile(self.text.translate(_ALONE), re.IGNORECASE)
         return re.compile(self.text, re.IGNORECASE | re.ASCII)
 
+    @functools.cached_property
+    def _limited(self) -> regexes.Pattern[str]:
+        """The same, with a time limit."""
+        # A brace that repeats nothing is itself; `regex` would read an approximate match.
+        text = _BRACE.sub(lambda match: match[1] or r"\{", self.text)
+        return regexes.compile(text, regexes.IGNORECASE | regexes.ASCII)
+
 
 def regex(entry: str) -> Pattern:
     """An entry of a list in regex mode; raises `values.InvalidValue` if Python cannot parse it."""
@@ -75,7 +98,16 @@ def regex(entry: str) -> Pattern:
         warnings.simplefilter("error")
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
-        except (re.error, ValueError, OverflowError, RecursionError, FutureWarning, DeprecationWarning) as error:
+            pattern._is_name or pattern._limited  # noqa: B018
+        except (
+            re.error,
+            regexes.error,
+            ValueError,
+            OverflowError,
+            RecursionError,
+            FutureWarning,
+            DeprecationWarning,
+        ) as error:
             wildcard = "; .* stands for any characters" if "nothing to repeat" in str(error) else ""
             # Java's flag u, which Python refuses beside its flag for ASCII, and not with `re.error`.
             unicode = "; leave out the flag u" if isinstance(error, ValueError) else ""
@@ -163,6 +195,7 @@ _ALONE = str.maketrans("İı", "\ue000\ue001")
 """Letters that only Python treats as i are mapped to characters without case."""
 _META = frozenset("\\^$.|?*+()[]{}")
 _JAVA = re.compile(r"\\Q(.*?)(?:\\E|\Z)|\\u([0-9a-fA-F]{4})|\{,([0-9]+)\}|(\\.|.)", re.DOTALL)
+_BRACE = re.compile(r"(\\.)|\{(?!(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\})", re.DOTALL)
 _SIGN = re.compile(r"\\?(.)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_SIGN = r"[^\\^$.|?*+()\[\]{}]"

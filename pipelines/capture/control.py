@@ -83,13 +83,13 @@ class ControlEvents:
         state = snapshot_state.SnapshotState(
             new_id(), (namespace,), {namespace: collection_state}, snapshot_state.SnapshotKind.REPLACED
         )
-        self._plan(rows, state, token)
+        rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, self._planned(rows, state)))
 
-    def _plan(self, rows: events.EventRows, state: snapshot_state.SnapshotState, token: str) -> None:
-        """Add a snapshot's plan to the rows; it begins when they are committed."""
-        rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.begun()))
+    def _planned(self, rows: events.EventRows, state: snapshot_state.SnapshotState) -> dict[str, Any]:
+        """Plan a snapshot, which begins when the rows are committed; returns the payload of the heartbeat that records it."""
         # Queued now and begun later: the next signal may pause or stop it before its plan is committed.
         rows.then.append(self.snapshots.plan(state))
+        return state.begun()
 
     def _handle_signal(
         self,
@@ -102,55 +102,48 @@ class ControlEvents:
         row: str | None = None,
     ) -> None:
         """Add a signal's row and execute the signal; a refused one has the reason in its row and in the log."""
+        heartbeats: list[dict[str, Any]] = []
+        refusal = {}
         try:
-            request, refusal = signals.request(signal), {}
-            self._check_filters(request)
+            heartbeats = self._executed(rows, signal, signals.request(signal), token)
         except signals.SignalRefused as error:
             # With a row as well: without one, each restart would read and refuse the signal again.
-            request, refusal = None, {"refused": str(error)}
+            refusal = {"refused": str(error)}
             log.warning("signal %s (%s) refused: %s", signal.id, signal.type, error)
         # The channel's mark: by it a restart knows which signals are handled.
         payload = signal.payload(**refusal, **({} if row is None else {"row": row}))
         rows.mark(events.OtherRow(token, bronze.RowKind.SIGNAL, payload, db, collection))
-        match request:
-            case None:
-                return
-            case signals.SignalRequest(type=signals.SignalType.EXECUTE_SNAPSHOT):
-                self._execute_snapshot(rows, signal, request, token)
-                return
-            case signals.SignalRequest(type=signals.SignalType.STOP_SNAPSHOT):
-                states = self.snapshots.stop(request.chosen)
-            case signals.SignalRequest(type=signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT):
-                states = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
-            case signals.SignalRequest(type=signals.SignalType.LOG):
-                offset = json.dumps({"resume_token": token})
-                log.info("%s", request.message.replace("{}", offset))
-                return
-        log.info("signal %s (%s): %d snapshots affected", signal.id, signal.type, len(states))
-        for state in states:
-            # A start reads the snapshots' states from bronze: a pause or a stop without a row would end with the process.
-            rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.controlled()))
+        # A start reads the snapshots' states from bronze: a plan, a pause or a stop without a row would end with the process.
+        for heartbeat in heartbeats:
+            rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, heartbeat))
 
-    def _check_filters(self, request: signals.SignalRequest) -> None:
-        """Raise `signals.SignalRefused` for a filter that the server refuses: its snapshot could never be read."""
-        if not request.conditions:
-            return
-        namespaces = self.deployment.namespaces()
-        for namespace, condition in request.filters(request.chosen(namespaces)).items():
-            reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, query.loads(condition))
-            if reason is not None:
-                raise signals.SignalRefused(f"its filter for {namespace} is refused by the server: {reason}")
-
-    def _execute_snapshot(
+    def _executed(
         self, rows: events.EventRows, signal: signals.Signal, request: signals.SignalRequest, token: str
-    ) -> None:
-        """Plan the snapshot of the captured collections that the signal names."""
+    ) -> list[dict[str, Any]]:
+        """Execute a signal; returns the payloads of the heartbeats that record it. Raises `SignalRefused`, with nothing executed."""
+        match request.type:
+            case signals.SignalType.EXECUTE_SNAPSHOT:
+                return [self._planned(rows, self._requested(signal, request))]
+            case signals.SignalType.STOP_SNAPSHOT:
+                states = self.snapshots.stop(request.chosen)
+            case signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT:
+                states = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
+            case signals.SignalType.LOG:
+                log.info("%s", request.message.replace("{}", json.dumps({"resume_token": token})))
+                return []
+        log.info("signal %s (%s): %d snapshots affected", signal.id, signal.type, len(states))
+        return [state.controlled() for state in states]
+
+    def _requested(self, signal: signals.Signal, request: signals.SignalRequest) -> snapshot_state.SnapshotState:
+        """The snapshot of the captured collections that a signal names. Raises `SignalRefused`."""
         namespaces = request.chosen(self.deployment.namespaces())
         if not namespaces:
-            log.warning("signal %s: no captured collection matches %s", signal.id, ", ".join(request.collections))
-            return
+            raise signals.SignalRefused(f"no captured collection matches {', '.join(request.collections)}")
+        conditions = request.filters(namespaces)
+        for namespace, condition in conditions.items():
+            reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, query.loads(condition))
+            if reason is not None:  # its snapshot could never be read
+                raise signals.SignalRefused(f"its filter for {namespace} is refused by the server: {reason}")
         log.info("signal %s: snapshot (%s) of %s", signal.id, request.snapshot_type.value, ", ".join(namespaces))
         kind = snapshot_state.SnapshotKind(request.snapshot_type.value)
-        filters = request.filters(namespaces)
-        state = snapshot_state.SnapshotState(new_id(), namespaces, kind=kind, conditions=filters, signal=signal.id or None)
-        self._plan(rows, state, token)
+        return snapshot_state.SnapshotState(new_id(), namespaces, kind=kind, conditions=conditions, signal=signal.id or None)

@@ -167,10 +167,9 @@ class SnapshotQueue:
         The running snapshot of a replaced collection continues: of a collection that is replaced repeatedly none would end.
         """
         states = []
-        for entry in self._of(kind):
-            if kind is SnapshotKind.REPLACED and entry is self._running:
-                continue
-            namespaces = tuple(chosen(entry.now.missing))
+        entries = [each for each in self._of(kind) if kind is not SnapshotKind.REPLACED or each is not self._running]
+        # All before the first stop: `chosen` may refuse.
+        for entry, namespaces in [(each, tuple(chosen(each.now.missing))) for each in entries]:
             if namespaces:
                 entry.controls.stop(namespaces)
                 states.append(entry.now)

@@ -7,13 +7,40 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import patterns
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.signal_reader import Inbox
 from pipelines.snapshot import queue as snapshot_queue
 
 TOKEN = "826B0137A500{:06X}2B022C0100296E5A1004421E9C2BE69342E885031C52C7B7562704"
+
+
+SLOW = {"data-collections": [r"shop\.(?:(a+)\1*)+b"]}
+
+
+@pytest.mark.parametrize("type_", ["execute-snapshot", "stop-snapshot"])
+def test_a_signal_that_would_be_matched_for_years_is_refused_and_noted(
+    type_: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The capture goes on, stops nothing by halves, and its next start knows the signal by its row."""
+    monkeypatch.setattr(patterns, "MATCH_SECONDS", 0.05)
+    nobody: Any = SimpleNamespace(notify=lambda *_, **__: None)
+    nothing: Any = None
+    deployment: Any = SimpleNamespace(namespaces=lambda: ["shop.b", "shop." + "a" * 200])
+    snapshots = snapshot_queue.SnapshotQueue(nothing, nobody, threading.Event(), snapshot_queue.SnapshotMetrics())
+    control, rows = ControlEvents(deployment, snapshots, Inbox()), events.EventRows("shop")
+    for number, planned in enumerate([("shop.ab",), ("shop." + "a" * 200,)]):
+        snapshots.add(snapshot_state.SnapshotState(str(number), planned, kind=snapshot_state.SnapshotKind.INCREMENTAL))
+    sent = {"_id": "slow", "type": type_, "data": SLOW}
+    event = {"_id": {"_data": TOKEN.format(1)}, "operationType": "insert", "fullDocument": sent}
+    control.handle(rows, {**event, "ns": {"db": "shop", "coll": "signals"}})
+    (landed,) = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
+    assert "takes too long" in json.loads(landed["payload"])["refused"] and "signal slow" in caplog.text
+    assert not any(each.stopped for each in (entry.now for entry in snapshots._entries))
 
 
 def test_a_collection_whose_parts_are_renamed_one_after_the_other_is_read_once() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.properties.source import CaptureScope
 from cdc_core.stream import cursor_pipeline, filters, patterns
@@ -48,6 +49,45 @@ def test_unreadable_patterns_are_refused(text: str) -> None:
     """Text that Python cannot compile as a regular expression, or warns about, is refused."""
     with pytest.raises(values.InvalidValue):
         patterns.regex(text)
+
+
+def test_an_entry_that_would_be_matched_for_years_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`re` would hold all threads of the process for that time, with no word."""
+    monkeypatch.setattr(patterns, "MATCH_SECONDS", 0.05)
+    filter_ = filters.of(source({"collection.exclude.list": [SLOW]}))
+    assert filter_.includes("shop", "orders")
+    with pytest.raises(errors.SettingsError, match="takes too long to compare with shop.aaa"):
+        filter_.includes("shop", "a" * 200)
+
+
+SLOW = r"shop\.(?:(a+)\1*)+b"
+
+
+@given(st.sampled_from(["{e}", "{1e<=2}", "{e<=1}", "{", "{}", "{,}", "{a", "[{e}]", r"\{e}", "{1}", "{1,}", "{,2}"]))
+@example("(?i:K)[k-m]")
+@example("é|ſ")
+def test_names_are_matched_by_pythons_rules(text: str) -> None:
+    """The package that has a time limit knows more operators: approximate matches, in braces."""
+    names = [
+        "shop",
+        "shop{",
+        "shop{e}",
+        "shopp",
+        "sho",
+        "shop{}",
+        "shop{a",
+        "shoppp",
+        "shope",
+        "k",
+        "\u212a",
+        "É",
+        "é",
+        "ſ",
+        "s",
+    ]
+    for pattern in (f"shop{text}", f"(shop{text})", text.lstrip("{")):
+        expected = [name for name in names if re.fullmatch(pattern, name, re.IGNORECASE | re.ASCII)]
+        assert list(filter(patterns.regex(pattern).matches, names)) == expected
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1))
