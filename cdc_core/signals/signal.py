@@ -153,7 +153,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     if not isinstance(type_, str) or not type_:
         raise SignalRefused("a signal's type is missing")
     # Accepts both names, because signals that were written for the connector may have either.
-    data = fields.get("data", fields.get("payload"))
+    data = fields.get("payload") if fields.get("data") is None else fields["data"]
     if isinstance(data, str):
         try:
             data = json.loads(data) if data.strip() else {}
@@ -183,7 +183,10 @@ def request(signal: Signal) -> SignalRequest:
             raise SignalRefused("message is missing: what shall be logged?")
         return SignalRequest(type_, message=message)
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
-    return SignalRequest(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
+    snapshot_type = _snapshot_type(signal.data)
+    if snapshot_type is SnapshotType.BLOCKING and type_ is not SignalType.EXECUTE_SNAPSHOT:
+        raise SignalRefused("a blocking snapshot can be neither stopped nor paused")
+    return SignalRequest(type_, collections, snapshot_type, _conditions(signal.data))
 
 
 def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:

@@ -45,7 +45,12 @@ def test_the_advised_command_reads_one_collection_anew(name: str) -> None:
 def test_a_document_of_the_source_is_a_signal() -> None:
     """Its data is a document or its JSON text, in the field data or payload."""
     data = {"data-collections": ["shop.orders"]}
-    for given in ({"data": data}, {"payload": data}, {"data": json.dumps(data)}, {"payload": json.dumps(data)}):
+    for given in (
+        {"data": data},
+        {"payload": data},
+        {"data": json.dumps(data)},
+        {"data": None, "payload": json.dumps(data)},
+    ):
         found = signals.from_document({"_id": "x", "type": "execute-snapshot", **given})
         assert found == signals.Signal("x", "execute-snapshot", data, "source")
     assert signals.from_document({"_id": 5, "type": "pause-snapshot", "data": ""}).data == {}
@@ -70,6 +75,8 @@ def test_conditions_are_filters_of_collections() -> None:
         ("execute-snapshot", {"data-collections": ["("]}, "no regular expression that can be used here: missing"),
         ("execute-snapshot", {"data-collections": ["(?iu)a.b"]}, "no regular expression that can be used here: .*flag u"),
         ("log", {}, "message is missing"),
+        ("pause-snapshot", {"type": "blocking"}, "neither stopped nor paused"),
+        ("stop-snapshot", {"type": "BLOCKING", "data-collections": ["a.b"]}, "neither stopped nor paused"),
         ("execute-snapshot", {"data-collections": ["a.b"], "type": "full"}, "incremental or blocking"),
         ("execute-snapshot", {"data-collections": ["a.b"], "surrogate-key": "x"}, "surrogate-key"),
         (
