@@ -21,6 +21,7 @@ from cdc_core.schema.pins import Pins, parse_pins, without_effect
 from cdc_core.settings.section_reader import SectionKey, SectionReader
 from cdc_core.settings.source_section import read_source
 from cdc_core.stream import filters
+from cdc_core.tables import layout as tables
 
 
 class OnConflict(enum.Enum):
@@ -193,7 +194,6 @@ _COLLECTION: Mapping[str, SectionKey] = {
 }
 _COLLECTION_NAMES = ("schema", *_COLLECTION, *unwrap_options.NAMES)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_SCHEMA_PREFIX = re.compile(r"[A-Za-z0-9_]*")
 _TYPE_ALIASES = {"integer": "int", "long": "bigint"}
 
 
@@ -259,7 +259,7 @@ def _check_lakehouse(reader: SectionReader, lakehouse: Lakehouse) -> None:
         reader.refuse("lakehouse.store", "it stands beside root only", "a catalog knows its own stores")
     if lakehouse.schema_prefix and lakehouse.catalog is None:
         reader.refuse("lakehouse.schema_prefix", "it stands beside catalog only")
-    if not _SCHEMA_PREFIX.fullmatch(values.without_references(lakehouse.schema_prefix)):
+    if not tables.SCHEMA_PREFIX.fullmatch(values.without_references(lakehouse.schema_prefix)):
         reader.refuse("lakehouse.schema_prefix", "letters, digits and _ are expected")
 
 

@@ -18,6 +18,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HOST = re.compile(r"(?:file:)?//[^/]", re.IGNORECASE)
 _SHELL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[~$]")
 _WEB = re.compile(r"https?:", re.IGNORECASE)
+SCHEMA_PREFIX = re.compile(r"[A-Za-z0-9_]*")
+"""What may stand before the names of schemas in a catalog."""
 _NO_BUCKET = re.compile(r"(?:s3a?|gs|abfss?):(?!//[^/])", re.IGNORECASE)
 
 
@@ -75,7 +77,7 @@ LOG = "_delta_log"
 """The folder of a table's log: the only folder name that no collection gets."""
 
 MAX_CATALOG = 255
-"""Characters that catalogs allow in a table's name."""
+"""Characters that catalogs allow in the name of a table or a schema."""
 
 
 SPARK_CATALOG = "spark_catalog"
@@ -101,6 +103,11 @@ def path_name(name: str) -> str:
 
 def _digest(*names: str) -> str:
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _shortened(text: str, *names: str) -> str:
+    """A name made of `names`, cut and with their digest if it is too long for catalogs."""
+    return text if len(text) <= MAX_CATALOG else f"{text[:180]}_{_digest(*names)}"
 
 
 def catalog_name(name: str) -> str:
@@ -220,14 +227,12 @@ class Layout:
 
     def _name(self, *names: str) -> str:
         """A table's name in a catalog."""
-        table = "__".join(map(catalog_name, names))
-        if len(table) > MAX_CATALOG:
-            table = f"{table[:180]}_{_digest(*names)}"
-        return self._allowed(table)
+        return self._allowed(_shortened("__".join(map(catalog_name, names)), *names))
 
     def _schema(self, layer: str) -> list[str]:
         assert self.root is None
-        return [*filter(None, (self.catalog, self._allowed(f"{self.schema_prefix}{layer}")))]
+        schema = f"{self.schema_prefix}{layer}"
+        return [*filter(None, (self.catalog, self._allowed(_shortened(schema, schema))))]
 
     def _allowed(self, name: str) -> str:
         """The name in the form that the catalog allows."""

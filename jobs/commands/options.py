@@ -82,6 +82,7 @@ class SettingsFile:
     conf: Mapping[str, str]
 
     def load(self) -> Settings:
+        from cdc_core.tables import layout as tables
         from pipelines.settings import file as settings_file
 
         if "" in (self.root, self.catalog):
@@ -90,6 +91,8 @@ class SettingsFile:
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("use either --root, or --catalog with --schema-prefix")
         refuse_unusable(self.root or "/")
+        if not tables.SCHEMA_PREFIX.fullmatch(self.schema_prefix or ""):
+            raise click.UsageError(f"--schema-prefix {self.schema_prefix}: letters, digits and _ are expected")
         settings = settings_file.load(self.path)
         if self.catalog:
             return replace(

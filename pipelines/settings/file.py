@@ -68,6 +68,9 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
     places = {name: resolved(name, getattr(lakehouse, name)) for name in ("root", "catalog", "schema_prefix")}
     if reason := tables.unusable(places["root"] or "/"):
         problems.append(errors.Problem("lakehouse.root", f"{places['root']} is no folder or URL", reason))
+    if not tables.SCHEMA_PREFIX.fullmatch(places["schema_prefix"]):
+        message = f"letters, digits and _ are expected, found {places['schema_prefix']}"
+        problems.append(errors.Problem("lakehouse.schema_prefix", message))
     if problems:
         raise errors.SettingsError(problems)
     gold = dataclasses.replace(
@@ -153,7 +156,10 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyEr
 
 
 def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))
+    try:
+        return int(loader.construct_scalar(node))
+    except ValueError:
+        raise yaml.constructor.ConstructorError(None, None, "too many digits", node.start_mark) from None
 
 
 # PyYAML follows YAML 1.1: it reads `0500` as octal, `on` as true, `1:30` as 90 and 2026-01-01 as a date.
@@ -178,8 +184,10 @@ def _composed(text: str, where: str) -> yaml.Node | None:
 
 
 def _constructed(root: yaml.Node | None, where: str) -> object:
+    loader = _Loader("")
+    loader.deep_construct = True  # refuses a value that contains itself, and so has no end
     try:
-        return None if root is None else _Loader("").construct_document(root)
+        return None if root is None else loader.construct_document(root)
     except _UNREADABLE as error:
         raise _not_yaml(error, where) from None
 
@@ -188,7 +196,7 @@ def _keys(root: yaml.Node | None, where: str) -> tuple[dict[str, int], list[erro
     """The line of every key by its path, and the duplicate keys."""
     lines: dict[str, int] = {}
     duplicates: list[errors.Problem] = []
-    for path, line, is_repeated in _walk(root, "", ()):
+    for path, line, is_repeated in _walk(root, "", set()):
         if is_repeated:
             message = "duplicate key"
             duplicates.append(errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}"))
@@ -196,17 +204,18 @@ def _keys(root: yaml.Node | None, where: str) -> tuple[dict[str, int], list[erro
     return lines, duplicates
 
 
-def _walk(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, int, bool]]:
-    # An anchor may contain an alias to itself: such a document has no end.
-    if not isinstance(node, yaml.MappingNode) or id(node) in above:
+def _walk(node: yaml.Node | None, path: str, walked: set[int]) -> Iterator[tuple[str, int, bool]]:
+    # Each mapping once: an anchor may have many aliases, in itself and in each other.
+    if not isinstance(node, yaml.MappingNode) or id(node) in walked:
         return
+    walked.add(id(node))
     earlier_keys: set[str] = set()
     for key, value in node.value:
         name = f"{path}.{key.value}" if path else str(key.value)
         yield name, key.start_mark.line + 1, key.value in earlier_keys if isinstance(key.value, str) else False
         if isinstance(key.value, str):
             earlier_keys.add(key.value)
-        yield from _walk(value, name, (*above, id(node)))
+        yield from _walk(value, name, walked)
 
 
 def _line(path: str, lines: dict[str, int]) -> int:
@@ -250,6 +259,8 @@ def _line_before(mark: yaml.Mark) -> str:
 _HINTS = {
     "'\\t'": "write spaces instead of the tab",
     "expected ':'": "a key is followed by a colon and a space",
+    "recursive": "an alias must not stand within its own anchor",
+    "too many digits": "put the value in quotes",
     "alias": "put a value that begins with * in quotes",
     "expected alphabetic or numeric character": "put a value that begins with * or & in quotes",
     "escape": "in double quotes a backslash is written twice; in single quotes once",

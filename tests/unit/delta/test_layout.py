@@ -38,6 +38,10 @@ def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
     found = {str(catalog.silver("d" * 63, name)).rpartition(".")[2] for name in ("c" * 255, "c" * 254 + "d")}
     assert sorted(name[-33:-1] for name in found) == ["368b438e9a642734738b9e3de35331d0", "b954c5b656ce19b4f7291fd8f9e199f3"]
     assert all(len(name) <= 257 for name in found)
+    shadows = [
+        catalog.shadow("d" * 63, name).schema(layer) for name in ("c" * 190, "c" * 189 + "d") for layer in ("silver", "ops")
+    ]
+    assert len(set(shadows)) == 4 and all(len(each.rpartition(".")[2]) <= 257 for each in shadows)
 
 
 def test_a_name_in_a_hive_catalog_has_no_hyphen() -> None:

@@ -80,3 +80,8 @@ def test_an_option_that_is_no_folder_or_url_is_no_place(tmp_path: Path, root: st
     """`--root=~/lake` is not expanded by the shell, and would create a folder named `~` in the working directory."""
     with pytest.raises(click.UsageError, match="--root "):
         SettingsFile(tmp_path / "shop.yml", None, None, root, {}).load()
+
+
+def test_an_option_that_no_schema_can_begin_with_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="--schema-prefix dev.eu_: letters, digits and _ are expected"):
+        SettingsFile(tmp_path / "shop.yml", "main", "dev.eu_", None, {}).load()

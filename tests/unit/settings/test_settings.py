@@ -308,6 +308,9 @@ def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: py
     loaded = settings_file.load(file)
     assert loaded.lakehouse == settings.Lakehouse(catalog="main", schema_prefix="dev_")
     assert str(loaded.source.mongodb_connection_string) == "${env:CATALOG}"
+    monkeypatch.setenv("TARGET", "dev.eu")
+    with pytest.raises(errors.SettingsError, match=r"schema_prefix: letters, digits and _ are expected, found dev\.eu_"):
+        settings_file.load(file)
 
 
 @pytest.mark.parametrize(
@@ -358,6 +361,29 @@ def test_nothing_printed_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (repr(loaded), str(loaded), f"{loaded}", pickle.dumps(loaded).decode("latin-1")):
         assert "hunter2" not in text
         assert "${env:PW}" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("table: a\nkwargs: &k {column: a, again: *k}\n", ":2:9: not YAML: .*recursive.*within its own anchor"),
+        ("table: a\nkwargs: {columns: &l [1, *l]}\n", ":2:19: not YAML: .*recursive.*within its own anchor"),
+        (f"table: a\nn: {'9' * 5000}\n", ":2:4: not YAML: too many digits .put the value in quotes"),
+    ],
+)
+def test_a_value_without_an_end_is_told_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    """A suite or a model's description could not be walked through, or written as JSON."""
+    file = tmp_path / "suite.yml"
+    file.write_text(text)
+    with pytest.raises(errors.SettingsError, match=said):
+        settings_file.document(file)
+
+
+def test_a_file_of_aliases_is_read_at_once(tmp_path: Path) -> None:
+    """Each doubles the paths to the first value: with thirty there are a thousand million."""
+    file = tmp_path / "suite.yml"
+    file.write_text("a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 31)))
+    assert isinstance(settings_file.document(file), dict)
 
 
 def test_a_json_file_may_escape_any_character(tmp_path: Path) -> None:
