@@ -25,8 +25,8 @@ TOKEN_REFUSED = (CHANGE_STREAM_FATAL, INVALID_RESUME_TOKEN)
 CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
 """The codes of a lost cursor: not found, its plan killed (the collection was dropped), killed."""
 
-KILLED = frozenset({*CURSOR_LOST, 11601, 206, 279})
-"""The codes of a killed operation, also of one killed with its cursor, session or connection."""
+KILLED = frozenset({*CURSOR_LOST, 50, 11601, 206, 279})
+"""The codes of a killed operation, also of one killed with its cursor, session or connection, or at its time limit."""
 
 TRANSIENT = frozenset(
     {
@@ -34,7 +34,7 @@ TRANSIENT = frozenset(
         *(6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436),
         # Killed by an operator, or temporary (locks, time limits, conflicts, full pools, tickets): a capture must retry by itself.
         *KILLED,
-        *(24, 46, 50, 112, 134, 143, 145, 202, 216, 281, 282, 290, 314, 355, 365, 46841, 91331, 10045600),
+        *(24, 46, 112, 134, 143, 145, 202, 216, 281, 282, 290, 314, 355, 365, 46841, 91331, 10045600),
         # Refused by an overloaded server.
         *(402, 407, 412, 433, 449, 450, 462),
         # Shards that are added or removed, chunks that move (250 and 272 end snapshot reads), routers that are out of date.
@@ -64,7 +64,7 @@ class HistoryLost(Exception):
 
 class SnapshotExpired(Exception):
     """A chunk must be read again, smaller: its time left the server's window of snapshot reads (239), precedes the collection (246), or
-    is not known to the server yet (72), or its cursor was killed."""
+    is not known to the server yet (72), or its cursor was killed or took too long."""
 
 
 class CollectionChanged(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,12 @@ from pipelines.mongodb import catalog, cursor_reply
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
+
+READ_MS = 480_000
+"""How long the server may work on a chunk: longer than its window of snapshot reads, so that only a filter without an end takes so long."""
+
+PLAN_MS = 10_000
+"""How long the server may try a filter: it may evaluate it on documents to compare indexes."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +212,7 @@ def existing_ids(
         return [document.raw for document in documents]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any]]:
     """The server that a chunk is read from, and a session on it.
 
@@ -240,6 +246,7 @@ def _find(
         **_within(collection, bounds, condition),
         "batchSize": fetch_size or 10_000,
         "noCursorTimeout": False,
+        "maxTimeMS": READ_MS,
     }
     if collection.uuid is not None:
         # For another collection of the same name, such as one that was dropped and created again, the server answers with error 361.
@@ -258,14 +265,15 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
     """The reason for which the server refuses a filter over `database.collection`; None where it accepts it. Reads no documents."""
     db, _, name = namespace.partition(".")
     # Not `explain`, whose reply quotes the filter several times: with a filter of some MB it is too large to send.
-    command = {"find": name, "filter": dict(condition), "batchSize": 0, "singleBatch": True}
+    command = {"find": name, "filter": dict(condition), "batchSize": 0, "singleBatch": True, "maxTimeMS": PLAN_MS}
     try:
-        with mongodb_failures.translating("trying a filter"):
+        with mongodb_failures.translating("trying a filter"), contextlib.suppress(driver.ExecutionTimeout):
             connection[db].command(command, codec_options=cursor_reply.LENIENT)
+            return None
+        return f"it takes more than {PLAN_MS // 1000} seconds for a few documents"
     except driver.OperationFailure as error:
         return mongodb_failures.first_line(error)
     except driver.DocumentTooLarge:
         return "it is larger than a command may be"
     except mongodb_failures.CollectionChanged:  # The collection was just dropped.
         return None
-    return None

@@ -13,8 +13,9 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from pipelines.bronze import log as bronze
 from pipelines.capture.stream_opener import StreamOpener
-from pipelines.mongodb import change_stream
+from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import status
 from pipelines.snapshot import snapshot
 from tests.harness.captures import QUICK, check_numbers, notifications, once, pipeline, plans, rows, snapshots, table
@@ -89,6 +90,24 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
     mended = dataclasses.replace(found.source, snapshot_collection_filter_overrides={a: '{"zero": 0}'})
     assert once(spark, dataclasses.replace(found, source=mended)).snapshot_documents >= 3
     assert {row.key for row in rows(spark, found) if row.kind == "snapshot" and row.collection == "a"} == {"0", "1", "2"}
+
+
+ENDLESS = {"a": 1, "b": 1, "$where": "while (true) {}"}
+
+
+def test_a_filter_without_an_end_is_given_up(mongo: Any, database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server evaluates it even to choose between two indexes, while the capture's main thread waits; a chunk has a limit as well."""
+    monkeypatch.setattr(snapshot_read, "PLAN_MS", 1000)
+    monkeypatch.setattr(snapshot_read, "READ_MS", 1000)
+    database.a.insert_many([{"_id": number, "a": 1, "b": 1} for number in range(300)])
+    database.a.create_index("a")
+    database.a.create_index("b")
+    refusal = snapshot_read.refusal_of_filter(mongo, f"{database.name}.a", ENDLESS)
+    assert refusal == "it takes more than 1 seconds for a few documents"
+    (collection,) = catalog.collections(mongo, [database.name])
+    after = mongodb_server.operation_time(mongo)
+    with pytest.raises(mongodb_failures.SnapshotExpired):
+        list(snapshot_read.read_chunk(mongo, collection, snapshot_read.IdRange(), after=after, condition=ENDLESS))
 
 
 def test_a_filter_that_is_changed_within_a_snapshot_begins_it_again(
