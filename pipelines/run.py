@@ -297,7 +297,7 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
         except Exception as error:
             if name == "capture" or isinstance(spark_failures.translated(error), errors.SparkLost):
                 raise
-            ended.failures.append((error, False))
+            ended.failures.append((error, stop.is_set()))
     # `run` raises the first failure: put the most severe one there.
     if ended.failures:
         worst = errors.worst([each for each, _ in ended.failures])

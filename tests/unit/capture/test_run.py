@@ -84,6 +84,24 @@ def test_once_the_error_that_says_most_is_raised(monkeypatch: pytest.MonkeyPatch
             pipeline.run(None, SETTINGS, once=True, stop=threading.Event())  # type: ignore[arg-type]
 
 
+def test_once_a_stop_that_cancels_a_layer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is 0, as after a stop of `medallion silver`: the next start continues with what was cancelled."""
+    layers, stop = Layers(monkeypatch), threading.Event()
+    monkeypatch.setattr(sparks, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(sparks, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(sparks, "is_classic", lambda spark: True)
+    monkeypatch.setattr(sparks, "is_started", lambda spark: True)
+
+    def cancelled(*_: object, **__: object) -> None:
+        stop.set()
+        assert sparks._CANCELLED.wait(5)
+        raise RuntimeError("a job was cancelled")
+
+    monkeypatch.setattr(pipeline.silver, "run", cancelled)
+    assert pipeline.run(Mock(), SETTINGS, once=True, stop=stop) == {"capture": "capture"}
+    assert layers.runs == 1
+
+
 def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers start anew with another session, until they are asked to stop."""
     layers, stop = Layers(monkeypatch, silver=ConnectionRefusedError()), threading.Event()
