@@ -118,9 +118,10 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
     if html is not None:
         from pipelines.page import page as pages
 
-        pages.write(html, pages.text(spark, settings))
+        content = pages.read(spark, settings)
+        pages.write(html, pages.rendered(content))
         click.echo(f"wrote {html}")
-        return
+        return pipeline_status.refuse(content.status)
     state = pipeline_status.read(spark, settings)
     click.echo(pipeline_status.to_json(state)) if as_json else report.status(state)
     pipeline_status.refuse(state)

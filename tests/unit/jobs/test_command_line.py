@@ -23,7 +23,7 @@ from jobs.commands import application, inspection, interrupts
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureResult
 from pipelines.delta import tables as delta
-from pipelines.operations import cut_requests, maintain, rebuild
+from pipelines.operations import cut_requests, maintain, rebuild, status
 from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 
@@ -394,6 +394,21 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     monkeypatch.setattr(maintain, "run", lambda *_, **__: left)
     assert command_line.main(["maintain", "--json", "--config", str(settings_file)]) == 75
     assert "silver/a/b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ([], ["--json"], ["--html"]))
+def test_a_status_that_lacks_a_collection_says_so(
+    output: list[str], settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a page is written first, and then the exit code is that of the collection's error."""
+    damaged = status.CollectionStatus("shop.a", None, None, None, 0, 0, problem="its files are missing", exit_code=3)
+    shown = status.PipelineStatus("shop", 0, status.ServerStatus(), None, (damaged,))
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    monkeypatch.setattr(status, "read", lambda *_: shown)
+    html = settings_file.with_name("page.html")
+    file = [str(html)] * (output == ["--html"])
+    assert command_line.main(["status", *output, *file, "--config", str(settings_file)]) == 3
+    assert html.exists() == bool(file)
 
 
 def test_an_output_without_room_is_no_bug() -> None:
