@@ -139,6 +139,12 @@ class CollectionStatus:
     problem: str | None = None
     exit_code: int = 0
 
+    @property
+    def is_unpublished(self) -> bool:
+        """Whether silver has documents, and gold has no table for them yet."""
+        silver = self.silver
+        return self.gold is None and silver is not None and silver.rows > silver.deleted + silver.incomplete
+
 
 @dataclass(frozen=True)
 class PipelineStatus:

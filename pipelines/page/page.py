@@ -267,7 +267,11 @@ def _cards(content: PageContent) -> Sequence[Card]:
     if bronze is None:
         return [Card("bronze", "nothing yet", "start with medallion run")]
     lag, headroom = bronze.lag_seconds, bronze.headroom_seconds
-    lags = [layer.lag_seconds for each in content.status.collections for layer in (each.gold,) if layer is not None]
+    collections = content.status.collections
+    lags = [layer.lag_seconds for each in collections if (layer := each.gold or each.silver) is not None]
+    not_in_gold = [
+        each.collection for each in collections if each.gold is None and (each.is_unpublished or each.waiting_events)
+    ]
     quarantined = sum(each.quarantined for each in content.status.collections)
     rescued = sum(each.silver.rescued for each in content.status.collections if each.silver)
     states = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(content.verifications)]
@@ -277,7 +281,12 @@ def _cards(content: PageContent) -> Sequence[Card]:
     return [
         Card("events in bronze", _number(bronze.events), f"batch {_number(bronze.batch)}"),
         Card("bronze behind", _length(lag), "the source", "" if lag is None else "look" if lag > 120 else "fine"),
-        Card("gold behind", _length(max(lags, default=None)), "the oldest event that waits"),
+        Card(
+            "gold behind",
+            _length(max(lags, default=None)),
+            f"{_first(not_in_gold)} not in gold yet" if not_in_gold else "the oldest event that waits",
+            "look" if not_in_gold else "",
+        ),
         Card(
             "oplog headroom",
             _length(headroom),
@@ -287,8 +296,13 @@ def _cards(content: PageContent) -> Sequence[Card]:
         Card("rescued", _number(rescued), "rows with rescued values", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
         _audited(content.audits),
-        Card("verified", state, ", ".join(names[:2]), _STYLES.get(state, "")),
+        Card("verified", state, _first(names), _STYLES.get(state, "")),
     ]
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first names, for a card's few words."""
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _audited(table_audits: Sequence[audits.TableAudit]) -> Card:
@@ -296,7 +310,7 @@ def _audited(table_audits: Sequence[audits.TableAudit]) -> Card:
     unmet_count = sum(not verdict.is_met for audit in table_audits for verdict in audit.verdicts)
     value = "none yet" if not table_audits else f"{unmet_count} not met" if unmet_count else "all met"
     mood = "wrong" if unpublished else "look" if unmet_count else "fine" if table_audits else ""
-    return Card("expectations", value, f"{', '.join(unpublished[:2])} not published" if unpublished else "", mood)
+    return Card("expectations", value, f"{_first(unpublished)} not published" if unpublished else "", mood)
 
 
 _STYLES = {"differs": "wrong", "not checked": "look", "equal": "fine"}

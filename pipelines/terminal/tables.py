@@ -464,7 +464,7 @@ def _problem_lines(pipeline: PipelineStatus) -> Iterator[str]:
             yield f"{each.collection}: {each.problem}"
         if each.snapshot is not None and each.snapshot.failed is not None:
             yield f"{each.collection}: snapshot failed: {each.snapshot.failed}"
-        if each.gold is None and each.silver is not None and each.silver.rows > each.silver.deleted + each.silver.incomplete:
+        if each.is_unpublished:
             yield f"{each.collection}: not in gold yet; run medallion gold, which publishes it or says why it cannot"
         if each.incomplete_since is not None:
             command = signals.snapshot_command(each.collection)

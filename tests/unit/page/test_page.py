@@ -98,6 +98,19 @@ def test_a_collection_that_silver_has_not_found_is_shown_to_wait() -> None:
     assert "<td>1,234 events</td><td>–</td>" in text
 
 
+def test_what_gold_has_no_table_of_is_named_beside_its_lag() -> None:
+    """Else the lag of the other tables would be that of all of gold. A collection without documents has nothing to publish."""
+    content = seen()
+    refused = status.CollectionStatus("shop.refused", None, layer("silver", 9, lag_events=3, lag_seconds=7200), None, 3, 0)
+    found = status.CollectionStatus("shop.found", None, None, None, 1234, 0)
+    emptied = status.CollectionStatus("shop.emptied", None, layer("silver", 2, deleted=2), None, 0, 0)
+    collections = (*content.status.collections, refused, found, emptied)
+    cards = page._cards(replace(content, status=replace(content.status, collections=collections)))
+    card = page.Card("gold behind", "2 h", "shop.refused, shop.found not in gold yet", "look")
+    assert card in cards
+    assert page.Card("gold behind", "0 s", "the oldest event that waits") in page._cards(content)
+
+
 def test_a_snapshot_that_reads_no_more_says_so() -> None:
     """As in `medallion status`: a failed snapshot with the reason, and a paused one."""
     content = seen()
