@@ -55,4 +55,10 @@ class LogLine(logging.Formatter):
 
 def _value(value: object) -> str:
     text = signs.escaped(str(value))
-    return f'"{text}"' if " " in text or text == "" else text
+    if text and not {" ", '"'} & {*text}:
+        return text
+    return '"' + text.translate(_QUOTED) + '"'
+
+
+_QUOTED = str.maketrans({'"': r"\"", "\\": r"\\"})
+"""As readers of such pairs, for example Loki's `logfmt`, expect them between quotes."""

@@ -485,7 +485,9 @@ def test_a_job_runs_from_a_plain_checkout(file: str, verb: str, tmp_path: Path) 
 
 
 def test_a_log_event_is_one_line_with_its_values() -> None:
-    """A log line has time, level, module, event and pairs. Names may contain line breaks and control characters, which are escaped."""
+    """A log line has time, level, module, event and pairs. Names may contain line breaks and control characters, which are escaped,
+    and quotes, which must not end a value.
+    """
     record = logging.makeLogRecord(
         {
             "name": "pipelines.capture.service",
@@ -495,10 +497,14 @@ def test_a_log_event_is_one_line_with_its_values() -> None:
             "msecs": 250,
             "batch": 7,
             "where": "a b",
+            "name_": 'a" level="error',
+            "plain": 'a"b',
+            "last": "a \\",
         }
     )
     assert log_lines.LogLine().format(record) == (
-        '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit\\x1b[2J batch=7 where="a b"'
+        '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit\\x1b[2J batch=7 where="a b" '
+        r'name_="a\" level=\"error" plain="a\"b" last="a \\"'
     )
 
 
