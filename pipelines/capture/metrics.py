@@ -177,6 +177,13 @@ PAGE_SECONDS = 15.0
 """Seconds for which a page is served again: a new one takes Spark queries."""
 
 
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+]
+"""Of every answer: a browser runs nothing and loads nothing, whatever names from the source it shows."""
+
+
 @dataclass
 class _Site:
     """The WSGI application: the page at `/`, the metrics at any other path."""
@@ -187,8 +194,11 @@ class _Site:
     _made: tuple[float, bytes] | None = None
 
     def __call__(self, request: Mapping[str, object], start_response: Callable[..., object]) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]]) -> object:
+            return start_response(status, [*headers, *_HEADERS])
+
         if request.get("PATH_INFO") not in ("", "/", "/index.html"):
-            return self.metrics(request, start_response)
+            return self.metrics(request, start)
         try:
             body, status, content_type = self._current(), "200 OK", "text/html; charset=utf-8"
         except errors.MedallionError as error:
@@ -196,7 +206,7 @@ class _Site:
         except Exception as error:  # Named by its class: its text may hold a document.
             text = f"the page could not be created: {type(error).__name__}\n"
             body, status, content_type = text.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
-        start_response(status, [("Content-Type", content_type), ("Content-Length", str(len(body)))])
+        start(status, [("Content-Type", content_type), ("Content-Length", str(len(body)))])
         return [body]
 
     def _current(self) -> bytes:

@@ -20,6 +20,7 @@ from pipelines.delta import tables as delta
 from pipelines.operations import schema as evolution
 from pipelines.operations import status as pipeline_status
 from pipelines.page import audits
+from pipelines.terminal import signs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,7 +134,9 @@ def rendered(content: PageContent) -> str:
         raise errors.SettingsError(
             errors.Problem("--html", f"the page needs {error.name}", "pip install 'mongo-medallion[page]'")
         ) from None
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     environment.filters |= {"time": _time, "number": _number, "bytes": _bytes, "behind": _behind}
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     latest: dict[str, Mapping[str, Any]] = {}
@@ -154,6 +157,11 @@ def rendered(content: PageContent) -> str:
         changes=content.changes[:SHOWN],
         tables=content.tables,
     )
+
+
+def _shown(value: Any) -> Any:
+    """A value of the template: text without control characters or marks that reorder it, as on a terminal; plots are HTML."""
+    return signs.escaped(value) if type(value) is str else value
 
 
 # --- reading

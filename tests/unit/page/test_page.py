@@ -126,9 +126,9 @@ def test_a_snapshot_that_reads_no_more_says_so() -> None:
 
 
 def test_names_of_any_characters_are_text() -> None:
-    """Names with tags, quotes, control characters or two hundred letters are shown as text, and shortened beside a bar."""
+    """Names with tags, quotes, control characters, marks of direction or two hundred letters are text, and shortened beside a bar."""
     content = seen()
-    hostile = ("</title><script>x</script>", "shop.\x01\x0b]]>&\"'", f"shop.{'long' * 50}")
+    hostile = ("</title><script>x</script>", "shop.\x01\x0b]]>&\"'\u202e", f"shop.{'long' * 50}")
     collections = tuple(replace(content.status.collections[0], collection=name) for name in hostile)
     status_ = replace(content.status, name=hostile[0], collections=collections)
     text = page.rendered(replace(content, status=status_))
@@ -136,6 +136,8 @@ def test_names_of_any_characters_are_text() -> None:
     labels = re.findall(r"<text[^>]*>(shop\.[^<]*)</text>", text)
     assert labels and all(len(html.unescape(each)) <= 28 and each.isprintable() for each in labels), labels
     assert html.escape(hostile[2]) in text
+    assert "shop.\\x01\\x0b]]&gt;&amp;&#34;&#39;\\u202e" in text
+    assert [sign for sign in text if not sign.isprintable() and sign != "\n"] == []
 
 
 def test_what_could_not_be_judged_is_not_equal() -> None:
@@ -207,6 +209,10 @@ def test_the_port_shows_metrics_and_the_page() -> None:
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole):
         assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_commits"] == 0
         assert [_asked(port), _asked(port), len(made)] == ["<p>a page</p>", "<p>a page</p>", 1]
+        for path in ("", "metrics"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Content-Security-Policy"] == "default-src 'none'; style-src 'unsafe-inline'"
     with (
         metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole),
         pytest.raises(urllib.error.HTTPError) as refused,
