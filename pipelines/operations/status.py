@@ -123,8 +123,8 @@ class CollectionStatus:
 
     `history` is set if the settings ask for one and silver has a table, so that its lag shows even before it exists.
     `incomplete_since` is set from a loss of changes (for example the oplog lost the position) until the end of a snapshot that repairs
-    it; `incomplete_because` says what was lost, and why no snapshot has repaired it. If its tables cannot be read, `problem` is the
-    reason, `exit_code` that of its error, and the tables are None.
+    it; `incomplete_because` says what was lost, and why no snapshot has repaired it. If its tables cannot be read, or their names belong
+    to another collection, `problem` is the reason, `exit_code` that of its error, and the tables are None.
     """
 
     collection: str
@@ -178,11 +178,11 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
 
 
 def refuse(status: PipelineStatus) -> None:
-    """Raise `CollectionsFailed` if the tables of a collection cannot be read; call it after showing the status."""
+    """Raise `CollectionsFailed` if a collection has no tables that can be read; call it after showing the status."""
     exit_codes = {each.collection: each.exit_code for each in status.collections if each.problem is not None}
     if exit_codes:
         worst = errors.worst_code(exit_codes.values())
-        raise errors.CollectionsFailed(f"{', '.join(exit_codes)}: tables cannot be read; the status says why", worst)
+        raise errors.CollectionsFailed(f"{', '.join(exit_codes)}: no tables can be read; the status says why", worst)
 
 
 def to_json(status: PipelineStatus) -> str:
@@ -286,7 +286,9 @@ class _StatusReader:
         # Show also collections whose snapshot has begun, which may have no event and no table yet.
         newest = bronze_log.newest(self.spark, self.log)
         collections = registry.read(self.spark, self.settings, log=newest.log)
-        in_snapshots = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}}
+        in_snapshots = {registry.Namespace.parse(name) for name in {**snapshots, **gaps}} - {*collections.refused}
+        # What lies at the place of their tables is another collection's.
+        refused_tables = [_CollectionTables(each, None, None, None, error) for each, error in collections.refused.items()]
         with ThreadPoolExecutor(THREADS) as pool:
 
             def tables_of(namespaces: Iterable[registry.Namespace]) -> list[_CollectionTables]:
@@ -297,12 +299,18 @@ class _StatusReader:
             searched = max(collections.discovered, *(each.silver.batch for each in collection_tables if each.silver), 0)
             unfound = {*self._with_events(searched, newest.batch)} - {*collections.namespaces, *collections.refused}
             collection_tables = sorted(
-                [*collection_tables, *tables_of(unfound - in_snapshots)], key=lambda each: str(each.namespace)
+                [*collection_tables, *tables_of(unfound - in_snapshots), *refused_tables],
+                key=lambda each: str(each.namespace),
             )
             # Bronze has no events of a collection that silver does not know, up to the batch that silver has searched.
-            unknown = (in_snapshots | unfound) - {*collections.namespaces, *collections.refused}
+            unknown = (in_snapshots | unfound) - {*collections.namespaces}
             start_batches = dict.fromkeys(unknown, collections.discovered)
-            bounds = {each.namespace: _bounds(each, start_batches.get(each.namespace, 0)) for each in collection_tables}
+            # Without its position, all of bronze would be read for a collection whose backlog is not shown.
+            bounds = {
+                each.namespace: _bounds(each, start_batches.get(each.namespace, 0))
+                for each in collection_tables
+                if each.error is None
+            }
             backlogs = backlog.of_layers(self.spark, self.log, bounds)
             statuses = pool.map(lambda each: self._collection_or_problem(each, snapshots, backlogs), collection_tables)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in statuses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from cdc_core.silver import quarantine
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
+from pipelines.bronze import registry
 from pipelines.delta.local_log import Commit
 from pipelines.mongodb.server import ServerInfo
 from pipelines.operations import backlog, status
@@ -139,6 +141,40 @@ def test_for_what_has_no_table_bronze_is_not_read_from_its_beginning(
         found = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
     assert {each.collection: each.waiting_events for each in found}["shop.nothing"] == 0 and len(found) == 2
     assert looked_behind == [1]
+
+
+def test_a_collection_whose_tables_name_is_anothers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a catalog two names may become one. Silver refuses the second collection, whatever its snapshot has read; the status must not show
+    the first one's rows for it, nor read all of bronze.
+    """
+    looked_behind: list[int] = []
+    behind = backlog.batch_rows.behind
+    monkeypatch.setattr(
+        backlog.batch_rows,
+        "behind",
+        lambda table, batch, *rest, **more: looked_behind.append(batch) or behind(table, batch, *rest, **more),
+    )
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.append((1, bson.encode({"_id": 1})), collection="u")
+        hop.silver()
+        known = registry.read(SPARK, hop.settings)
+        second = registry.Namespace("cases", "u")
+        refusal = errors.DecisionNeeded("cases.u: its table would be t, which already belongs to cases.t")
+        known = replace(known, namespaces=known.namespaces[:1], refused={second: refusal})
+        monkeypatch.setattr(registry, "read", lambda *_, **__: known)
+        plan = {"snapshot": {"id": "s", "planned": ["cases.u"], "collections": {}}}
+        monkeypatch.setattr(status.bronze_log, "gap_and_snapshot_heartbeats", lambda *_: [plan])
+        found = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+    assert [(each.collection, each.silver and each.silver.rows, each.problem) for each in found] == [
+        ("cases.t", 1, None),
+        ("cases.u", None, str(refusal)),
+    ]
+    assert 0 not in looked_behind
+    with pytest.raises(errors.CollectionsFailed) as refused:
+        status.refuse(status.PipelineStatus("hand", 0, status.ServerStatus(), None, found))
+    assert refused.value.exit_code == 3
 
 
 def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
