@@ -176,11 +176,12 @@ def as_of(text: str) -> documents.Time | None:
 
 @dataclass(frozen=True)
 class _VerifyRun:
-    """One run over the collections of a pipeline; `sources` are those in the source, by name."""
+    """One run over the collections of a pipeline; `sources` are those in the source, by name, `known` those that silver knows."""
 
     context: VerifyContext
     options: VerifyOptions
     sources: Mapping[str, catalog.SourceCollection]
+    known: registry.KnownCollections
 
     @staticmethod
     def begin(
@@ -208,14 +209,16 @@ class _VerifyRun:
         )
         # For its error: without bronze there is nothing to compare, and the source need not be read.
         table_progress.position_of(spark, context.bronze)
-        return _VerifyRun(
-            context, options, {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
-        )
+        sources = {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
+        return _VerifyRun(context, options, sources, registry.read(spark, settings))
 
     def chosen(self) -> list[registry.Namespace]:
-        """The captured collections, also those that are gone from the source; or the one that the options name."""
+        """The captured collections, also those that are gone from the source; or the one that the options name.
+
+        Raises `DecisionNeeded` if there is none: of nothing it cannot be said that it is equal.
+        """
         source_namespaces = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
-        table_namespaces = registry.read(self.context.spark, self.context.settings).namespaces
+        table_namespaces = self.known.namespaces
         if self.context.layer is Layer.BRONZE:  # silver, which notes collections, may never have run
             log_collections = bronze_log.captured_collections(self.context.spark, self.context.bronze)
             table_namespaces = tuple({*table_namespaces, *(registry.Namespace(*each) for each in log_collections)})
@@ -225,6 +228,11 @@ class _VerifyRun:
             key=str,
         )
         name = self.options.collection
+        if name is None and not namespaces:
+            raise errors.DecisionNeeded(
+                "there is nothing to verify: the source has no collection that the include lists name, or the user cannot see it, and "
+                "silver knows none. medallion check tells which collections are captured"
+            )
         if name is None:
             return namespaces
         matches = [each for each in namespaces if str(each) == name]
@@ -242,6 +250,8 @@ class _VerifyRun:
         began = time.monotonic()
         if self.context.layer is Layer.BRONZE:
             bronze_state.check_whole(self.context.spark, self.context.bronze, namespace)
+        elif namespace in self.known.refused:  # the table of its name is another collection's
+            raise self.known.refused[namespace]
         comparison = self._comparison(namespace)
         try:
             result = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()

@@ -20,6 +20,7 @@ from cdc_core.schema.evolution import Change, ChangeKind
 from cdc_core.settings import parse as settings
 from cdc_core.typed.plan import Plan
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.bronze.registry import Namespace
 from pipelines.delta.writer import Writer
 from pipelines.schema import batch_evolution
@@ -133,6 +134,27 @@ def test_a_result_that_cannot_be_written_down_is_told(
     with pytest.raises(errors.CollectionsFailed, match=r"shop\.a, shop\.b: gold differs") as raised:
         verify.refuse(found)
     assert errors.code(raised.value) == 3
+
+
+def test_of_nothing_it_is_not_said_that_it_is_equal() -> None:
+    """The user cannot list the collections, or the include list names none: an exit code of 0 would be that of a sound table."""
+    chosen = settings.parse(
+        {"name": "shop", "lakehouse": {"root": "/nowhere"}, "source": {"mongodb.connection.string": "mongodb://127.0.0.1"}}
+    )
+    context: Any = SimpleNamespace(settings=chosen, layer=verify.Layer.GOLD)
+    run = verify._VerifyRun(context, verify.VerifyOptions(), {}, registry.KnownCollections())
+    with pytest.raises(errors.DecisionNeeded, match="nothing to verify"):
+        run.chosen()
+
+
+def test_the_table_of_another_collection_is_not_compared() -> None:
+    """In a catalog the names of two collections may become one: the second one would differ in all documents, and their repair be in vain."""
+    second = Namespace("shop", "a_b")
+    refusal = errors.DecisionNeeded("shop.a_b: its table already belongs to shop.a-b")
+    context: Any = SimpleNamespace(layer=verify.Layer.GOLD)
+    run = verify._VerifyRun(context, verify.VerifyOptions(), {}, registry.KnownCollections(refused={second: refusal}))
+    with pytest.raises(errors.DecisionNeeded, match="already belongs"):
+        run.compared(second)
 
 
 def _raise(error: Exception) -> None:
