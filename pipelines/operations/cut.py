@@ -351,12 +351,20 @@ def _awaited(
 
 def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
-    namespaces = registry.read(spark, settings).namespaces
-    positions = [_silver_position(spark, settings, each) for each in namespaces]
+    namespaces, history = registry.read(spark, settings).namespaces, delta.layout(settings.lakehouse).history
+    positions = [
+        *(_silver_position(spark, settings, each) for each in namespaces),
+        # Where silver was restored, a history stays where it is until silver has passed it.
+        *(
+            history_position.position(spark, history(*each))
+            for each in namespaces
+            if settings.silver.for_collection(str(each)).history
+        ),
+    ]
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     log = bronze_log.newest(spark, table).log if delta.exists(spark, table) else None
     # Silver itself refuses tables that were made from another bronze log, and says what to do.
-    at_least = max((each.to for each in positions if not each.is_of_other(log)), default=0)
+    at_least = max((each.to for each in positions if not registry.is_other_log(each.log, log)), default=0)
     boundaries = _boundaries(spark, settings, at=at_least)
     _check_reached(settings, boundaries, requested)
     boundary = times.chosen(boundaries, at_least=at_least, latest=requested)
@@ -364,7 +372,7 @@ def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> t
         return boundary
     if times.chosen(boundaries, at_least=at_least, latest=None) is not None and requested is not None:
         raise errors.DecisionNeeded(
-            f"silver is already past {times.shown(requested)} and cannot go back. medallion cut list shows existing cuts; "
+            f"silver or a history is already past {times.shown(requested)} and cannot go back. medallion cut list shows existing cuts; "
             "medallion cut show --as-of reads tables with history: true at any time"
         )
     raise errors.Temporary(

@@ -94,7 +94,7 @@ def test_every_cut_shows_transactions_whole(
         cut.run(spark, chosen, as_of="4294967295:1")
 
     made = [cut.run(spark, chosen, as_of=asked) for asked in (times[20], "now")]
-    with pytest.raises(errors.DecisionNeeded, match="silver is already past .* medallion cut show --as-of"):
+    with pytest.raises(errors.DecisionNeeded, match="silver or a history is already past .* medallion cut show --as-of"):
         cut.run(spark, chosen, as_of=times[20])
     assert made[0].batch < made[1].batch and made[0].until <= made[1].time
     assert cut.read(spark, chosen) == made[::-1]
@@ -190,7 +190,7 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
         writer.start()
         captures.until(lambda: owners.is_held(spark, layout.gold(database.name, "savings")), seconds=240)
         made = [asked() for _ in range(3)]
-        with pytest.raises(errors.DecisionNeeded, match="silver is already past"):
+        with pytest.raises(errors.DecisionNeeded, match="silver or a history is already past"):
             asked("1700000000:1")
         written.set()
         writer.join()

@@ -344,6 +344,26 @@ def test_of_another_bronze_a_cut_is_made_as_far_as_silver_refuses_it(hop: Hop, m
     assert cut._chosen(SPARK, hop.settings, None) == boundary
 
 
+def test_a_history_that_is_ahead_of_a_restored_silver_bounds_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot go back: the cut could never be recorded, and its error would ask for another attempt each time."""
+    asked: list[int] = []
+    with without_spark.running():
+        hop = Hop(tmp_path / "lake", history=True)
+        for key in (1, 2, 3):
+            hop.append((key, bson.encode({"_id": key})))
+            hop.run()
+            if key == 1:
+                shutil.copytree(tmp_path / "lake", tmp_path / "copy")
+        bring_back(hop, "silver", batch=3)
+        boundaries = [times.CutBoundary(batch, f"{batch:016x}", f"{batch + 1:016x}") for batch in (1, 2, 3)]
+        monkeypatch.setattr(cut, "_boundaries", lambda *_, at: asked.append(at) or boundaries)
+        assert position(hop).to == 1
+        assert cut._chosen(SPARK, hop.settings, None).batch == 3
+        with pytest.raises(errors.DecisionNeeded, match="silver or a history is already past"):
+            cut._chosen(SPARK, hop.settings, boundaries[1].time)
+    assert asked == [3, 3]
+
+
 def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Path) -> None:
     """A capture created it and ended before its first heartbeat: the original may still be restored."""
     before, bronze_table = position(hop), hop.layout.bronze(hop.settings.name)
