@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -39,6 +40,8 @@ _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
 # Spark wraps a task's error two or three times. The limit is for cyclic chains.
 _CAUSES = 5
+_TRACED = re.compile(r"(?:\A|^Caused by: )([\w.$]+)(?:: (.*))?", re.MULTILINE)
+"""The first line of an exception in the trace of Spark Connect's server: its class and its message."""
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
 _STORE_FAILS = (
     "AWSApiCallTimeoutException",
@@ -314,9 +317,29 @@ def parameter(error: BaseException, name: str) -> str | None:
     return None if value is None else str(value)
 
 
+@dataclass(frozen=True)
+class _ServerException:
+    """A Java exception of Spark Connect's server, with the methods of Java that this module calls."""
+
+    name: str
+    message: str
+
+    def getClass(self) -> _ServerException:
+        return self
+
+    def getSimpleName(self) -> str:
+        return self.name
+
+    def getFile(self) -> str:
+        return self.message
+
+
 def _chain(error: BaseException) -> Iterator[Any]:
-    """The error, its Java exception, and the causes of that one."""
+    """The error, its Java exception, and the causes of that one. Over Spark Connect they are read from the server's trace."""
     yield error
+    trace = _called(error, "getStackTrace")
+    if isinstance(trace, str):
+        yield from (_ServerException(re.split(r"[.$]", name)[-1], message) for name, message in _TRACED.findall(trace))
     # `store_folder` raises an `OSError` from the Java exception.
     java = getattr(error, "java_exception", None) or getattr(error.__cause__, "java_exception", None)
     for _ in range(_CAUSES):

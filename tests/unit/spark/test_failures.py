@@ -160,6 +160,28 @@ def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception)
     assert isinstance(failures.translated(read), errors.StoreUnreachable)
 
 
+def of_server(*causes: str) -> SparkConnectGrpcException:
+    """An error of Spark Connect's server, with the trace that PySpark builds of its causes."""
+    lines = ["org.apache.spark.SparkException", *(f"Caused by: {cause}" for cause in causes)]
+    trace = "\n".join(f"{line}\n\tat org.apache.spark.A.b(A.scala:1)" for line in lines)
+    return SparkConnectGrpcException("Job aborted", server_stacktrace=trace, grpc_status_code=StatusCode.INTERNAL)
+
+
+@pytest.mark.parametrize(
+    "causes",
+    [
+        ["java.nio.file.AccessDeniedException: s3a://lake/house/silver: PUT: 403"],
+        ["java.io.IOException: x", "org.apache.hadoop.net.ConnectTimeoutException: "],
+    ],
+)
+def test_a_store_that_fails_a_server_of_spark_connect_is_no_bug(causes: list[str]) -> None:
+    """Its client has no Java exception: the classes are only in the server's trace."""
+    told = failures.translated(of_server(*causes))
+    assert isinstance(told, errors.StoreUnreachable) and told.exit_code == 75
+    assert failures.is_unanswered(of_server(*causes)) == ("ConnectTimeoutException" in str(told))
+    assert failures.translated(of_server("java.lang.IllegalStateException: AccessDeniedException")) is None
+
+
 def test_a_file_that_a_store_does_not_find_is_missing() -> None:
     """ABFS raises the same for a missing file as for a refused request."""
     cause = OfStore("AbfsRestOperationException")
@@ -185,6 +207,8 @@ def test_a_folder_that_refuses_java_is_told_with_its_path() -> None:
     """The exception is the same as in a store, and the advice is another."""
     told = failures.translated(OfJava(OfStore("AccessDeniedException", "/lake/silver")))
     assert type(told) is errors.DecisionNeeded and str(told).startswith("/lake/silver: Permission denied; give")
+    by_server = failures.translated(of_server("java.nio.file.AccessDeniedException: /lake/silver"))
+    assert (type(by_server), str(by_server)) == (type(told), str(told))
 
 
 def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +324,7 @@ def test_a_spark_without_memory_or_threads_is_no_bug() -> None:
     assert (
         isinstance(told, errors.Temporary) and not isinstance(told, errors.SparkLost) and "spark.driver.memory" in str(told)
     )
+    assert type(failures.translated(of_server("java.lang.OutOfMemoryError: Java heap space"))) is errors.Temporary
     killed_worker = (
         "Lost task 0.0 in stage 7.0: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
     )
