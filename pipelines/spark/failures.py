@@ -38,8 +38,8 @@ _STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext 
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 _COMMIT = re.compile(r"/_delta_log/[0-9]{20}\.json$")
-# Spark wraps a task's error two or three times. The limit is for cyclic chains.
-_CAUSES = 5
+# Spark wraps a task's error two or three times, and that of a metastore four times. The limit is for cyclic chains.
+_CAUSES = 8
 _TRACED = re.compile(r"(?:\A|^Caused by: )([\w.$]+)(?:: (.*))?", re.MULTILINE)
 """The first line of an exception in the trace of Spark Connect's server: its class and its message."""
 _STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
@@ -73,6 +73,8 @@ _NO_CATALOG = (
     "NO_SUCH_CATALOG_EXCEPTION",
     "INVALID_SCHEMA_OR_RELATION_NAME",
 )
+_CATALOG_FAILS = ("MetaException", "TTransportException")
+"""What the client of a Hive metastore or of AWS Glue raises where that does not answer, or refuses."""
 STORE_ADVICE = "check the bucket's name, the endpoint, the credentials and their permissions"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
@@ -126,6 +128,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return errors.SettingsError(
             "lakehouse.catalog: this Spark has no such catalog, or refuses the name of a table or schema; --debug "
             "shows which"
+        )
+    if is_caused_by(error, _CATALOG_FAILS):
+        return errors.StoreUnreachable(
+            "the catalog's metastore refuses access or does not answer; check its address, the credentials and their permissions; "
+            "--debug shows its answer"
         )
     if condition(error).startswith("INSUFFICIENT_PERMISSIONS") or is_caused_by(error, ("UnauthorizedAccessException",)):
         return errors.AccessRefused(
@@ -340,8 +347,9 @@ def _chain(error: BaseException) -> Iterator[Any]:
     trace = _called(error, "getStackTrace")
     if isinstance(trace, str):
         yield from (_ServerException(re.split(r"[.$]", name)[-1], message) for name, message in _TRACED.findall(trace))
-    # `store_folder` raises an `OSError` from the Java exception.
-    java = getattr(error, "java_exception", None) or getattr(error.__cause__, "java_exception", None)
+    # PySpark keeps that of an `AnalysisException` in `_origin`. `store_folder` raises an `OSError` from the Java exception.
+    own, of_cause = (getattr(each, "java_exception", None) for each in (error, error.__cause__))
+    java = own or getattr(error, "_origin", None) or of_cause
     for _ in range(_CAUSES):
         if java is None:
             return

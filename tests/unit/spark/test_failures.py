@@ -182,6 +182,28 @@ def test_a_store_that_fails_a_server_of_spark_connect_is_no_bug(causes: list[str
     assert failures.translated(of_server("java.lang.IllegalStateException: AccessDeniedException")) is None
 
 
+class AnalysisException(Raised):
+    """As PySpark raises it: it keeps the Java exception to itself."""
+
+    def __init__(self, java: Raised) -> None:
+        super().__init__("_LEGACY_ERROR_TEMP_3065")
+        self._origin = java
+
+
+def test_a_metastore_that_does_not_answer_is_no_bug() -> None:
+    """As Spark wraps the error of its client."""
+    java = OfStore("MetaException")
+    for name in ("InvocationTargetException", "RuntimeException", "HiveException", "AnalysisException"):
+        java = OfStore(name, cause=java)
+    told = failures.translated(AnalysisException(java))
+    assert isinstance(told, errors.StoreUnreachable) and "metastore" in str(told) and "--debug" in str(told)
+
+
+def test_a_store_that_fails_a_catalog_is_no_bug() -> None:
+    told = failures.translated(AnalysisException(OfStore("AnalysisException", cause=REFUSED)))
+    assert isinstance(told, errors.StoreUnreachable) and "AccessDeniedException" in str(told)
+
+
 def test_a_file_that_a_store_does_not_find_is_missing() -> None:
     """ABFS raises the same for a missing file as for a refused request."""
     cause = OfStore("AbfsRestOperationException")
