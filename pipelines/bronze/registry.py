@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -268,33 +268,44 @@ def bronze_commit(metadata: Mapping[str, Any]) -> BronzeCommit | None:
     return None if commit is None else (commit[0], commit[1])
 
 
-def deletes_version(deletes: tables.TableRef) -> int | None:
-    """The newest version of a table of remembered deletes; None where it does not exist, or not on a local file system."""
-    folder = local_log.folder(deletes)
+def deletes_version(spark: SparkSession, deletes: tables.TableRef) -> int | None:
+    """The newest version of a table of remembered deletes; None where it does not exist, or this process cannot read it."""
+    folder = local_log.readable(spark, deletes)
     return None if folder is None else local_log.newest_version(folder)
 
 
 def remembered_to(spark: SparkSession, deletes: tables.TableRef) -> int:
     """The last batch with remembered deletes, or with deletes that maintenance removed; 0 where there is none."""
-    folder = local_log.folder(deletes)
+    folder = local_log.readable(spark, deletes)
     files = None if folder is None else local_log.files(folder)
     spans = (file.between("__batch") for file in files or ())
     forgotten_to = (delta.found(spark, deletes) or {}).get(FORGOTTEN_TO)
     return max(int(forgotten_to or 0), *(span[1] for span in spans if span is not None), 0)
 
 
-def lacks_deletes(deletes: tables.TableRef, position: SilverPosition) -> bool:
+def lacks_deletes(spark: SparkSession, deletes: tables.TableRef, position: SilverPosition) -> bool:
     """Whether the table of remembered deletes is older than the silver table's position: a copy, or after a RESTORE; False where this
-    process cannot read it."""
-    folder = local_log.folder(deletes)
-    if position.deletes is None or folder is None:
+    process cannot read it. Raises `StoreUnreachable`.
+
+    For a table in a store mostly two requests: for the position's commit, and for the one after it.
+    """
+    folder, last = local_log.place(spark, deletes), position.deletes
+    if last is None or folder is None:
         return False
-    newest_version = local_log.newest_version(folder)
-    if newest_version is None or newest_version <= position.deletes:
-        return newest_version != position.deletes
-    last = position.deletes
-    later_commits = itertools.takewhile(lambda commit: commit.version > last, local_log.commits(folder))
-    return any(commit.restored is not None and commit.restored < last for commit in later_commits)
+    try:
+        later_commits: Iterator[local_log.Commit]
+        if local_log.commit(folder, last) is not None:
+            by_version = (local_log.commit(folder, version) for version in itertools.count(last + 1))
+            later_commits = iter(lambda: next(by_version), None)
+        elif local_log.readable(spark, deletes) is None:
+            return False
+        elif (local_log.newest_version(folder) or -1) < last:
+            return True
+        else:  # cleaned up: the log begins after it
+            later_commits = local_log.commits(folder)
+        return any(commit.restored is not None and commit.restored < last for commit in later_commits)
+    except OSError as error:
+        raise errors.StoreUnreachable(f"{deletes.label}: its log cannot be read at the moment; start again") from error
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:

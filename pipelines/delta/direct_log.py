@@ -270,8 +270,8 @@ class DirectLog:
         _checkpointed(self, version)
         return version
 
-    def append(self, file: data_file.ParquetFile) -> None:
-        """Commit the file on top of the newest version."""
+    def append(self, file: data_file.ParquetFile) -> int:
+        """Commit the file on top of the newest version; the new version."""
         actions = log_actions.ActionList(self._spark)
         actions.add(log_actions.added(file))
         snapshot = self._log.unsafeVolatileSnapshot()
@@ -281,6 +281,7 @@ class DirectLog:
         version = int(transaction.commit(actions.seq(), self._operation(None)))
         _noted(self, version)
         _checkpointed(self, version)
+        return version
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""

@@ -31,8 +31,10 @@ _APPENDING: defaultdict[tables.TableRef, threading.Lock] = defaultdict(threading
 """Threads of one process append one after the other: otherwise all but one would have to retry."""
 
 
-def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, statistics: Sequence[str] = ()) -> None:
-    """Append a few rows to a table of facts, in parallel with other writers.
+def append_rows(
+    spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, statistics: Sequence[str] = ()
+) -> int | None:
+    """Append a few rows to a table of facts, in parallel with other writers; the new version, None where Spark appends them.
 
     `statistics` is as in `Writer.append_arrow`. Takes no Spark job where there is a direct log.
     """
@@ -41,15 +43,15 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, 
     if direct is None:
         with table_errors.translating(table):
             spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
-        return
+        return None
     # On an error the file stays, because a commit without an answer may name it. VACUUM removes it otherwise.
     file = data_file.ParquetFile.write(direct.store, [rows], schema=rows.schema, statistics=statistics, table=table)
     with _APPENDING[table]:
-        _appended(direct, file, table)
+        return _appended(direct, file, table)
 
 
-def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> None:
-    """Commit the file; retried where other commits came first.
+def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> int:
+    """Commit the file; the new version. Retried where other commits came first.
 
     Delta retries by itself, but not while a fenced commit of another thread has switched that off in the shared session.
     """
@@ -61,6 +63,7 @@ def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: 
                 raise table_errors.translated(error, table) from error
         # The other commits are short appends, too.
         time.sleep(0.05 * 2**attempt)
+    raise table_errors.conflict(table)
 
 
 def note(

@@ -393,7 +393,9 @@ class _GoldRun:
         Not checked again once a table was published: copies are restored while nothing runs.
         """
         is_new = table not in self.published_tables
-        return is_new and (self._is_lost(silver.bronze) or registry.lacks_deletes(self.layout.deletes(*namespace), silver))
+        return is_new and (
+            self._is_lost(silver.bronze) or registry.lacks_deletes(self.spark, self.layout.deletes(*namespace), silver)
+        )
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         try:

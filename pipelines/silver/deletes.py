@@ -76,8 +76,7 @@ def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], n
     silver_tables.create_deletes(collection.spark, collection.deletes)
     columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
     facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
-    ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
-    collection.remembered = registry.deletes_version(collection.deletes)
+    collection.remembered = ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
 
 
 @contextmanager
@@ -102,6 +101,8 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
     # Without a fence, unlike documents: a delete stays true, whoever stores it and however often.
     if deletes.events > survey.MAX_DRIVER_ROWS:
         facts.writeTo(str(collection.deletes)).append()
+        collection.remembered = registry.deletes_version(collection.spark, collection.deletes)
     else:
-        ops_tables.append_rows(collection.spark, collection.deletes, facts.toArrow(), statistics=FACTS)
-    collection.remembered = registry.deletes_version(collection.deletes)
+        collection.remembered = ops_tables.append_rows(
+            collection.spark, collection.deletes, facts.toArrow(), statistics=FACTS
+        )

@@ -201,7 +201,7 @@ class Positions:
             )
             position = registry.silver_position(self.spark, self.table(namespace))
         deletes = self.layout.deletes(*namespace)
-        if is_of_this and registry.lacks_deletes(deletes, position):
+        if is_of_this and registry.lacks_deletes(self.spark, deletes, position):
             set_back.to_remembered_batch(
                 self.spark, self.table(namespace), deletes, take_over=self.take_over, since_ms=self.began_ms
             )

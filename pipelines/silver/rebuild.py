@@ -172,7 +172,7 @@ class SilverRebuild:
                         log=newest.log or position.log,
                         origin=position.origin,
                         bronze=newest.commit,
-                        deletes=registry.deletes_version(self.layout.deletes(*self.namespace)),
+                        deletes=registry.deletes_version(self.spark, self.layout.deletes(*self.namespace)),
                     ).extra,
                     properties=silver_tables.PROPERTIES | {registry.GENERATION: generation},
                     cluster_by=("__key",),

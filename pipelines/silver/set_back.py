@@ -62,7 +62,7 @@ def to_remembered_batch(
     with Writer.claim(spark, table, take_over=take_over, since_ms=since_ms).released() as writer:
         position = registry.silver_position(spark, table)
         to = min(position.to, registry.remembered_to(spark, deletes))
-        _mark(writer, deletes, replace(position, to=to, deletes=registry.deletes_version(deletes)))
+        _mark(writer, deletes, replace(position, to=to, deletes=registry.deletes_version(spark, deletes)))
 
 
 def _mark(writer: Writer, older: tables.TableRef, position: registry.SilverPosition) -> None:

@@ -101,8 +101,8 @@ class _Log(direct_log.DirectLog):
         except FileExistsError:
             raise direct_log.VersionTaken from None
 
-    def append(self, file: data_file.ParquetFile) -> None:
-        write(self._folder, (local_log.newest_version(self._folder) or 0) + 1, [log_actions.added(file)])
+    def append(self, file: data_file.ParquetFile) -> int:
+        return write(self._folder, (local_log.newest_version(self._folder) or 0) + 1, [log_actions.added(file)])
 
 
 def write(folder: Path, version: int, actions: Iterable[Mapping[str, Any]], operation: str = "WRITE", **said: Any) -> int:

@@ -130,7 +130,9 @@ def test_deletes_stay_remembered(hop: Hop) -> None:
     deletes = hop.layout.deletes(bronze_rows.DB, ORDERS)
     rebuilt(hop)
     assert [(row["__key"], row["__batch"]) for row in hop.spark.table(str(deletes)).collect()] == [("1", 1)]
-    assert position(hop).deletes == registry.deletes_version(deletes)  # shows whether the deletes are an older copy
+    assert position(hop).deletes == registry.deletes_version(
+        hop.spark, deletes
+    )  # shows whether the deletes are an older copy
     hop.spark.sql(f"DELETE FROM {deletes}")
     rebuilt(hop)
     hop.bronze.append({ORDERS: [document(1, 15, v="late")]})

@@ -14,14 +14,16 @@ import pytest
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import cut as times
+from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
-from pipelines.delta import live_files, local_log
+from pipelines.delta import live_files, local_log, stored_files
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
 from pipelines.operations import cut
 from pipelines.silver import set_back
 from tests.harness import bronze_rows, without_spark
+from tests.harness.folder_store import Folder
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 
@@ -266,7 +268,7 @@ def test_deletes_that_are_no_longer_remembered_are_remembered_again(
     after = position(hop)
     assert (after.to, after.origin != before.origin) == (5 if is_there else 0, True)
     assert "ops/deletes" in caplog.text and caplog.text.count("was restored") == 1
-    assert not registry.lacks_deletes(hop.layout.deletes(*namespace), after)
+    assert not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), after)
 
 
 def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None:
@@ -280,7 +282,7 @@ def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None
     hop.append((2, None))
     hop.silver()
     before = position(hop)
-    assert live.at_newest() and not registry.lacks_deletes(hop.layout.deletes(*namespace), before)
+    assert live.at_newest() and not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), before)
     removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files() if each not in files]
     said = {"operationParameters": {"version": str(version)}}
     without_spark.write(folder, live.version + 1, removed, "RESTORE", **said)
@@ -290,7 +292,7 @@ def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None
     positions.read()
     after = position(hop)
     assert (before.to, after.to, after.origin != before.origin) == (6, 5, True)
-    assert not registry.lacks_deletes(hop.layout.deletes(*namespace), after)
+    assert not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), after)
 
 
 def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
@@ -399,3 +401,31 @@ def test_a_table_goes_back_under_nobody_who_claimed_it_since(hop: Hop) -> None:
     rival.release()
     assert service.positions.reread(registry.Namespace(bronze_rows.DB, "t")) and position(hop).to == 2
     service.close()
+
+
+def test_deletes_in_a_store_that_an_older_copy_lacks_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two requests, not with a copy of the whole log: there is such a table for each collection."""
+    table, lake = tables.TableRef.at("s3a://bucket/lake/ops/deletes/shop/t"), tmp_path / "store"
+    copied = stored_files.CopiedLog(Folder(lake, tmp_path / "copies"))
+    monkeypatch.setitem(stored_files._COPIED, copied.folder, copied)
+    monkeypatch.setattr(stored_files, "place", lambda *_: copied.folder)
+
+    def commit(version: int, operation: str = "WRITE", **said: object) -> None:
+        without_spark.write(lake, version, [], operation, **said)
+
+    def lacks(last: int) -> bool:
+        shutil.rmtree(copied.folder, ignore_errors=True)
+        copied.files.asked.clear()  # type: ignore[attr-defined]
+        return registry.lacks_deletes(SPARK, table, registry.SilverPosition(deletes=last))
+
+    (lake / "_delta_log").mkdir(parents=True)
+    assert lacks(3)
+    for version in range(5):
+        commit(version)
+    assert not lacks(4) and len(copied.files.asked) == 2  # type: ignore[attr-defined]
+    assert not lacks(3) and lacks(5)
+    commit(5, "RESTORE", operationParameters={"version": "2"})
+    assert lacks(4) and not lacks(2)
+    for version in range(4):
+        (lake / "_delta_log" / f"{version:020}.json").unlink()
+    assert not lacks(1)
