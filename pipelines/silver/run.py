@@ -404,10 +404,12 @@ class _SilverRun:
     def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
         """Raise if a table that was just claimed is not as this run has read it."""
         position, metadata, label = self.positions.known[namespace], writer.metadata, writer.table.label
-        if metadata.get("to") is not None and (metadata["to"], metadata.get("generation") or "") != (
-            position.to,
-            position.generation,
-        ):
+        claimed: tuple[object, str] = metadata.get("to"), metadata.get("generation") or ""
+        if metadata.get("to") is None and position.to:
+            # The table was restored or overwritten, and its history has no position of these rows.
+            by_rows = registry.silver_position(writer.spark, writer.table)
+            claimed = by_rows.to, by_rows.generation
+        if claimed != (position.to, position.generation) and (position.to or metadata.get("to") is not None):
             raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table; start again")
         options = self.settings.silver.for_collection(str(namespace)).unwrap
         added_columns = {*position.added, *(each.name for each in (*options.add_fields, *options.add_headers))}

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -46,6 +47,38 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
         service.close()
         position = registry.silver_position(SPARK, hop.silver_table)
     assert (position.to, position.generation) == (2, "rebuilt")
+
+
+@pytest.mark.parametrize("to", ["0", None])
+def test_a_table_that_lost_its_position_under_a_service_is_made_of_all_of_bronze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str | None
+) -> None:
+    """A RESTORE to its creation, or an overwrite by another program: a service claims a table when its first event comes."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        service = hop.silver_run()
+        service.run_round()
+        folder = Path(hop.silver_table.path or "")
+        live = live_files.LiveFiles(folder)
+        assert live.at_newest()
+        removed = [{"remove": {"path": each["path"], "dataChange": True}} for each in live.files()]
+        parameters = {"mode": "Overwrite"} if to is None else {"version": to}
+        without_spark.write(
+            folder, live.version + 1, removed, "WRITE" if to is None else "RESTORE", operationParameters=parameters
+        )
+        hop.append((2, bson.encode({"_id": 2})))
+        # The greatest batch of its rows.
+        monkeypatch.setattr(
+            type(SPARK), "sql", lambda *_: SimpleNamespace(first=lambda: SimpleNamespace(batch=None)), raising=False
+        )
+        with pytest.raises(errors.CommitConflict, match="moved"):
+            service.run_round()
+        service.run_round()
+        service.close()
+        assert live.at_newest()
+        assert sorted(live.rows(live.files(), ["_id"])["_id"].to_pylist()) == [1, 2]
 
 
 def test_claims_are_given_back_also_where_spark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
