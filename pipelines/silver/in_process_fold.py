@@ -181,7 +181,7 @@ def marked(
             )
         except table_schema.NotReadable as error:
             raise NeedsSteps from error
-        values |= {name: pc.if_else(is_delete, delete_rows[name], rows[name]) for name in delete_values}
+        values |= {name: pc.if_else(is_delete, delete_rows[name], values.get(name, rows[name])) for name in delete_values}
     # A repeated event changes nothing.
     is_newer = pc.greater(values["__sequence"], rows["__sequence"])
     for name, column in values.items():

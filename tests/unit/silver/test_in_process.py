@@ -717,14 +717,15 @@ def test_deletes_that_leave_their_rows_need_no_query(tmp_path: Path) -> None:
 
 
 def test_an_update_after_a_delete_that_left_its_row_is_of_another_document(tmp_path: Path) -> None:
-    """Its insert was lost, or is a skipped operation: the row is no deleted document any more, and nothing is known of the new one."""
+    """Its insert was lost, or is a skipped operation: the row is no deleted document any more, and nothing is known of the new one. The
+    delete of another document among the same events changes nothing of that."""
     with without_spark.running():
         hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
-        hop.append(*((key, document(key, n=1)) for key in (1, 2, 3)))
+        hop.append(*((key, document(key, n=1)) for key in (1, 2, 3, 4)))
         hop.run()
         hop.append((1, None), (2, None))
         hop.run()
-        hop.append((1, {"updatedFields": '{"n":2}'}), (3, {"updatedFields": '{"n":2}'}))
+        hop.append((1, {"updatedFields": '{"n":2}'}), (3, {"updatedFields": '{"n":2}'}), (4, None))
         hop.run()
         rows = {row["__key"]: row for row in oracle.read(hop.silver_table.path or "").to_pylist()}
         told = ("n", "__deleted", "__incomplete")
@@ -732,6 +733,7 @@ def test_an_update_after_a_delete_that_left_its_row_is_of_another_document(tmp_p
             "1": (1, False, True),
             "2": (1, True, False),
             "3": (1, False, True),
+            "4": (1, True, False),
         }
         assert (rows["1"]["__known"], rows["3"]["__known"] < rows["3"]["__sequence"]) == ("", True)
         assert oracle.read(hop.gold_table.path or "")["__key"].to_pylist() == ["3"]
