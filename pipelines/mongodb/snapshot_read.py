@@ -20,8 +20,9 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 
-READ_MS = 480_000
-"""How long the server may work on a chunk: longer than its window of snapshot reads, so that only a filter without an end takes so long."""
+READ_MS = 3_600_000
+"""How long the server may work on a chunk: far longer than its window of snapshot reads (300 s unless it was made longer), so that only a
+filter without an end takes so long."""
 
 PLAN_MS = 10_000
 """How long the server may try a filter: it may evaluate it on documents to compare indexes."""
