@@ -25,7 +25,7 @@ import click
 
 from cdc_core import errors
 from jobs.commands import inspection, layers, operations, tools
-from pipelines.terminal import signs
+from pipelines import signs
 
 BUG, WRONG, INTERRUPTED = 1, 2, 130
 

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 
-from pipelines.terminal import signs
+from pipelines import signs
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _LIBRARIES = {

@@ -85,9 +85,9 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     Debezium Server's application.properties. Older names are translated and passwords become environment variables. Properties
     that are left out are listed with the reason, in the file and on stderr.
     """
+    from pipelines import signs
     from pipelines.settings import debezium_import as debezium_connector
     from pipelines.settings import file as settings_file
-    from pipelines.terminal import signs
 
     # References are resolved, and the root is checked again, when the settings are loaded.
     if "${" not in root:

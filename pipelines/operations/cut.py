@@ -352,7 +352,7 @@ def _awaited(
 def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
     namespaces, history = registry.read(spark, settings).namespaces, delta.layout(settings.lakehouse).history
-    positions = [
+    positions: list[registry.SilverPosition | history_position.HistoryPosition] = [
         *(_silver_position(spark, settings, each) for each in namespaces),
         # Where silver was restored, a history stays where it is until silver has passed it.
         *(

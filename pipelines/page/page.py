@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from cdc_core import errors
-from pipelines import output_file
+from pipelines import output_file, signs
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import schema as evolution
 from pipelines.operations import status as pipeline_status
 from pipelines.page import audits
-from pipelines.terminal import signs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

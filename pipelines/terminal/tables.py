@@ -18,8 +18,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cdc_core import errors
+from pipelines import signs
 from pipelines.operations import units
-from pipelines.terminal import signs
 
 if TYPE_CHECKING:
     from pipelines.capture.progress import CaptureProgress

@@ -233,7 +233,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 
 LEVELS = (
-    {"clock", "helper_processes", "memory", "new_commits", "output_file", "settings", "spark"},
+    {"clock", "helper_processes", "memory", "new_commits", "output_file", "settings", "signs", "spark"},
     {"delta", "mongodb", "standstill"},
     {"bronze", "channels", "schema"},
     {"snapshot"},
