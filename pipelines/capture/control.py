@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.start import new_id
 from pipelines.mongodb import snapshot_read
 from pipelines.snapshot import queue as snapshot_queue
+
+TURN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,15 @@ class ControlEvents:
     def handle_received(self, rows: events.EventRows, *, token: str) -> None:
         """Handle the signals from the channels, at `token`, up to which the stream is in `rows` or in bronze.
 
-        A channel drops a signal when its row is committed. A capture that is killed before the commit reads it again.
+        A channel drops a signal when its row is committed. A capture that is killed before the commit reads it again. Of many signals
+        those that are left after `TURN_SECONDS` wait for the next call, so that rows are committed in between.
         """
+        end = time.monotonic() + TURN_SECONDS
         for channel, received_signal in self.inbox.take():
             self._handle_signal(rows, received_signal.signal, token=token, row=received_signal.mark)
             rows.then.append(functools.partial(channel.handled, received_signal))
+            if time.monotonic() >= end:
+                return
 
     def _plan_replaced(self, rows: events.EventRows, namespace: str, token: str) -> None:
         """Plan the snapshot of a collection whose whole content was replaced; its older rows are swept."""

@@ -149,7 +149,8 @@ class MainLoop:
                     # The event stays after the position: the next start reads it again.
                     self.encoder.rows.cut(length)
                     raise
-            if self.encoder.is_full:
+            # Each signal of many may take its time, and without a commit in between the lease would expire.
+            if self.encoder.is_full or (control_event is not None and self._is_due(first_at)):
                 self._hand_over()
                 first_at = time.monotonic()
         return first_at

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from cdc_core.bronze import event_rows as events
+from cdc_core.signals import signal as signals
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
+from pipelines.capture import control
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.signal_reader import Inbox
 from pipelines.snapshot import queue as snapshot_queue
@@ -41,6 +43,25 @@ def test_a_signal_that_would_be_matched_for_years_is_refused_and_noted(
     (landed,) = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
     assert "takes too long" in json.loads(landed["payload"])["refused"] and "signal slow" in caplog.text
     assert not any(each.stopped for each in (entry.now for entry in snapshots._entries))
+
+
+def test_many_signals_are_handled_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lists the source's collections: a repair sends thousands, and the lease is renewed by commits in between."""
+    monkeypatch.setattr(control, "TURN_SECONDS", 0)
+    nothing: Any = None
+    snapshots = snapshot_queue.SnapshotQueue(nothing, nothing, threading.Event(), snapshot_queue.SnapshotMetrics())
+    inbox, handled, rows = Inbox(), [], events.EventRows("shop")
+    channel: Any = SimpleNamespace(handled=handled.append)
+    for number in range(3):
+        signal = signals.Signal(str(number), "log", {"message": "m"}, "table")
+        inbox.put(channel, signals.ReceivedSignal(signal, str(number)))
+    inbox.polled()
+    control_events = ControlEvents(nothing, snapshots, inbox)
+    for count in (1, 2, 3):
+        assert not inbox.is_read
+        control_events.handle_received(rows, token=TOKEN.format(1))
+        assert len(rows) == len(rows.then) == count
+    assert inbox.is_read
 
 
 def test_a_collection_whose_parts_are_renamed_one_after_the_other_is_read_once() -> None:

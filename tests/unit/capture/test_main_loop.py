@@ -49,6 +49,39 @@ def test_a_signal_that_cannot_be_done_ends_the_run_behind_what_was_read() -> Non
     assert rows.table(batch=1, first_offset=0, ts_ms=1).column("kind").to_pylist() == ["change"]
 
 
+def test_signals_of_one_batch_are_committed_in_between() -> None:
+    """Thousands of them come in one reply of the server; the lease is renewed by commits."""
+    rows, handed_over = events.EventRows("shop"), []
+    running, ends = threads.Threads(byte_queue.ByteQueue(10)), iter([True])
+    running.queue.put(change_stream.EventBatch([b"event"] * 3, "8201", 1, is_drained=True))
+
+    def add(_: bytes) -> dict[str, Any]:
+        rows.mark(events.OtherRow("8201", bronze.RowKind.SIGNAL, {}))
+        return {}
+
+    def take() -> int:
+        count = len(rows)
+        rows.cut((0, 0))
+        return count
+
+    nothing: Any = SimpleNamespace(
+        handle=lambda *_: None, handle_received=lambda *_, **__: None, is_blocking=False, rows_come=lambda: None
+    )
+    loop = main_loop.MainLoop(
+        threads=running,
+        intake=SimpleNamespace(events=lambda batch: batch.events),  # type: ignore[arg-type]
+        encoder=SimpleNamespace(rows=rows, is_full=False, add=add, take=take),  # type: ignore[arg-type]
+        control=nothing,
+        committer=SimpleNamespace(has_room=True, submit=handed_over.append, count_left_out=lambda _: None),  # type: ignore[arg-type]
+        heartbeats=nothing,
+        reporter=nothing,
+        end=SimpleNamespace(is_reached=lambda _: next(ends)),  # type: ignore[arg-type]
+        commit_seconds=0,
+    )
+    loop.run("8200")
+    assert handed_over == [1, 1, 1]
+
+
 def test_events_that_are_not_captured_are_counted_without_a_commit() -> None:
     """A source of which nothing is captured has no commits, but must show that events are left out. In a commit they count with its
     rows."""
