@@ -32,7 +32,11 @@ def configure(*, level: int = logging.INFO) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Whether a record is at its library's level; needed because some libraries set the levels of single loggers on import."""
+    """Whether a record is at its library's level; needed because some libraries set the levels of single loggers on import, and
+    py4j also writes to the root logger.
+    """
+    if record.name == "root" and record.module == "java_gateway":  # py4j reports Ctrl-C there
+        return False
     return record.levelno >= _LIBRARIES.get(record.name.partition(".")[0], logging.NOTSET)
 
 

@@ -528,6 +528,16 @@ def test_a_library_that_raises_its_own_level_is_not_heard() -> None:
     assert shown.stderr.count("\n") == 1 and shown.stderr.endswith("of ours\n")
 
 
+def test_a_stop_during_a_call_of_spark_is_no_error_in_the_log() -> None:
+    """py4j logs a `KeyboardInterrupt` as an error of the root logger, before the command says that it was stopped."""
+    said = (
+        "import logging; from py4j import java_gateway; from jobs import log_lines; log_lines.configure();"
+        "exec(compile('logging.exception(1)', java_gateway.__file__, 'exec')); logging.warning('of ours')"
+    )
+    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT)
+    assert shown.stderr.count("\n") == 1 and shown.stderr.endswith("of ours\n"), shown.stderr
+
+
 @pytest.mark.parametrize("name", ["SQLQueryContextLogger", "DataFrameQueryContextLogger"])
 def test_pyspark_says_nothing_of_what_it_raises(name: str) -> None:
     """Otherwise a missing table would be logged as an error with a traceback, and a value that cannot be cast would be shown."""
