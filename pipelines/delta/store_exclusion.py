@@ -103,11 +103,19 @@ def prove(spark: SparkSession, location: str) -> str:
         return "its log store lets one of two commits win; the store was not tried from here"
     if spark.conf.get(spark_conf.SINGLE_DRIVER, "false") == "true":
         return f"lakehouse.single_driver vouches for one driver ({reason})"
+    mend = (
+        "Give this Spark the log store of mongo-medallion "
+        f"({stores.log_store_of(scheme)}={log_store.CONDITIONAL_PUT}), or, if a single driver ever writes "
+        "this lakehouse, set lakehouse.single_driver: true"
+    )
+    if scheme in ("s3", "s3n"):
+        mend = (
+            "Write s3a:// in lakehouse.root; only on EMR, and only if a single driver ever writes this lakehouse, keep "
+            f"{scheme}:// and set lakehouse.single_driver: true"
+        )
     raise errors.ConcurrentWritesUnsafe(
         f"{_store_of(location)}: {reason}, so two drivers that commit at the same time would overwrite each other's "
-        "commits. Nothing was written. Give this Spark the log store of mongo-medallion "
-        f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, if a single driver ever writes "
-        "this lakehouse, set lakehouse.single_driver: true"
+        f"commits. Nothing was written. {mend}"
     )
 
 

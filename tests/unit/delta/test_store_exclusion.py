@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,3 +41,13 @@ def test_a_disk_without_hard_links_is_not_written(tmp_path: Path, monkeypatch: p
     with pytest.raises(errors.ConcurrentWritesUnsafe, match="no hard links"):
         store_exclusion.check(spark, f"{tmp_path}/lake/bronze")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bucket_under_the_scheme_of_aws_is_told_spark_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside EMR no Spark has a file system for `s3://`, so neither a log store nor a single driver would help."""
+    spark: Any = SimpleNamespace(conf={})
+    monkeypatch.setattr(store_exclusion, "_log_store", lambda *_: "")
+    with pytest.raises(
+        errors.ConcurrentWritesUnsafe, match=r"Write s3a:// in lakehouse.root; only on EMR.*single_driver: true"
+    ):
+        store_exclusion.prove(spark, "s3://company-lake/shop/bronze/shop")
