@@ -109,6 +109,7 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
 
     Reads the tables and the source's oplog. Claims nothing and changes nothing.
     """
+    from pipelines.delta import tables as delta
     from pipelines.operations import status as pipeline_status
     from pipelines.terminal import tables as report
 
@@ -123,7 +124,8 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         click.echo(f"wrote {html}")
         return pipeline_status.refuse(content.status)
     state = pipeline_status.read(spark, settings)
-    click.echo(pipeline_status.to_json(state)) if as_json else report.status(state)
+    bronze = delta.layout(settings.lakehouse).bronze(settings.name)
+    click.echo(pipeline_status.to_json(state)) if as_json else report.status(state, bronze=bronze.label)
     pipeline_status.refuse(state)
 
 

@@ -44,6 +44,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 @options.with_settings(options.once(default=True), options.take_over)
 def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     """Apply captured events to the silver tables, one per collection."""
+    from pipelines.delta import tables as delta
     from pipelines.silver import run as silver
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
@@ -57,7 +58,8 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     if result is not None:
         if once and not result.batch:
-            report.nothing_yet("silver", "bronze is empty", "capture")
+            bronze = delta.layout(settings.lakehouse).bronze(settings.name)
+            report.nothing_yet("silver", f"{bronze.label}: bronze is empty", "capture")
         report.result("silver", result)
 
 

@@ -226,13 +226,13 @@ class _ProgressLog:
         _log("capture").info("progress: %s", described(now, rate=rate))
 
 
-def status(pipeline: PipelineStatus) -> None:
-    """Show the result of `medallion status`: the source, bronze, and a line for each collection."""
+def status(pipeline: PipelineStatus, *, bronze: str = "the lakehouse") -> None:
+    """Show the result of `medallion status`: the source, bronze (whose table is at `bronze`), and a line for each collection."""
     screen = console()
     grid = Table.grid(padding=(0, 2))
     grid.add_row("pipeline", pipeline.name)
     grid.add_row("source", _source_line(pipeline))
-    grid.add_row("bronze", _bronze_line(pipeline))
+    grid.add_row("bronze", _bronze_line(pipeline, bronze))
     screen.print(grid)
     if pipeline.collections:
         screen.print(_collections_table(pipeline))
@@ -404,10 +404,10 @@ def _source_line(pipeline: PipelineStatus) -> Text:
     return _text(f"{server.server}, oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
-def _bronze_line(pipeline: PipelineStatus) -> Text:
+def _bronze_line(pipeline: PipelineStatus, table: str) -> Text:
     log = pipeline.bronze
     if log is None:
-        return _text("nothing captured yet: run medallion capture first", style="yellow")
+        return _text(f"nothing captured yet in {table}: run medallion capture first", style="yellow")
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
     parts = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
     if log.lag_seconds is not None:

@@ -256,7 +256,7 @@ def test_a_signal_is_refused_that_would_ask_for_more_than_was_written(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     (
-        (["status"], 0, "nothing captured yet: run medallion capture first"),
+        (["status"], 0, "lake/bronze/shop: run medallion capture first"),
         (["schema"], 0, "run medallion silver first"),
         (["cut", "list"], 0, "There are no cuts yet"),
         (

@@ -141,7 +141,7 @@ def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pyte
 @pytest.mark.parametrize(
     ("verb", "says"),
     (
-        ("silver", "bronze is empty: run medallion capture first"),
+        ("silver", "/lakehouse/bronze/shop: bronze is empty: run medallion capture first"),
         ("gold", "silver has no collections: run medallion silver first"),
     ),
 )
