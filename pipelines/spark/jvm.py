@@ -346,10 +346,14 @@ def _why_not(error: Exception) -> errors.MedallionError:
             f"Spark did not start: {scarcity} (log: {log_file()}). The system has no memory or processes left: free some, or "
             "raise this user's limits, and start again"
         )
-    advice = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    advice = (
+        "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME to the folder of one"
+    )
     version = _java_version()
     if version is None:
-        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but there is none: {advice}")
+        home = os.environ.get("JAVA_HOME")
+        place = f"there is none in JAVA_HOME={home}" if home else "there is none"
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but {place}: {advice}")
     if version < JAVA_NEEDED:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, but this is Java {version}: {advice}")
     if "unresolved dependenc" in output or "FAILED DOWNLOADS" in output:

@@ -266,7 +266,7 @@ def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> N
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ("", "Spark needs Java 17 or later, but there is none: "),
+        ("", "Spark needs Java 17 or later, but there is none in JAVA_HOME="),
         ("11.0.2", "Spark needs Java 17 or later, but this is Java 11: "),
     ],
 )
