@@ -41,6 +41,7 @@ FEW = ("late_delete", "null_after", "sweep")
 @pytest.mark.journey
 @AWAY
 @pytest.mark.parametrize("names", [FEW, [*CASES]], ids=["few", "all"])
+@pytest.mark.timeout(1800)
 def test_cases_of_silver_and_gold(session: SparkSession, lakehouse: Path, names: Sequence[str]) -> None:
     """Cases of silver, applied batch by batch, give the expected rows in both layers."""
     hop = layers.Hop(session, layers.pipeline(lakehouse, {name: CASES[name].get("options", {}) for name in names}))
