@@ -170,8 +170,11 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
     # Only if the row's last update is at hand: of a row that another bronze made, it may not be.
     has_last = F.exists("updates", lambda update: update["sequence"] == F.col("stored_sequence"))
     is_reread = F.coalesce(F.col("stored_is_reread") & has_last, F.lit(False))
+    # What a deleted row shows may be older than a document of the range, and both are of another document than an update after the delete.
+    is_ended = F.col("stored_is_deleted") & (F.col("partial_sequence") > F.col("stored_sequence"))
+    stored_until = F.when(is_ended, F.col("stored_sequence")).otherwise(F.col("stored_known"))
     on_stored = ~is_reread & (
-        F.coalesce(F.col("stored_known") > range_sequence, F.lit(False))
+        F.coalesce(stored_until > range_sequence, F.lit(False))
         | (F.col("stored_sequence").isNotNull() & F.col("sequence").isNull())
     )
     since = F.when(on_stored, F.col("stored_sequence")).otherwise(range_sequence)
