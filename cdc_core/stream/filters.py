@@ -433,13 +433,14 @@ def _as_sent(stages: Any) -> Any:
         return [_as_sent(stage) for stage in stages]
     if not isinstance(stages, dict):
         return stages
-    if "$expr" in stages:
-        # `$regexMatch` fails at a name that is not UTF-8, where `$regex` matches nothing.
-        names = [part[1:] for part in stages["$expr"]["$regexMatch"]["input"]["$concat"] if part.startswith("$")]
-        return {**{name: {"$regex": "^"} for name in names}, "$expr": _as_sent(stages["$expr"])}
-    return {
+    sent = {
         name: patterns.as_sent(value) if name in ("$regex", "regex") else _as_sent(value) for name, value in stages.items()
     }
+    if "$expr" not in stages:
+        return sent
+    # `$regexMatch` fails at a name that is not UTF-8, where `$regex` matches nothing.
+    names = [part[1:] for part in stages["$expr"]["$regexMatch"]["input"]["$concat"] if part.startswith("$")]
+    return {**{name: {"$regex": "^"} for name in names}, **sent}
 
 
 def _server_texts(entries: Iterable[Pattern]) -> list[str] | None:

@@ -148,6 +148,13 @@ def test_long_lists_stay_below_the_servers_limit() -> None:
     assert max(map(len, regexes)) < 32_764
 
 
+def test_the_condition_on_a_new_name_is_one_on_renames() -> None:
+    """Also where the entry does not determine its database, and the server evaluates an expression: it need not look at other events."""
+    (stage,) = filters.pipeline(source({"collection.include.list": "sh.*orders"}))
+    *_, rename = stage["$match"]["$or"]
+    assert rename.keys() == {"operationType", "to.db", "to.coll", "$expr"} and rename["operationType"] == "rename"
+
+
 def test_one_entry_is_looked_for_in_the_oplog_and_more_in_events_alone() -> None:
     """Each is faster so: a field that no event has keeps the server from searching the oplog."""
     lists = (["shop.a"], ["shop.a", "shop.b"])
