@@ -59,6 +59,8 @@ class CheckedSource:
 
     settings: Settings
     client: mongodb.Client
+    databases: Sequence[str]
+    """The databases that this user sees."""
     collections: Sequence[catalog.SourceCollection]
     refused: Mapping[str, errors.AccessRefused]
     """The databases whose collections this user may not list, with the error."""
@@ -225,8 +227,8 @@ def _server(client: mongodb.Client) -> Finding:
 
 def _listed(
     settings: Settings, client: mongodb.Client
-) -> tuple[Sequence[catalog.SourceCollection], Mapping[str, errors.AccessRefused]]:
-    """The collections of all databases that may be captured, and the databases whose collections cannot be listed.
+) -> tuple[Sequence[str], Sequence[catalog.SourceCollection], Mapping[str, errors.AccessRefused]]:
+    """The databases that can be seen, the collections of all that may be captured, and the databases whose collections cannot be listed.
 
     If databases cannot be listed, they are the ones that the include lists name.
     """
@@ -240,7 +242,7 @@ def _listed(
             collections.extend(catalog.collections(client, [db]))
         except errors.AccessRefused as error:
             refusals[db] = error
-    return collections, refusals
+    return visible_names, collections, refusals
 
 
 def _captured(checked: CheckedSource) -> list[catalog.SourceCollection]:
@@ -270,14 +272,20 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
         yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
     stream_names = [each.namespace for each in collections if each.kind == "collection"]
     if stream_names:
-        examples = ", ".join(stream_names[:8]) + (f" and {len(stream_names) - 8} more" if len(stream_names) > 8 else "")
-        yield Finding("collections", CheckVerdict.FINE, f"{len(stream_names)} to capture: {examples}")
+        yield Finding("collections", CheckVerdict.FINE, f"{len(stream_names)} to capture: {_some(stream_names)}")
         yield from _guardrail(source, len(stream_names))
         yield from _unread(source, stream_names)
         yield from _without_fields(source, collections)
     elif not checked.refused:
         mend = "check source.collection.include.list and database.include.list: they contain regular expressions"
-        yield Finding("collections", CheckVerdict.WARNING, "no existing collection matches the lists", mend)
+        databases = (
+            f"the server has the databases {_some(checked.databases)}" if checked.databases else "this user sees no database"
+        )
+        yield Finding("collections", CheckVerdict.WARNING, f"no existing collection matches the lists; {databases}", mend)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _guardrail(source: Source, captured: int) -> Iterator[Finding]:

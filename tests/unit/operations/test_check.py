@@ -158,7 +158,7 @@ def test_a_collection_that_only_looks_like_one_is_named(tmp_path: Path) -> None:
     source = dataclasses.replace(chosen.source, snapshot_collection_filter_overrides={"cases.ORDERS": "{}"})
     there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
     nothing: Any = None
-    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, ["shop"], there, {}))
     assert [each.found for each in found] == [
         "cases.Items does not exist",
         "cases.ORDERS does not exist",
@@ -177,7 +177,7 @@ def test_what_is_set_for_a_collection_that_is_not_captured_does_nothing(tmp_path
     )
     there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items", "carts")]
     nothing: Any = None
-    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, ["shop"], there, {}))
     assert [each.found for each in found] == [
         "cases.carts is not captured, so its entries in silver.collections or snapshot.collection.filter.overrides have no effect",
         "cases.items is not captured, so its entries in silver.collections or snapshot.collection.filter.overrides have no effect",
@@ -192,7 +192,7 @@ def test_an_entry_that_lets_nothing_into_the_snapshot_is_named(tmp_path: Path) -
     source = dataclasses.replace(chosen.source, snapshot_include_collection_list=("cases.ordrs", r"cases\.i.*"))
     there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
     nothing: Any = None
-    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, ["shop"], there, {}))
     assert [each.found for each in found if each.verdict is not FINE] == [
         "cases.ordrs in source.snapshot.include.collection.list matches no captured collection"
     ]
@@ -208,7 +208,7 @@ def test_a_field_that_is_left_out_of_no_collection_is_named(tmp_path: Path) -> N
     there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
     nothing: Any = None
     source = dataclasses.replace(chosen.source, **lists)
-    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, ["shop"], there, {}))
     assert [each.found for each in found if each.verdict is not FINE] == [
         "cases.ordrs.card in source.field.exclude.list matches no captured collection, so it changes nothing",
         "cases.carts.at in source.field.exclude.list matches no captured collection, so it changes nothing",
@@ -225,7 +225,16 @@ def test_a_start_in_the_servers_future_is_told(
     monkeypatch.setattr(catalog, "database_names", lambda _: [])
     chosen = layers.pipeline(tmp_path)
     source = dataclasses.replace(chosen.source, capture_start_op_time=seconds << 32)
-    checked = check.CheckedSource(dataclasses.replace(chosen, source=source), Mock(), [], {})
+    checked = check.CheckedSource(dataclasses.replace(chosen, source=source), Mock(), ["shop"], [], {})
     told = [(each.verdict, type(each.error)) for each in check._start(checked)]
     assert told == ([(WRONG, errors.SettingsError)] if is_future else [])
     assert check._start in check.QUESTIONS
+
+
+def test_lists_that_match_nothing_are_told_beside_the_databases_that_there_are(tmp_path: Path) -> None:
+    """A mistyped database name is seen at once."""
+    chosen, nothing = layers.pipeline(tmp_path), Mock()
+    [*_, found] = check._collections(check.CheckedSource(chosen, nothing, ["crm", "shop"], [], {}))
+    assert found.found == "no existing collection matches the lists; the server has the databases crm, shop"
+    [*_, found] = check._collections(check.CheckedSource(chosen, nothing, [], [], {}))
+    assert found.found == "no existing collection matches the lists; this user sees no database"
