@@ -123,8 +123,6 @@ def exact_differences(source: str, table_text: str) -> tuple[Difference, ...]:
 
 
 def _exactly_between(source_value: Any, table_value: Any, path: str) -> Iterator[Difference]:
-    if _as_text(source_value) == _as_text(table_value):
-        return
     value_kinds = kinds.kind(source_value), kinds.kind(table_value)
     if _DOCUMENTS.issuperset(value_kinds):
         for name in dict.fromkeys((*source_value, *table_value)):
@@ -141,7 +139,7 @@ def _exactly_between(source_value: Any, table_value: Any, path: str) -> Iterator
             yield from _exactly_between(left, right, f"{path}.{number}")
     elif isinstance(source_value, list) and isinstance(table_value, list):
         yield Difference(path, f"{len(source_value)} elements in the source, {len(table_value)} in the table")
-    else:
+    elif _as_text(source_value) != _as_text(table_value):
         description = f"{value_kinds[0].value} in the source, {value_kinds[1].value} in the table"
         yield Difference(path, "another value" if value_kinds[0] is value_kinds[1] else description)
 
@@ -226,8 +224,11 @@ def _readings(value: Any, steps: list[str]) -> list[tuple[int, Any]]:
     """The keys or the index that a path can begin with, each with the number of steps that it takes, fewest first."""
     if isinstance(value, list):
         return [(1, int(steps[0]))] if _INDEX.fullmatch(steps[0]) and int(steps[0]) < len(value) else []
-    readings = []
-    for key in value if isinstance(value, dict) else ():
+    readings, keys = [], value if isinstance(value, dict) else {}
+    if len(keys) > len(steps):  # a document may have thousands of fields, and a path for each
+        names = [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
+        keys = {key: None for key in (*names, *map(wrappers.escape_key, names)) if key in keys}
+    for key in keys:
         parts = wrappers.unescape_key(key).split(".")
         if steps[: len(parts)] == parts:
             readings.append((len(parts), key))

@@ -270,3 +270,21 @@ def test_a_rescued_name_of_very_many_dots_is_found() -> None:
     assert not retype.conflicts(schema, f"a.{name}", '"x"')
     assert [each.steps for each in retype.conflicts(schema, "a.b.c", '"x"')] == [("a", "b.c")]
     assert time.process_time() - began < 1
+
+
+def test_a_document_costs_by_its_size_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep it is, no part is written out more than once, and however many of its fields are rescued, none is searched for."""
+    written: list[int] = []
+    as_text = equality._as_text
+    monkeypatch.setattr(equality, "_as_text", lambda value: written.append(len(text := as_text(value))) or text)
+    texts = [f'{{"a":[{{"n":{{"n":{{"n":{{"long":"{"x" * 1000}","last":{last}}}}}}}}}]}}' for last in (1, 2)]
+    (difference,) = equality.exact_differences(*texts)
+    assert difference.path == "a.0.n.n.n.last" and sum(written) < 3 * len(texts[0])
+
+    class Names(dict):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            raise AssertionError("its names were searched")
+
+    held = Names({"$$ref": 1, "a": 2, "a.b": 3})
+    assert equality._readings(held, ["a", "b"]) == [(1, "a"), (2, "a.b")]
+    assert equality._readings(held, ["$ref", "b"]) == [(1, "$$ref")] and equality._readings(held, ["$$ref"]) == []
