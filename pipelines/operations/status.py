@@ -160,7 +160,10 @@ class PipelineStatus:
 
 
 def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
-    """The status of a pipeline, also if it has never run or the source does not answer."""
+    """The status of a pipeline, also if it has never run or the source does not answer.
+
+    Raises `DecisionNeeded` if bronze is gone and silver's tables are not: it must not look like a pipeline that has never run.
+    """
     now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
@@ -168,6 +171,11 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
         settings.name, port=settings.source.metrics_port, address=settings.source.metrics_address
     )
     if not delta.exists(spark, log):
+        if registry.read(spark, settings).namespaces:
+            raise errors.DecisionNeeded(
+                f"{log.label}: bronze is gone, and silver was made from it: it was removed or moved, or its disk is not mounted. Put it "
+                "back. Without it, a capture makes a new one with a new snapshot, and silver has to be rebuilt from that"
+            )
         return PipelineStatus(settings.name, now_ms, server, None, (), capture_metrics)
     delta.check_ours(spark, log)
     reader = _StatusReader(spark, settings, log, now_ms)

@@ -257,6 +257,21 @@ def test_a_collection_that_silver_has_not_found_waits(tmp_path: Path) -> None:
     assert (first, stands, after) == ({"cases.t": 1}, {"cases.t": 0, "cases.u": 2}, {"cases.t": 0, "cases.u": 0})
 
 
+def test_a_bronze_that_is_gone_does_not_look_like_one_that_never_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is told to begin with a capture makes another bronze, while the old one may be on a disk that is not mounted."""
+    monkeypatch.setattr(status, "_source", lambda _: status.ServerStatus())
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        assert status.read(SPARK, replace(hop.settings, name="other")).bronze is None
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.silver()
+        shutil.rmtree(hop.layout.bronze(hop.settings.name).path or "")
+        with pytest.raises(errors.DecisionNeeded, match="bronze is gone"):
+            status.read(SPARK, hop.settings)
+
+
 def _mark(seconds: int) -> str:
     return f"82{seconds:08X}000000022B0229296E04"
 
