@@ -51,7 +51,7 @@ class Commit:
     """One entry of a table's history: version, milliseconds since 1970, and the `userMetadata` of a commit of this project.
 
     `restored` is the version that a RESTORE brought back. It is `UNKNOWN` where that version is not known, or where another program
-    replaced all rows, and None for every other operation.
+    replaced or deleted all rows, and None for every other operation.
     """
 
     version: int
@@ -449,4 +449,8 @@ def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata:
     is_overwritten = parameters.get("mode") == "Overwrite" and parameters.get("predicate") is None
     # An overwrite by `saveAsTable` is a CREATE OR REPLACE TABLE AS SELECT, too, which keeps the table's properties.
     is_replaced = is_overwritten or operation == "CLONE" or "REPLACE TABLE" in (operation or "")
-    return UNKNOWN if is_replaced and metadata is None else None
+    # Of no row it cannot be said that it is at a position; often a backup is inserted next.
+    is_emptied = operation == "TRUNCATE" or (
+        operation == "DELETE" and parameters.get("predicate") in (None, "[]", '["true"]')
+    )
+    return UNKNOWN if (is_replaced or is_emptied) and metadata is None else None

@@ -94,7 +94,14 @@ def backed_up(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return hop, backup
 
 
-@pytest.mark.parametrize("copied", ["CREATE OR REPLACE TABLE {} SHALLOW CLONE {}", "INSERT OVERWRITE {} SELECT * FROM {}"])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        "CREATE OR REPLACE TABLE {} SHALLOW CLONE {}",
+        "INSERT OVERWRITE {} SELECT * FROM {}",
+        "INSERT INTO {} SELECT * FROM {}",  # the table was emptied
+    ],
+)
 def test_a_backup_that_is_copied_over_silver_is_gone_on_from(
     spark: SparkSession, tmp_path: Path, backed_up: tuple[Hop, tables.TableRef], copied: str
 ) -> None:

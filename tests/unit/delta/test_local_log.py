@@ -98,9 +98,14 @@ def test_a_restore_to_a_version_says_it(table: Path) -> None:
         ("CREATE OR REPLACE TABLE AS SELECT", {"partitionBy": "[]", "properties": '{"medallion.format":"1"}'}, True),
         ("REPLACE TABLE", {"partitionBy": "[]", "properties": '{"medallion.format":"1"}'}, True),
         ("OPTIMIZE", {"predicate": "[]"}, False),
+        ("DELETE", {"predicate": '["true"]'}, True),  # DELETE FROM t
+        ("DELETE", {"predicate": "[]"}, True),  # DeltaTable.delete()
+        ("DELETE", {}, True),  # delta-rs
+        ("DELETE", {"predicate": "[\"(key = '42')\"]"}, False),
+        ("TRUNCATE", {}, True),
     ],
 )
-def test_a_position_is_void_after_an_overwrite_of_its_rows(
+def test_a_position_is_void_after_its_rows_were_replaced_or_deleted(
     table: Path, operation: str, parameters: dict[str, str], is_replaced: bool
 ) -> None:
     """A backup that is copied over the table lacks newer changes, so the old position is void. A later commit of ours states its own."""
