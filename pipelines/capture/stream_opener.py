@@ -152,7 +152,8 @@ class StreamOpener:
                 with mongodb_failures.translating("opening the change stream"):
                     if position is not None:
                         self._check_begins_within(stream, position)
-                    stream.open()
+                    with mongodb_failures.translating_opening():
+                        stream.open()
                     # The server reports a lost position with the first batch, not when the stream is opened.
                     stream.probe()
                     self._check_held(stream, start, position)

@@ -206,6 +206,18 @@ def translating_read(what: str) -> Iterator[None]:
         raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
 
 
+@contextmanager
+def translating_opening() -> Iterator[None]:
+    """As `translating`, for opening a change stream: other errors are about its stages, or what it is opened on."""
+    what = "opening the change stream"
+    try:
+        with translating(what):
+            yield
+    except (driver.OperationFailure, driver.InvalidName) as error:
+        message = f"{what}: it is refused: {first_line(error)}; check source.cursor.pipeline and source.capture.target"
+        raise errors.SourceUnsuitable(message) from error
+
+
 def code_of(error: driver.OperationFailure) -> str:
     """The code of a server error and its name, without the text, which may quote documents."""
     name = (error.details or {}).get("codeName")

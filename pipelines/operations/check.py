@@ -351,7 +351,7 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
     stream = change_stream.ChangeStream(checked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
     try:
-        with mongodb_failures.translating("opening the change stream"):
+        with mongodb_failures.translating_opening():
             stream.open()
     except errors.AccessRefused as error:
         role = f"read on {options.db}" if options.db else "readAnyDatabase"

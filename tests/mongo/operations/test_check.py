@@ -99,6 +99,31 @@ def test_a_collection_that_does_not_exist_is_mentioned(
     ]
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"cursor_pipeline": '[{"$match": {"$expr": {"$nope": 1}}}]'}, "Unrecognized expression '$nope'"),
+        ({"capture_scope": "database", "capture_target": "two words"}, "cannot contain the character ' '"),
+        ({"capture_scope": "database", "capture_target": "local"}, "internal local database"),
+        ({"capture_scope": "collection", "capture_target": "shop.system.views"}, "internal shop.system.views collection"),
+    ],
+)
+def test_a_stream_that_is_refused_is_told_with_the_reason(
+    checked: Checked, mongodb_uri: str, asked: dict[str, str], reason: str
+) -> None:
+    """A stage, a database or a collection of which there is no change stream was called a bug, and ended the check."""
+    (finding,) = _wrong(checked(mongodb_uri, **asked))
+    assert (finding.about, type(finding.error)) == ("change stream", errors.SourceUnsuitable)
+    assert reason in finding.found and "source.cursor.pipeline" in finding.found and "capture.target" in finding.found
+
+
+def test_a_regular_expression_that_is_read_literally_matches_nothing(checked: Checked, mongodb_uri: str) -> None:
+    """With `filters.match.mode: literal` its backslash is a part of a name that no database can have."""
+    found = checked(mongodb_uri, collection_include_list=r"shop\.orders", filters_match_mode="literal")
+    assert _wrong(found) == []
+    assert found["collections"][0].found == r"shop\.orders does not exist"
+
+
 @pytest.mark.parametrize(("action", "verdict"), [("warn", CheckVerdict.WARNING), ("fail", CheckVerdict.WRONG)])
 def test_what_ends_a_start_or_a_snapshot_is_told_before(
     checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, action: str, verdict: CheckVerdict

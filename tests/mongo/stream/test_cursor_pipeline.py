@@ -69,6 +69,14 @@ def test_what_is_not_a_documents_event_passes_every_stage(mongo: Any, database: 
     assert changes["drop"]["collection"] == "sold" and changes["drop"]["source"]["ts_ms"]
 
 
+def test_a_stage_that_the_server_refuses_ends_a_start_with_the_reason(mongo: Any, database: Any) -> None:
+    """It was called a bug."""
+    stages = [{"$set": {"fullDocument.size": {"$sise": "$fullDocument.tags"}}}]
+    with pytest.raises(errors.SourceUnsuitable, match=r"'\$sise'; check source.cursor.pipeline"):
+        with stream(mongo, settings(database.name, stages)):
+            pass
+
+
 def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
     """Documents are matched, reduced and changed as configured."""
     stages = [
