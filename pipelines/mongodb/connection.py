@@ -53,9 +53,9 @@ def connection(source: Source) -> Connection:
     uri = secrets.resolve(source.mongodb_connection_string)
     uri_options = {name.lower() for name in mongodb.uri_options(uri)}
     options: dict[str, Any] = {
-        "connectTimeoutMS": min(source.mongodb_connect_timeout_ms, LONGEST_MS) or None,
+        "connectTimeoutMS": min(source.mongodb_connect_timeout_ms, LONGEST_MS),
         "serverSelectionTimeoutMS": min(source.mongodb_server_selection_timeout_ms, LONGEST_MS),
-        "socketTimeoutMS": min(source.mongodb_socket_timeout_ms, LONGEST_MS) or None,
+        "socketTimeoutMS": min(source.mongodb_socket_timeout_ms, LONGEST_MS),
         "heartbeatFrequencyMS": min(max(source.mongodb_heartbeat_frequency_ms, LEAST_HEARTBEAT_MS), LONGEST_MS),
     }
     # User and password belong together: the settings do not complete the connection string's.
@@ -64,9 +64,7 @@ def connection(source: Source) -> Connection:
         options |= _credentials(source)
     if uses_tls(source, uri):
         options |= _tls(source, is_given=bool(uri_options & _OF_TLS))
-    return Connection(
-        uri, {name: value for name, value in options.items() if value is not None and name.lower() not in uri_options}
-    )
+    return Connection(uri, {name: value for name, value in options.items() if name.lower() not in uri_options})
 
 
 def uses_tls(source: Source, uri: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,15 +26,28 @@ def options(**given: Any) -> dict[str, Any]:
 
 
 def test_times() -> None:
-    """Each timeout has the connector's default and the driver's option of its kind; 0 leaves it out."""
-    assert options() == {"connectTimeoutMS": 10_000, "serverSelectionTimeoutMS": 30_000, "heartbeatFrequencyMS": 10_000}
+    """Each timeout has the connector's default and the driver's option of its kind; 0 is no limit, and not the driver's default."""
+    assert options() == {
+        "connectTimeoutMS": 10_000,
+        "serverSelectionTimeoutMS": 30_000,
+        "socketTimeoutMS": 0,
+        "heartbeatFrequencyMS": 10_000,
+    }
     given = options(
         mongodb__connect__timeout__ms="0",
         mongodb__server__selection__timeout__ms="5",
         mongodb__socket__timeout__ms="7",
         mongodb__heartbeat__frequency__ms="600",
     )
-    assert given == {"serverSelectionTimeoutMS": 5, "socketTimeoutMS": 7, "heartbeatFrequencyMS": 600}
+    assert given == {
+        "connectTimeoutMS": 0,
+        "serverSelectionTimeoutMS": 5,
+        "socketTimeoutMS": 7,
+        "heartbeatFrequencyMS": 600,
+    }
+    with contextlib.closing(sources.connection(source({"mongodb.connect.timeout.ms": "0"})).client()) as client:
+        pool = client.options.pool_options
+        assert (pool.connect_timeout, pool.socket_timeout) == (None, None)
     # The connector accepts any value; this driver checks a server at most twice a second.
     assert options(mongodb__heartbeat__frequency__ms="1")["heartbeatFrequencyMS"] == 500
 
