@@ -12,7 +12,7 @@ from cdc_core.snapshot import mode as snapshot_mode
 def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
     """An instance of the class in `snapshot.mode.custom.name` (`package.module:Class`); None where the option is not set.
 
-    Raises `SettingsError` where the class cannot be imported, or created without arguments.
+    Raises `SettingsError` where the class cannot be imported, or created without arguments, or lacks a method.
     """
     name = source.snapshot_mode_custom_name
     if name is None:
@@ -27,4 +27,11 @@ def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
                 f"{name} cannot be imported, or created without arguments: {type(error).__name__}: {error}",
             )
         ) from error
+    missing = [method for method in _METHODS if not callable(getattr(instance, method, None))]
+    if missing:
+        message = f"{name} has no method {', '.join(missing)}"
+        raise errors.SettingsError(errors.Problem("source.snapshot.mode.custom.name", message))
     return instance
+
+
+_METHODS = ("should_snapshot_data", "should_stream", "should_snapshot_on_data_error")

@@ -122,12 +122,13 @@ def test_certificates_without_encryption_are_told(tmp_path: Path, uri: str, more
         ("", "has no attribute"),
         ("class Mine:\n", "IndentationError"),
         ("class Mine:\n    def __init__(self):\n        {}[0]\n", "KeyError"),
+        ("class Mine:\n    should_stream = lambda self: True\n", "no method should_snapshot_data, should_snapshot_on_data"),
     ],
 )
-def test_a_custom_snapshot_mode_that_cannot_be_made_is_told(
+def test_a_custom_snapshot_mode_that_cannot_be_used_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    """Whatever its module raises is a mistake in the settings, and no bug."""
+    """Whatever its module raises is a mistake in the settings, and no bug; so is a method that its class lacks."""
     (tmp_path / "mode_of_ones_own.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mode_of_ones_own", raising=False)
