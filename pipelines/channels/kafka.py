@@ -333,8 +333,9 @@ class KafkaSink:
 def _client(make: Callable[[Mapping[str, Any]], Any], options: Mapping[str, Any], prefix: str) -> Any:
     try:
         return make(options)
-    except library().KafkaException as error:
-        message = error.args[0].str()
+    # Python's errors are about options of Python's client.
+    except (library().KafkaException, AttributeError, TypeError, ValueError) as error:
+        message = error.args[0].str() if isinstance(error, library().KafkaException) else str(error)
         raise errors.SettingsError(
             errors.Problem(f"source.{prefix}*", message, "see librdkafka's CONFIGURATION.md for the options")
         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from cdc_core import errors
 from cdc_core.settings import parse as settings
 from cdc_core.signals import notification as notifications
 from pipelines.channels import kafka
@@ -27,6 +28,17 @@ SETTINGS = settings.parse(
         },
     }
 )
+
+
+@pytest.mark.parametrize("option", ["error_cb", "throttle_cb", "default.topic.config", "delivery.report.only.error"])
+def test_an_option_that_is_no_text_in_python_is_refused(option: str) -> None:
+    """The client raises Python's errors for it, which were called a bug."""
+    source = {f"producer.override.{option}": "true", "notification.enabled.channels": "sink"}
+    given = {"mongodb.connection.string": "mongodb://localhost", "notification.sink.topic.name": "told", **source}
+    given["signal.kafka.bootstrap.servers"] = "h:9092"
+    found = settings.parse({"name": "shop", "lakehouse": {"root": "lake"}, "source": given})
+    with pytest.raises(errors.SettingsError, match=r"source\.producer\.override\.\*: "):
+        kafka.troubles(found)
 
 
 class Consumer:
