@@ -122,8 +122,14 @@ class CaptureStart:
     def _warn_of_no_snapshot(
         self, decision: snapshot_mode.SnapshotDecision, states: tuple[snapshot_state.SnapshotState, ...]
     ) -> None:
-        """Warn where the snapshot mode takes a snapshot on a first start, but bronze has a position and never had one."""
+        """Warn where the snapshot mode leaves a snapshot unfinished, or takes one on a first start, but bronze has a position and
+        never had one."""
         mode = self.deployment.source.snapshot_mode
+        unfinished = _unfinished(states)
+        if unfinished is not None and not decision.resumes:
+            first, *others = unfinished.missing
+            names = f"{first} and {len(others)} more" if others else first
+            log.warning("snapshot.mode: %s does not continue the unfinished snapshot of %s", mode.value, names)
         if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
             return
         if any(state.kind is snapshot_state.SnapshotKind.INITIAL for state in states):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cdc_core.properties.source import SnapshotMode
+from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from pipelines.capture.start import CaptureStart
 
@@ -46,3 +47,14 @@ def test_a_collection_that_fails_keeps_no_start_from_a_new_snapshot(
     nothing: Any = None
     (found,) = CaptureStart(nothing, deployment, log, "", None, False)._states([failed.begun(), failed.progress("shop.a")])
     assert found.missing == left
+
+
+@pytest.mark.parametrize(("resumes", "is_told"), [(False, True), (True, False)])
+def test_a_snapshot_that_is_left_unfinished_is_told(resumes: bool, is_told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The connector refuses such a start; without a word, the documents that were not read would seem not to exist."""
+    deployment: Any = SimpleNamespace(source=SimpleNamespace(snapshot_mode=SnapshotMode.NO_DATA))
+    nothing: Any = None
+    decision = snapshot_mode.SnapshotDecision(takes=False, resumes=resumes, streams=True)
+    unfinished = snapshot_state.SnapshotState("1", ("shop.a",))
+    CaptureStart(nothing, deployment, nothing, "", None, False)._warn_of_no_snapshot(decision, (unfinished,))
+    assert ["no_data does not continue" in each.getMessage() for each in caplog.records] == [True] * is_told
