@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import live_files, table_history, table_schema
@@ -38,8 +39,11 @@ _DIGEST = f"sha2(to_json(struct(*), map({_OPTIONS})), 256)"
 _FILE = "substring_index(_metadata.file_path, '/', -1)"
 
 
-def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]) -> DataFrame:
-    """The values of `columns` (as `__key_0`, …) in the rows that only one of two versions of a table has, with repetitions.
+def changed_keys(
+    spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]
+) -> DataFrame | None:
+    """The values of `columns` (as `__key_0`, …) in the rows that only one of two versions of a table has, with repetitions; None if the
+    versions have other types of them.
 
     Only rows of files that differ between the versions are compared: a file is the same if it has the same rows at the same places. This
     works with and without deletion vectors, and after OPTIMIZE and RESTORE.
@@ -48,10 +52,13 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     files = _seen(spark, table, before, after)
     old, new = _few_rows(spark, files) or _rows_of_files(spark, table, (before, after), files)
     names = [f"{identifier(name)} AS `__key_{number}`" for number, name in enumerate(columns)]
-    signed_rows = (
+    old, new = (
         rows.selectExpr(*names, f"{_DIGEST} AS `__row`", f"{sign} AS `__sign`") for rows, sign in ((old, -1), (new, 1))
     )
-    all_rows = next(signed_rows).unionByName(next(signed_rows))
+    # Spark would make numbers of texts: '7' and '0007' would be one key.
+    if not table_columns.are_alike(old.schema, new.schema):
+        return None
+    all_rows = old.unionByName(new)
     keys = [f"__key_{number}" for number in range(len(columns))]
     # A row of both versions counts once on each side and cancels out.
     return all_rows.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)

@@ -231,7 +231,7 @@ class ModelTable:
 
     def _affected(self, work: ModelWork) -> DataFrame | None:
         """The keys of the changed rows, both before and after, as a row may move to another key; None if the older version cannot be
-        read."""
+        read, or has keys of another type."""
         positions: dict[str, Any] = work.live["to"]
         affected_keys: DataFrame | None = None
         try:
@@ -243,6 +243,8 @@ class ModelTable:
                 keys = model_changes.changed_keys(
                     self.spark, source.table, positions[ref.name]["version"], source.version, ref.key
                 )
+                if keys is None:
+                    return None
                 model_keys = keys.toDF(*self.model.unique_key)
                 affected_keys = model_keys if affected_keys is None else affected_keys.unionByName(model_keys)
             assert affected_keys is not None

@@ -219,6 +219,24 @@ def test_a_key_may_have_another_type_and_not_another_value(shop: MakeShop) -> No
         made.run()
 
 
+def test_a_key_that_got_another_type_makes_the_model_whole(shop: MakeShop) -> None:
+    """After `schema.on.conflict: retype` the numbers of a key are texts: '7' and '0007' were both taken for the former 7, and the model was
+    refused in every run, for a key that its table did have."""
+    made = shop(
+        texts="{{ config(materialized='incremental', unique_key='c') }} SELECT CAST(customer AS STRING) AS c, count(*) AS n "
+        "FROM {{ ref('cases.orders', key='customer') }} GROUP BY 1"
+    )
+    made.change("orders", {"_id": 1, "customer": 7}, {"_id": 2, "customer": 8})
+    assert made.run() == {"texts": "whole"}
+    table = delta.layout(made.settings.lakehouse).gold("cases", "orders")
+    with Writer.claim(made.spark, table).released() as writer:
+        rows = made.spark.sql(f"SELECT _id, CAST(customer AS STRING) AS customer, amount, note FROM {table}")
+        padded = made.spark.createDataFrame([(3, "0007", None, None)], rows.schema)
+        writer.overwrite(rows.unionByName(padded), to=99, overwrite_schema=True)
+    assert made.run() == {"texts": "whole"}
+    assert made.rows("texts") == {("7", 1), ("8", 1), ("0007", 1)}
+
+
 @pytest.mark.parametrize("made_of", ["upper(note)", "CAST(note AS INT)"])
 def test_a_key_that_is_made_of_several_keys_is_refused(shop: MakeShop, made_of: str) -> None:
     """A change of one of these keys recomputed the row without the documents of the others."""
