@@ -18,6 +18,7 @@ import click
 import pytest
 
 from cdc_core import errors
+from cdc_core.settings.parse import Lakehouse
 from jobs import command_line, log_lines
 from jobs.commands import application, inspection, interrupts
 from pipelines.capture import service as capture
@@ -403,7 +404,8 @@ def test_a_status_that_lacks_a_collection_says_so(
     """Also a page is written first, and then the exit code is that of the collection's error."""
     damaged = status.CollectionStatus("shop.a", None, None, None, 0, 0, problem="its files are missing", exit_code=3)
     shown = status.PipelineStatus("shop", 0, status.ServerStatus(), None, (damaged,))
-    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    settings = SimpleNamespace(name="shop", lakehouse=Lakehouse(root="/lake"))
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (settings, None))
     monkeypatch.setattr(status, "read", lambda *_: shown)
     html = settings_file.with_name("page.html")
     file = [str(html)] * (output == ["--html"])

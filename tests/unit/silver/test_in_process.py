@@ -592,9 +592,10 @@ def rewrite(table: Any, *, without: object = None) -> None:
         for part in parts
     ]
     version = (local_log.newest_version(live.folder) or 0) + 1
-    operation = "OPTIMIZE" if without is None else "DELETE"
     is_change = without is not None
-    without_spark.write(live.folder, version, [*gone, log_actions.added(file, is_change=is_change)], operation)
+    parameters = {"predicate": f'["(_id = {without})"]'} if is_change else {}
+    actions, operation = [*gone, log_actions.added(file, is_change=is_change)], "DELETE" if is_change else "OPTIMIZE"
+    without_spark.write(live.folder, version, actions, operation, operationParameters=parameters)
 
 
 def test_a_compaction_of_bronze_hinders_nothing(hop: Hop) -> None:
