@@ -42,10 +42,12 @@ def opened(
         logging.getLogger("jobs.command_line").warning(warning)
     if captures:
         from pipelines.capture import service as capture
+        from pipelines.terminal import live_lines
 
         # Before the start of Spark, which takes seconds.
         try:
-            capture.check_source(settings, stop)
+            with live_lines.waiting("connecting to MongoDB"):
+                capture.check_source(settings, stop)
         except capture.StoppedBeforeStart:
             raise click.exceptions.Exit(0) from None
     start = functools.partial(session, file, settings, verb, is_service=is_service)
@@ -61,19 +63,21 @@ def session(file: options.SettingsFile, settings: Settings, verb: str, *, is_ser
     from pipelines.settings import secrets
     from pipelines.spark import conf as spark_conf
     from pipelines.spark import session as sparks
+    from pipelines.terminal import live_lines
 
     conf, profile = dict(file.conf), spark_conf.CAPTURE if verb == "capture" else _profile(settings, is_service=is_service)
     if settings.lakehouse.single_driver:
         conf[spark_conf.SINGLE_DRIVER] = "true"
     store = {f"spark.hadoop.{name}": secrets.resolve(value) for name, value in settings.lakehouse.store.items()}
-    return sparks.session(
-        f"medallion {verb} {settings.name}",
-        conf=conf,
-        root=settings.lakehouse.root,
-        hadoop=store,
-        profile=profile,
-        catalog=settings.lakehouse.catalog,
-    )
+    with live_lines.waiting("starting Spark"):
+        return sparks.session(
+            f"medallion {verb} {settings.name}",
+            conf=conf,
+            root=settings.lakehouse.root,
+            hadoop=store,
+            profile=profile,
+            catalog=settings.lakehouse.catalog,
+        )
 
 
 SHORT_RUN_BYTES = 1 << 30

@@ -18,11 +18,13 @@ def check(file: options.SettingsFile) -> None:
     the tables are in an object store, writes an object twice, lists it and removes it. Says what to fix. Changes nothing else.
     """
     from pipelines.operations import check
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
     application.quiet_log()
     settings = file.load()
-    findings = check.run(settings, lambda: application.session(file, settings, "check"))
+    with live_lines.waiting("checking the settings, the lakehouse and the source"):
+        findings = check.run(settings, lambda: application.session(file, settings, "check"))
     report.findings(findings)
     # After the report, because this raises for the exit code.
     check.refuse(findings)

@@ -20,9 +20,10 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     from pipelines.capture import service as capture
     from pipelines.page import page as pages
     from pipelines.spark import session as sparks
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
-    with interrupts.stopping() as stop, report.progress() as progress:
+    with interrupts.stopping() as stop, live_lines.capture_progress() as progress:
         settings, spark = application.opened(file, "capture", captures=True, stop=stop)
         result = capture.run(
             spark,
@@ -138,9 +139,10 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     With --once: runs each layer once, up to what is there at the start.
     """
     from pipelines import run as layers
+    from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
-    with interrupts.stopping() as stop, report.progress() as progress:
+    with interrupts.stopping() as stop, live_lines.capture_progress() as progress:
         settings, spark = application.opened(file, "run", captures=True, is_service=not once, stop=stop)
         results = layers.run_again(
             spark, settings, again=functools.partial(application.session, file, settings, "run", is_service=not once), once=once, take_over=take_over, stop=stop,

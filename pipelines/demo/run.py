@@ -41,6 +41,7 @@ from pipelines.settings import file as settings_file
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars
 from pipelines.spark import session as sparks
+from pipelines.terminal import live_lines
 from pipelines.terminal import tables as report
 from pipelines.verify import run as verify
 
@@ -317,6 +318,6 @@ def _picture(played: DemoRun, doing: str) -> Group:
     last_step = f"[dim], last: {played.last_step}[/]" if played.steps else ""
     grid = Table.grid(padding=(0, 2))
     grid.add_row("MongoDB", f"{played.steps:,} operations{last_step}")
-    grid.add_row("bronze", report.described(played.capture, rate=played.rate.of(played.capture.events)))
+    grid.add_row("bronze", live_lines.described(played.capture, rate=played.rate.of(played.capture.events)))
     grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections up to date")
     return Group(Spinner("dots", doing), grid)

@@ -12,7 +12,7 @@ from pipelines import clock
 from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import shop
 from pipelines.mongodb import client as mongodb
-from pipelines.terminal import tables as report
+from pipelines.terminal import live_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ class DemoRun:
     capture: CaptureProgress = field(default_factory=CaptureProgress)
     began_ms: int = field(default_factory=clock.now_ms)
     ended_ms: int = 0
-    rate: report.Rate = field(default_factory=report.Rate)
+    rate: live_lines.Rate = field(default_factory=live_lines.Rate)
     published: int = 0
 
     def note(self, step: str) -> None:

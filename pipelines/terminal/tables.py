@@ -1,4 +1,4 @@
-"""The output of the commands: tables and progress on a terminal, log lines elsewhere."""
+"""The output of the commands: tables on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import enum
 import logging
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -22,7 +20,6 @@ from pipelines import signs
 from pipelines.operations import units
 
 if TYPE_CHECKING:
-    from pipelines.capture.progress import CaptureProgress
     from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
     from pipelines.operations.cut import Cut
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from pipelines.operations.schema import SchemaHistory
     from pipelines.operations.status import CollectionStatus, PipelineStatus, TableStatus, WriterStatus
     from pipelines.silver.rebuild import RebuildResult
-    from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.result import Verification
 
 _LOGGERS = {
@@ -42,8 +38,6 @@ _LOGGERS = {
     "models": "pipelines.gold.models",
 }
 """The logger of each layer's result: users search the log by these names, whichever module writes the line."""
-
-LOG_EVERY_SECONDS = 30.0
 
 
 def console(*, markup: bool = False) -> Console:
@@ -158,72 +152,6 @@ def _plain_value(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
     return round(value, 3) if isinstance(value, float) else value
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[CaptureProgress], None]]:
-    """Yields a callback that shows a capture's progress: a live line on a terminal, else a log line every 30 seconds."""
-    if not sys.stderr.isatty():
-        yield _ProgressLog().hear
-        return
-    screen = Console(stderr=True, highlight=False)
-    with screen.status("capture: connecting") as live:
-        rate = Rate()
-        yield lambda now: live.update(_text(described(now, rate=rate.of(now.events))))
-
-
-class Rate:
-    """The rate over the last ten seconds of a count that grows; `of` may be called hundreds of times a second."""
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def of(self, count: int) -> float:
-        now = self._clock()
-        while self._seen and now - self._seen[0][0] > 10:
-            self._seen.popleft()
-        if not self._seen or now - self._seen[-1][0] >= 0.1:
-            self._seen.append((now, count))
-        first_at, first_count = self._seen[0]
-        return (count - first_count) / (now - first_at) if now > first_at else 0.0
-
-
-def described(now: CaptureProgress, *, rate: float) -> str:
-    """A capture's progress as one line: the snapshot if one runs, then the stream."""
-    parts = []
-    if now.snapshot is not None and now.snapshot.seconds_left != 0:
-        parts.append(snapshot_line(now.snapshot))
-    lag = "" if now.lag_seconds is None else f", {now.lag_seconds:.0f} s behind"
-    parts.append(f"stream: {now.events:,} events, {rate:,.0f}/s{lag}")
-    if now.reconnects:
-        parts.append(f"{now.reconnects} reconnects")
-    return " · ".join(parts)
-
-
-def snapshot_line(now: SnapshotProgress) -> str:
-    """A snapshot's progress: documents read, estimated total, rate, time left."""
-    remaining = "" if now.seconds_left is None else f", {units.duration(now.seconds_left)} left"
-    return (
-        f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
-        f"documents, {now.rate:,.0f}/s{remaining}"
-    )
-
-
-class _ProgressLog:
-    """Logs the first progress at once, then changed progress every `LOG_EVERY_SECONDS`."""
-
-    def __init__(self) -> None:
-        self._last_at = time.monotonic() - LOG_EVERY_SECONDS
-        self._last_line: object = None
-        self._rate = Rate()
-
-    def hear(self, now: CaptureProgress) -> None:
-        rate = self._rate.of(now.events)
-        if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._last_line:
-            return
-        self._last_at, self._last_line = time.monotonic(), now
-        _log("capture").info("progress: %s", described(now, rate=rate))
 
 
 def status(pipeline: PipelineStatus, *, bronze: str = "the lakehouse") -> None:

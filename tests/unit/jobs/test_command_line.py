@@ -567,7 +567,7 @@ def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
 def test_a_reader_that_ends_first_changes_nothing() -> None:
     """With a reader like `head`, the command completes its work and keeps its exit code."""
     program = (
-        "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import tables\n"
+        "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import live_lines, tables\n"
         "code = command_line.main(['--help'])\ntables.console().print('x' * 100_000)\nprint('y', file=sys.stderr)\n"
         "print('left for the end')\nsys.exit(code or 75)\n"
     )
@@ -583,9 +583,9 @@ def test_a_command_whose_output_is_closed_does_its_work(tmp_path: Path) -> None:
     """A scheduler may start it without stdin, stdout and stderr."""
     made = tmp_path / "made"
     program = (
-        "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import tables\n"
+        "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import live_lines, tables\n"
         "command_line.main(['--help'])\ntables.console().print('x')\n"
-        f"with tables.progress():\n    open({str(made)!r}, 'w').write(str(len([sys.stdin, sys.stdout, sys.stderr])))\n"
+        f"with live_lines.capture_progress():\n    open({str(made)!r}, 'w').write(str(len([sys.stdin, sys.stdout, sys.stderr])))\n"
     )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

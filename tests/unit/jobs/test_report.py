@@ -16,6 +16,7 @@ from pipelines.capture.progress import CaptureProgress
 from pipelines.operations import check, cut, maintain, model_status, quarantine, schema, status, units
 from pipelines.silver import run as silver
 from pipelines.snapshot.snapshot import SnapshotProgress
+from pipelines.terminal import live_lines
 from pipelines.terminal import tables as report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,14 +33,14 @@ def test_a_length_of_time_is_told_in_two_units(seconds: float, told: str) -> Non
 def test_a_rate_is_that_of_the_last_ten_seconds() -> None:
     """The rate of a count that stops growing falls to zero."""
     now = iter((0.0, 5.0, 9.0, 30.0, 35.0))
-    rate = report.Rate(clock=lambda: next(now))
+    rate = live_lines.Rate(clock=lambda: next(now))
     assert [rate.of(count) for count in (0, 500, 900, 900, 900)] == [0, 100, 100, 0, 0]
 
 
 def test_a_rate_is_of_a_hundred_counts_however_often_it_is_told() -> None:
     """A stream that returns its events one by one reports a thousand counts per second: keeping all of them used a whole core."""
     now = iter(number / 1000 for number in range(30_000))
-    rate = report.Rate(clock=lambda: next(now))
+    rate = live_lines.Rate(clock=lambda: next(now))
     rates = [rate.of(count) for count in range(30_000)]
     assert rates[-1] == pytest.approx(1000) and len(rate._seen) <= 101
 
@@ -47,7 +48,7 @@ def test_a_rate_is_of_a_hundred_counts_however_often_it_is_told() -> None:
 def test_progress_tells_the_snapshot_and_the_stream() -> None:
     """Documents read, estimated total, rate and time left; then events, rate and lag."""
     snapshot = SnapshotProgress("shop.orders", 500, 1000, 2500, 10_000, 1250.0, 6.0)
-    line = report.described(CaptureProgress(events=1234, lag_seconds=1.6, snapshot=snapshot), rate=99.5)
+    line = live_lines.described(CaptureProgress(events=1234, lag_seconds=1.6, snapshot=snapshot), rate=99.5)
     assert line == (
         "snapshot of shop.orders: 2,500 of about 10,000 documents, 1,250/s, 6 s left · "
         "stream: 1,234 events, 100/s, 2 s behind"
@@ -120,9 +121,21 @@ def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pyte
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with report.progress() as hear:
+    with live_lines.capture_progress() as hear:
         hear(CaptureProgress(events=1, snapshot=SnapshotProgress(NAME, 1, 2, 1, 2, 1.0, 6.0)))
     assert NAME in terminal.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_waited_for_is_shown_on_a_terminal_and_only_once(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    """Spark may start inside a check, which has a line of its own. A file gets none of it."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    for _ in range(2):
+        with live_lines.waiting("checking"), live_lines.waiting("starting Spark"):
+            pass
+    assert (stream.getvalue().count("checking") == 2) == is_terminal and "Spark" not in stream.getvalue()
 
 
 def _collection(name: str) -> status.CollectionStatus:
@@ -246,7 +259,7 @@ def test_a_service_without_a_terminal_says_that_it_is_up(
 ) -> None:
     """At once, and then regularly: the log shows early that the source is followed."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with caplog.at_level(logging.INFO), report.progress() as hear:
+    with caplog.at_level(logging.INFO), live_lines.capture_progress() as hear:
         hear(CaptureProgress())
         hear(CaptureProgress(events=1))
     assert [(record.name, record.getMessage()) for record in caplog.records] == [

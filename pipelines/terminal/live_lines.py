@@ -1,0 +1,108 @@
+"""What a command waits for, and how far a capture is: live lines on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from pipelines import signs
+from pipelines.operations import units
+
+if TYPE_CHECKING:
+    from pipelines.capture.progress import CaptureProgress
+    from pipelines.snapshot.snapshot import SnapshotProgress
+
+log = logging.getLogger("pipelines.capture.service")
+"""The logger of a capture's other lines: users search the log by this name."""
+
+LOG_EVERY_SECONDS = 30.0
+
+_LIVE = threading.Lock()
+"""Held while a live line is shown: two would write over each other."""
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Shows what a command waits for, as a live line on a terminal; inside another such line it shows nothing."""
+    if not (sys.stderr.isatty() and _LIVE.acquire(blocking=False)):
+        yield
+        return
+    try:
+        with Console(stderr=True, highlight=False).status(what):
+            yield
+    finally:
+        _LIVE.release()
+
+
+@contextmanager
+def capture_progress() -> Iterator[Callable[[CaptureProgress], None]]:
+    """Yields a callback that shows a capture's progress: a live line on a terminal, else a log line every 30 seconds."""
+    if not sys.stderr.isatty():
+        yield _ProgressLog().hear
+        return
+    with _LIVE, Console(stderr=True, highlight=False).status("capture: connecting") as live:
+        rate = Rate()
+        yield lambda now: live.update(Text(signs.escaped(described(now, rate=rate.of(now.events)))))
+
+
+class Rate:
+    """The rate over the last ten seconds of a count that grows; `of` may be called hundreds of times a second."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def of(self, count: int) -> float:
+        now = self._clock()
+        while self._seen and now - self._seen[0][0] > 10:
+            self._seen.popleft()
+        if not self._seen or now - self._seen[-1][0] >= 0.1:
+            self._seen.append((now, count))
+        first_at, first_count = self._seen[0]
+        return (count - first_count) / (now - first_at) if now > first_at else 0.0
+
+
+def described(now: CaptureProgress, *, rate: float) -> str:
+    """A capture's progress as one line: the snapshot if one runs, then the stream."""
+    parts = []
+    if now.snapshot is not None and now.snapshot.seconds_left != 0:
+        parts.append(snapshot_line(now.snapshot))
+    lag = "" if now.lag_seconds is None else f", {now.lag_seconds:.0f} s behind"
+    parts.append(f"stream: {now.events:,} events, {rate:,.0f}/s{lag}")
+    if now.reconnects:
+        parts.append(f"{now.reconnects} reconnects")
+    return " · ".join(parts)
+
+
+def snapshot_line(now: SnapshotProgress) -> str:
+    """A snapshot's progress: documents read, estimated total, rate, time left."""
+    remaining = "" if now.seconds_left is None else f", {units.duration(now.seconds_left)} left"
+    return (
+        f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
+        f"documents, {now.rate:,.0f}/s{remaining}"
+    )
+
+
+class _ProgressLog:
+    """Logs the first progress at once, then changed progress every `LOG_EVERY_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._last_at = time.monotonic() - LOG_EVERY_SECONDS
+        self._last_line: object = None
+        self._rate = Rate()
+
+    def hear(self, now: CaptureProgress) -> None:
+        rate = self._rate.of(now.events)
+        if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._last_line:
+            return
+        self._last_at, self._last_line = time.monotonic(), now
+        log.info("progress: %s", described(now, rate=rate))
