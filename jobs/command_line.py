@@ -121,13 +121,31 @@ def _is_of_interrupt(error: BaseException | None) -> bool:
 
 
 def _translated(error: Exception) -> errors.MedallionError | None:
-    """Spark's error, translated; without Spark only a full disk, which the command's output met."""
+    """Spark's error, translated; without Spark only a missing package, or a full disk, which the command's output met."""
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error)
     if "pyspark" not in sys.modules:
         is_full = isinstance(error, OSError) and error.errno in errors.FULL
         return errors.StorageExhausted("no space left for the output; free some space and start again") if is_full else None
     from pipelines.spark import failures as spark_failures
 
     return spark_failures.translated(error)
+
+
+def _missing(error: ModuleNotFoundError) -> errors.MedallionError | None:
+    """For a package that is not installed, what to install; None for a module of our own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "cdc_core", "jobs", "pipelines"):
+        return None
+    extra = "[spark]" if package in _OF_SPARK else ""
+    provider = " (Databricks provides it)" if extra else ""
+    return errors.DecisionNeeded(
+        f"the Python package {package} is missing in {sys.prefix}: pip install 'mongo-medallion{extra}'{provider}"
+    )
+
+
+_OF_SPARK = frozenset({"pyspark", "py4j", "delta", "pandas"})
+"""The packages of the extra `spark`."""
 
 
 def job(verb: str, *options: str) -> None:

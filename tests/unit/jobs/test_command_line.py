@@ -579,6 +579,19 @@ def test_a_reader_that_ends_first_changes_nothing() -> None:
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=pipe, stderr=pipe).returncode == 75
 
 
+@pytest.mark.parametrize(
+    ("package", "told"),
+    [("pyspark", "pip install 'mongo-medallion[spark]'"), ("pymongo", "pip install 'mongo-medallion'\n")],
+)
+def test_a_package_that_is_not_installed_is_no_bug(package: str, told: str, settings_file: Path) -> None:
+    """Without the extra `spark` nothing but --help works, and a command says what to install."""
+    program = f"import sys\nsys.modules['{package}'] = None\nfrom jobs import command_line\nsys.exit(command_line.main())"
+    command = [sys.executable, "-c", program, "status", "--root", "/lake", "--config", str(settings_file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and f"the Python package {package} is missing in" in done.stderr
+    assert told in done.stderr
+
+
 def test_a_command_whose_output_is_closed_does_its_work(tmp_path: Path) -> None:
     """A scheduler may start it without stdin, stdout and stderr."""
     made = tmp_path / "made"
