@@ -148,6 +148,7 @@ def _readings(
 ) -> list[tuple[_Edit, Target | UndecidedPath | None, Any]]:
     """The edits for dotted paths, each with its target and its argument."""
     fields = update.updated_fields
+    paths = fields.keys()
     edits: list[tuple[_Edit, str, Any]]
     # Truncation first, as on the server: a later set may extend the array again.
     edits = [(_truncate, path, size) for path, size in update.truncated_arrays if "." in path]
@@ -155,11 +156,11 @@ def _readings(
     edits += [(_remove, path, None) for path in names.dotted_gone]
     named = update.disambiguated_paths
     # A path set inside a removed field has a dotted name: the field `a.b` beside the removed `a`.
-    others = {*fields, *update.removed_fields} if update.removed_fields else fields
+    others = {*paths, *update.removed_fields} if update.removed_fields else paths
     dots = update_paths.NamesWithDots()
 
     def target(path: str, *, is_set: bool) -> update_paths.Target | update_paths.UndecidedPath | None:
-        return update_paths.target(document, path, others if is_set else fields, named, is_set=is_set, dots=dots)
+        return update_paths.target(document, path, others if is_set else paths, named, is_set=is_set, dots=dots)
 
     return [(edit, target(path, is_set=edit is _set), argument) for edit, path, argument in edits]
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from cdc_core.extended_json import wrappers
@@ -111,7 +112,7 @@ def path_parts(components: tuple[str, ...]) -> PathParts:
 def target(
     document: Document,
     path: str,
-    others: Collection[str],
+    others: AbstractSet[str],
     named: Mapping[str, Sequence[str | int]] | None,
     *,
     is_set: bool,
@@ -134,7 +135,7 @@ def target(
     if named is None:
         # A dotted name could be part of it: an existing one, or a new one beside others with dots.
         is_new = is_set and not (step is not None and _has(end, step))
-        if is_dotted or not parts.above.isdisjoint(others) or (is_new and dots.are_in(chain[: length - 1])):
+        if is_dotted or not others.isdisjoint(parts.above) or (is_new and dots.are_in(chain[: length - 1])):
             return UndecidedPath(path, None)
     if step is not None:
         return Target(end, step)

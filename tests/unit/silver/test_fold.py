@@ -512,6 +512,16 @@ def test_an_update_of_a_new_field_in_many_documents_looks_through_their_names_on
     assert 0 < len(seen_names) < 1000
 
 
+def test_an_update_of_every_element_of_a_long_array_is_folded_in_linear_time() -> None:
+    """As of `$set: {"a.$[].x": …}`, from a server without disambiguatedPaths: its paths are not gone through once for each of them."""
+    numbers = range(20_000)
+    update = fold.PartialUpdate("1", {f"a.{number}.x": 1 for number in numbers})
+    began = time.process_time()
+    document, is_incomplete = fold._fold_in_place({"a": [{"x": 0} for _ in numbers]}, [update])
+    assert time.process_time() - began < 2
+    assert (document, is_incomplete) == ({"a": [{"x": 1} for _ in numbers]}, False)
+
+
 def test_many_updates_are_explained_by_one_that_removes_many_fields() -> None:
     """Its fields are gone through a few times, and not once for each path."""
     passes = []
