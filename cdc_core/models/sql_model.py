@@ -149,18 +149,20 @@ def parse(name: str, text: str, *, where: str) -> Model:
         _columns(options.get("unique_key")),
     )
     problems += _inconsistent(model) if not problems else []
-    problems += _early_ends(uncommented, where)
+    # The words of the query itself, at their lines.
+    code = _END.sub("", _OPAQUE_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), uncommented))
+    problems += _early_ends(code, where)
+    problems += _limits(code, model)
     if problems:
         raise errors.SettingsError(problems)
     return model
 
 
-def _early_ends(text: str, where: str) -> Iterator[errors.Problem]:
+def _early_ends(code: str, where: str) -> Iterator[errors.Problem]:
     """Problems that end the query too early: a semicolon, or an unmatched closing parenthesis.
 
     The query becomes a part of other statements, so Spark would report other places, or accept the text that follows.
     """
-    code = _END.sub("", _OPAQUE_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
     depth = 0
     for match in re.finditer(r"[();]", code):
         depth += {"(": 1, ")": -1, ";": 0}[match[0]]
@@ -172,6 +174,25 @@ def _early_ends(text: str, where: str) -> Iterator[errors.Problem]:
             return
         if depth < 0:
             yield errors.Problem(location, "unmatched )")
+            return
+
+
+_BRACKET_OR_LIMIT = re.compile(r"[()]|\b(?:LIMIT|OFFSET)(?=\s+\d)", re.IGNORECASE)
+
+
+def _limits(code: str, model: Model) -> Iterator[errors.Problem]:
+    """The first limit on all rows of an incremental model. With fewer keys than its number a run does not show that the model depends on
+    it, and each later key would get a row.
+    """
+    depth = 0
+    for match in _BRACKET_OR_LIMIT.finditer(code if model.materialized is Materialization.INCREMENTAL else ""):
+        if match[0] in "()":
+            depth += 1 if match[0] == "(" else -1
+        elif not depth:  # in a subquery it may be one within a key
+            location = f"{model.where}:{code.count(chr(10), 0, match.start()) + 1}"
+            key = ", ".join(model.unique_key)
+            message = f"{match[0].upper()} selects among the keys, so the rows of one {key} cannot be computed separately"
+            yield errors.Problem(location, message, "use materialized='table'")
             return
 
 

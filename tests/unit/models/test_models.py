@@ -48,6 +48,9 @@ REFUSED = {
     "{{ config(materialized='incremental', unique_key='a') }} SELECT * FROM {{ ref('b.c', key=['a', 'b']) }}": (
         "m.sql: ref('b.c') has 2 key columns, unique_key has 1 (they must match, in the same order)"
     ),
+    "{{ config(materialized='incremental', unique_key='a') }}\nSELECT a, (1) FROM {{ ref('b.c', key='a') }}\nlimit /* top */\n10 OFFSET 5": (
+        "m.sql:3: LIMIT selects among the keys, so the rows of one a cannot be computed separately (use materialized='table')"
+    ),
     "SELECT 1 AS a;\n-- and\nSELECT 2 AS a": (
         "m.sql:1: a semicolon ends the query here, and a model is one query (split it into two models)"
     ),
@@ -61,6 +64,16 @@ def test_mistakes_are_named_with_their_line(text: str) -> None:
     with pytest.raises(errors.SettingsError) as refused:
         sql_model.parse("m", text, where="m.sql")
     assert str(refused.value) == REFUSED[text]
+
+
+def test_a_limit_within_a_key_is_no_mistake() -> None:
+    """In parentheses it may be that of a lateral subquery. Other materializations may have any, and text is no limit."""
+    query = (
+        "SELECT a, 'LIMIT 1' AS limit FROM {{ ref('b.c', key='a') }} o, LATERAL (SELECT n FROM t WHERE o.a = t.a LIMIT 1)"
+    )
+    incremental = "{{ config(materialized='incremental', unique_key='a') }} "
+    assert sql_model.parse("m", incremental + query + " LIMIT ALL -- LIMIT 2", where="m.sql").names == ("b.c",)
+    assert sql_model.parse("m", "SELECT * FROM {{ ref('b.c') }} LIMIT 10", where="m.sql").names == ("b.c",)
 
 
 def test_what_only_closes_a_tag_is_text() -> None:
