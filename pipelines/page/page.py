@@ -320,7 +320,7 @@ def _audited(table_audits: Sequence[audits.TableAudit]) -> Card:
     return Card("expectations", value, f"{_first(unpublished)} not published" if unpublished else "", mood)
 
 
-_STYLES = {"differs": "wrong", "not checked": "look", "equal": "fine"}
+_STYLES = {"differs": "wrong", "not checked": "look", "sample equal": "fine", "equal": "fine"}
 _STATES = tuple(_STYLES)
 _WRONG = ("missing", "extra", "different", "incomplete", "quarantined")
 
@@ -329,7 +329,10 @@ def _state(verification: Mapping[str, Any]) -> str:
     """The result of verify for a collection; not `equal` if any document could not be judged."""
     if any(verification[name] for name in _WRONG):
         return "differs"
-    return "not checked" if verification["waiting"] or verification["unsettled"] else "equal"
+    if verification["waiting"] or verification["unsettled"]:
+        return "not checked"
+    # Results of an earlier version do not say whether they are of a sample.
+    return "sample equal" if verification.get("is_sample") else "equal"
 
 
 def _newest(verifications: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -64,6 +64,7 @@ SCHEMA = pa.schema(
         ("as_of", pa.string()),
         ("version", pa.int64()),
         ("is_equal", pa.bool_()),
+        ("is_sample", pa.bool_()),
         *((count, pa.int64()) for count in ("documents", *KeyVerdict, "unsettled", "repaired")),
         ("milliseconds", pa.int64()),
         ("differences", pa.string()),

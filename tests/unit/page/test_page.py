@@ -150,6 +150,14 @@ def test_what_could_not_be_judged_is_not_equal() -> None:
     assert "not checked" not in page.rendered(replace(content, verifications=(equal,)))
 
 
+def test_an_equal_sample_is_not_an_equal_collection() -> None:
+    """`verify --sample` compares a few documents: the page says so, and not that all of them are equal."""
+    content = seen()
+    sample = {**content.verifications[0], "is_equal": True, "is_sample": True, "missing": 0}
+    text = page.rendered(replace(content, verifications=(sample, content.verifications[0])))
+    assert '<span class="fine">sample equal</span>' in text and '<span class="fine">equal</span>' not in text
+
+
 def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
     """Without bronze it says how to start."""
     source = status.ServerStatus(problem="no server answered in time")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import bson
+import pyarrow as pa
 import pytest
 from bson import Timestamp
 
@@ -258,3 +259,18 @@ def test_what_could_not_be_judged_is_told_apart_from_equal() -> None:
     told = json.loads(verify.to_json(found))
     assert [each["is_judged"] for each in told["collections"]] == [False, True]
     assert (told["is_judged"], told["is_equal"]) == (False, True)
+
+
+def test_the_result_of_a_sample_is_stored_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nobody can tell a few equal documents from an equal collection."""
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        verify.ops_tables,
+        "note",
+        lambda _, __, new, schema: rows.extend(pa.Table.from_pylist(new, schema=schema).to_pylist()),
+    )
+    context: Any = SimpleNamespace(spark=SPARK, settings=SimpleNamespace(name="shop"), layout=SimpleNamespace(ops=str))
+    run = verify._VerifyRun(context, verify.VerifyOptions(), {}, cast("Any", None))
+    for is_sample in (False, True):
+        run.note(result("shop.a", is_sample=is_sample), run="r")
+    assert [row["is_sample"] for row in rows] == [False, True]
