@@ -259,10 +259,13 @@ def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     return frozenset(_from_log(spark, table, table_definition.columns, lambda: spark.table(str(table)).columns))
 
 
-def tables_below(root: Path) -> list[Path]:
-    """The folders of all Delta tables below a root, sorted; follows links, because a layer may be on another disk."""
+def tables_below(root: Path, *, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
+    """The folders of all Delta tables below a root, sorted; follows links, because a layer may be on another disk.
+
+    Calls `on_error` for a folder that cannot be listed.
+    """
     table_folders, visited = [], set()
-    for place, folders, _ in os.walk(root, followlinks=True):
+    for place, folders, _ in os.walk(root, onerror=on_error, followlinks=True):
         if tables.LOG in folders:
             table_folders.append(Path(place))
             folders.clear()

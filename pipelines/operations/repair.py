@@ -65,8 +65,9 @@ def run(
 ) -> list[RepairResult]:
     """Repair every table of the lakehouse with missing files; with `is_trial` only list them.
 
-    Errors of single tables go to `failures` (`TableOwned` or `LeaseHeld` while another process writes the table); the others are
-    repaired. Raises `DecisionNeeded` if the tables are not on a file system that this process can access.
+    Errors of single tables go to `failures` (`TableOwned` or `LeaseHeld` while another process writes the table), and so do folders that
+    cannot be listed; the others are repaired. Raises `DecisionNeeded` if the tables are not on a file system that this process can access,
+    or there are none.
     """
     layout = delta.layout(settings.lakehouse)
     root = None if layout.root is None else local_log.folder(tables.TableRef.at(layout.root))
@@ -80,7 +81,22 @@ def run(
     is_trimmed = delta.exists(spark, bronze) and bronze_log.TRIMMED in delta.properties(spark, bronze)
     shadows = root.joinpath(*tables.SHADOW_FOLDERS)
     results: list[RepairResult] = []
-    for folder in delta.tables_below(root):
+
+    def unlisted(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            why = f"{error.filename}: cannot be listed ({error.strerror}), so that files of its tables may be missing"
+            failures.note(str(error.filename), errors.DecisionNeeded(why))
+
+    folders = delta.tables_below(root, on_error=unlisted)
+    for link in (root / name for name in tables.FOLDERS):
+        if link.is_symlink() and not link.exists():
+            failures.note(str(link), errors.DecisionNeeded(f"{link}: the disk of this link is not there"))
+    if not folders and not failures.by_name:
+        # It must not look as if no files were missing.
+        raise errors.DecisionNeeded(
+            f"{root}: there are no tables: no pipeline ever ran with this lakehouse.root, they were moved, or their disk is not mounted"
+        )
+    for folder in folders:
         names = folder.relative_to(root).parts
         # Copies beside the layers' folders are not tables of a pipeline.
         if not names or names[0] not in tables.FOLDERS:

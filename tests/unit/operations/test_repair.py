@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +71,33 @@ def test_what_lies_beside_the_layers_is_not_mended(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(tables_repair, "_table", lambda spark, table, *_, **__: looked.append(table.path))
         tables_repair.run(SPARK, hop.settings, failures=parallel.Failures())
     assert looked == [hop.bronze.path]
+
+
+def test_tables_that_cannot_be_seen_are_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether their files are missing: a folder without permission, the link to a disk that is not mounted, or no table at all."""
+
+    def scandir(place: Any) -> Any:
+        if Path(place).name == "ops":
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return listed(place)
+
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        root = Path(hop.settings.lakehouse.root or "")
+        without_spark.create(SPARK, hop.layout.ops("cuts"), columns="`a` STRING")
+        (root / "gold").symlink_to(tmp_path / "unmounted")
+        listed = os.scandir
+        monkeypatch.setattr(os, "scandir", scandir)
+        failures = parallel.Failures()
+        assert tables_repair.run(SPARK, hop.settings, failures=failures) == []
+        monkeypatch.undo()
+        assert {name: errors.code(error) for name, error in failures.by_name.items()} == {
+            str(root / "ops"): errors.DecisionNeeded.exit_code,
+            str(root / "gold"): errors.DecisionNeeded.exit_code,
+        }
+        shutil.rmtree(root)
+        with pytest.raises(errors.DecisionNeeded, match="there are no tables"):
+            tables_repair.run(SPARK, hop.settings, failures=parallel.Failures())
 
 
 @pytest.mark.parametrize("kind", ["part-*", "deletion_vector_*"])
