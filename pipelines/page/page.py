@@ -279,8 +279,11 @@ def _cards(content: PageContent) -> Sequence[Card]:
     not_in_gold = [
         each.collection for each in collections if each.gold is None and (each.is_unpublished or each.waiting_events)
     ]
-    quarantined = sum(each.quarantined for each in content.status.collections)
-    rescued = sum(each.silver.rescued for each in content.status.collections if each.silver)
+    unreadable = [each.collection for each in collections if each.problem is not None]
+    quarantined = sum(each.quarantined for each in collections)
+    rescued = sum(each.silver.rescued for each in collections if each.silver)
+    # Of tables that cannot be read nothing is counted.
+    counted, fine = (f" without {_first(unreadable)}", "look") if unreadable else ("", "fine")
     states = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(content.verifications)]
     worst = min(states)[0] if states else None
     state = "never" if worst is None else _STATES[worst]
@@ -291,8 +294,8 @@ def _cards(content: PageContent) -> Sequence[Card]:
         Card(
             "gold behind",
             _length(max(lags, default=None)),
-            f"{_first(not_in_gold)} not in gold yet" if not_in_gold else "the oldest event that waits",
-            "look" if not_in_gold else "",
+            f"{_first(not_in_gold)} not in gold yet" if not_in_gold else f"the oldest event that waits{counted}",
+            "look" if not_in_gold or unreadable else "",
         ),
         Card(
             "oplog headroom",
@@ -300,8 +303,8 @@ def _cards(content: PageContent) -> Sequence[Card]:
             "from bronze's position to the oplog's end",
             "look" if headroom is not None and headroom < 3600 else "",
         ),
-        Card("rescued", _number(rescued), "rows with rescued values", "look" if rescued else "fine"),
-        Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
+        Card("rescued", _number(rescued), f"rows with rescued values{counted}", "look" if rescued else fine),
+        Card("quarantined", _number(quarantined), f"events{counted}", "wrong" if quarantined else fine),
         _audited(content.audits),
         Card("verified", state, _first(names), _STYLES.get(state, "")),
     ]

@@ -274,10 +274,7 @@ def replayed(replays: Mapping[str, ReplayResult], *, is_whole: bool = True) -> N
 
 
 def repaired(repairs: Sequence[RepairResult], *, is_whole: bool = True) -> None:
-    """Show the result of `medallion repair`: each table with missing files, and what restores their rows.
-
-    `is_whole` says whether all tables could be checked.
-    """
+    """Show the result of `medallion repair`: tables with missing files, and what restores their rows; `is_whole`: all were checked."""
     screen = console()
     if not repairs and is_whole:
         screen.print("no files are missing")
@@ -401,7 +398,9 @@ def _problem_lines(pipeline: PipelineStatus) -> Iterator[str]:
 
 
 def _trouble_cell(each: CollectionStatus, name: str) -> str:
-    return each.incomplete_since or "" if name == "incomplete since" else f"{_trouble(each, name):,}"
+    if name == "incomplete since":
+        return each.incomplete_since or ""
+    return f"{_trouble(each, name):,}" if each.problem is None else "–"  # of tables that cannot be read nothing was counted
 
 
 def _trouble(each: CollectionStatus, name: str) -> int:

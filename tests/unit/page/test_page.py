@@ -111,6 +111,23 @@ def test_what_gold_has_no_table_of_is_named_beside_its_lag() -> None:
     assert page.Card("gold behind", "0 s", "the oldest event that waits") in page._cards(content)
 
 
+def test_what_cannot_be_counted_is_not_zero() -> None:
+    """A collection whose tables cannot be read has an unknown number of quarantined events: the cards name it, and are not fine."""
+    content = seen()
+    whole = replace(content.status.collections[0], collection="shop.a", quarantined=0, silver=None, gold=layer("gold", 1))
+    damaged = status.CollectionStatus("shop.b", None, None, None, 0, 0, problem="its files are missing", exit_code=3)
+    text = page.rendered(replace(content, status=replace(content.status, collections=(whole, damaged))))
+    for about in (
+        "events without shop.b",
+        "rows with rescued values without shop.b",
+        "the oldest event that waits without shop.b",
+    ):
+        (mood,) = re.findall(rf'<b class="(\w*)">[^<]*</b><span class="quiet">{about}<', text)
+        assert mood == "look", about
+    (row,) = re.findall(r"<td><code>shop.b</code></td>.*?</tr>", text, re.DOTALL)
+    assert ">0<" not in row and "its files are missing" in row
+
+
 def test_a_snapshot_that_reads_no_more_says_so() -> None:
     """As in `medallion status`: a failed snapshot with the reason, and a paused one."""
     content = seen()
