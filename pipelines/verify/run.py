@@ -253,6 +253,9 @@ class _VerifyRun:
             bronze_state.check_whole(self.context.spark, self.context.bronze, namespace)
         elif namespace in self.known.refused:  # the table of its name is another collection's
             raise self.known.refused[namespace]
+        if str(namespace) not in self.sources:
+            # Raises `AccessRefused`: a database that the user may not see looks like one that was dropped.
+            catalog.collections(self.context.client, [namespace.db])
         comparison = self._comparison(namespace)
         try:
             result = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()

@@ -158,6 +158,25 @@ def test_the_table_of_another_collection_is_not_compared() -> None:
         run.compared(second)
 
 
+@pytest.mark.parametrize("layer", [verify.Layer.GOLD, verify.Layer.BRONZE])
+def test_what_the_user_may_not_see_was_not_dropped(monkeypatch: pytest.MonkeyPatch, layer: verify.Layer) -> None:
+    """The server leaves the database out of its list. Its rows would all be extra, or kept where the settings keep those of dropped ones."""
+    asked: list[Any] = []
+
+    def collections(client: Any, databases: Any) -> Any:
+        asked.extend(databases)
+        raise errors.AccessRefused("the user lacks a privilege")
+
+    monkeypatch.setattr(verify.catalog, "collections", collections)
+    monkeypatch.setattr(verify.bronze_state, "check_whole", lambda *_: None)
+    context: Any = SimpleNamespace(layer=layer, client=None, spark=SPARK, bronze=None)
+    run = verify._VerifyRun(context, verify.VerifyOptions(layer=layer), {}, registry.KnownCollections())
+    monkeypatch.setattr(verify._VerifyRun, "_comparison", lambda *_: pytest.fail("it was compared"))
+    with pytest.raises(errors.AccessRefused):
+        run.compared(Namespace("crm", "a"))
+    assert asked == ["crm"]
+
+
 def _raise(error: Exception) -> None:
     raise error
 
