@@ -37,8 +37,9 @@ class ColumnDifference:
 class Comparison:
     """The differences between a table and the rebuilt one, as numbers of rows.
 
-    `gone` are rows that only the live table has. `lost` are those of them without a delete in bronze, and complete rows that would become
-    incomplete; `lost_keys` are some of their keys. `new` are rows that only the rebuilt table has, `differing` those that differ.
+    `gone` are rows that only the live table has, also where a key has more rows there. `lost` are documents without a delete in bronze that
+    would be gone, and complete ones that would become incomplete; `lost_keys` are some of their keys. `new` are rows that only the rebuilt
+    table has, `differing` documents that differ.
     """
 
     rows: int
@@ -61,16 +62,16 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
     # As JSON, because the tables may have different columns, and different types for the same values.
     before, after = _texts(live), _texts(rebuilt)
     pairs = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
-    is_gone, is_new = F.col("after").isNull(), F.col("before").isNull()
-    is_other = F.col("before") != F.col("after")
+    is_gone, is_other = F.col("after").isNull(), F.col("before") != F.col("after")
+    before_rows, after_rows = (F.coalesce(name, F.lit(0)) for name in ("before_rows", "after_rows"))
     counts = pairs.agg(
-        F.count("before").alias("rows"),
-        F.count("after").alias("rebuilt_rows"),
-        F.count_if(is_gone).alias("gone"),
-        F.count_if(is_new).alias("new"),
+        _sum(before_rows).alias("rows"),
+        _sum(after_rows).alias("rebuilt_rows"),
+        _sum(F.greatest(before_rows - after_rows, F.lit(0))).alias("gone"),
+        _sum(F.greatest(after_rows - before_rows, F.lit(0))).alias("new"),
         F.count_if(is_other).alias("differing"),
-        F.coalesce(F.sum("before_rescued"), F.lit(0)).alias("rescued"),
-        F.coalesce(F.sum("after_rescued"), F.lit(0)).alias("rebuilt_rescued"),
+        _sum("before_rescued").alias("rescued"),
+        _sum("after_rescued").alias("rebuilt_rescued"),
     ).first()
     parts = pairs.where(is_gone), pairs.where(is_other), deletes
     lost, lost_keys = _lost(*parts) if counts.gone or counts.differing else (0, ())
@@ -78,19 +79,27 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
     return Comparison(**counts.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
 
 
+def _sum(number: Column | str) -> Column:
+    return F.coalesce(F.sum(number), F.lit(0))
+
+
 def _texts(table: DataFrame) -> DataFrame:
-    """Rows `key, text, rescued`: the key, the columns as one JSON object, and the number of rescued values."""
+    """Rows `key, text, rescued, rows`: a key, the columns as one JSON object, the number of rescued values, and that of the key's rows."""
     columns = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
     text = F.to_json(F.struct(F.col("__key"), *columns, entries))
-    return table.select(
+    rows = table.select(
         F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued")
+    )
+    # A key may have two rows in a damaged table: joined as they are, both would be equal to the one of the other table.
+    return rows.groupBy("key").agg(
+        F.min("text").alias("text"), F.sum("rescued").alias("rescued"), F.count("*").alias("rows")
     )
 
 
-def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
-    return texts["text"].alias(name), texts["rescued"].alias(f"{name}_rescued")
+def _named(texts: DataFrame, name: str) -> tuple[Column, ...]:
+    return texts["text"].alias(name), *(texts[each].alias(f"{name}_{each}") for each in ("rescued", "rows"))
 
 
 def _lost(removed_rows: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
