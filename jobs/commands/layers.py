@@ -18,6 +18,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     seconds. A table has one capture; a second one stops and changes nothing.
     """
     from pipelines.capture import service as capture
+    from pipelines.capture.progress import refuse_unread
     from pipelines.page import page as pages
     from pipelines.spark import session as sparks
     from pipelines.terminal import live_lines
@@ -39,6 +40,8 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         # A snapshot's threads may wait for a server that does not answer, and the process would wait for them.
         interrupts.abandon()
     report.result("capture", result)
+    if once:
+        refuse_unread(result)
 
 
 @click.command()
@@ -139,6 +142,7 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     With --once: runs each layer once, up to what is there at the start.
     """
     from pipelines import run as layers
+    from pipelines.capture.progress import CaptureResult, refuse_unread
     from pipelines.terminal import live_lines
     from pipelines.terminal import tables as report
 
@@ -150,3 +154,5 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         )  # fmt: skip
     for layer, result in results.items():
         report.result(layer, result)
+    if once and isinstance(captured := results.get("capture"), CaptureResult):
+        refuse_unread(captured)

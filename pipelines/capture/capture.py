@@ -116,7 +116,7 @@ class Capture:
         position = loop.run(tokens.token_of(log))
         self._finish(loop, position, snapshots)
         log.close(waits=not service.stop.is_set())
-        return self.result()
+        return replace(self.result(), failed_snapshots=snapshots.failed)
 
     @property
     def has_begun(self) -> bool:

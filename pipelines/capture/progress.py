@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from cdc_core import errors
 from pipelines.snapshot import snapshot
 
 
@@ -28,7 +29,8 @@ class CaptureProgress:
 class CaptureResult:
     """The result of a run: events and snapshot rows committed, commits, and the position at the end.
 
-    `seconds` is the time from the first read to the last commit.
+    `seconds` is the time from the first read to the last commit. `failed_snapshots` are collections that could not be read, with the
+    reasons.
     """
 
     events: int
@@ -38,6 +40,7 @@ class CaptureResult:
     lossy_documents: int = 0
     skipped_events: int = 0
     seconds: float = 0.0
+    failed_snapshots: Mapping[str, str] = field(default_factory=dict)
 
 
 NOTHING = CaptureResult(0, 0, 0, None)
@@ -57,7 +60,15 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
         lossy_documents=earlier.lossy_documents + later.lossy_documents,
         skipped_events=earlier.skipped_events + later.skipped_events,
         seconds=earlier.seconds + later.seconds,
+        failed_snapshots=later.failed_snapshots,
     )
+
+
+def refuse_unread(result: CaptureResult) -> None:
+    """Raise `CollectionsFailed` if a snapshot could not read a collection; call it after showing the result of a run that ends."""
+    if result.failed_snapshots:
+        reasons = "; ".join(f"{name}: {why}" for name, why in result.failed_snapshots.items())
+        raise errors.CollectionsFailed(f"the snapshot failed, and all other events are captured: {reasons}", 3)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from pipelines.bronze import log as bronze
+from pipelines.capture.progress import refuse_unread
 from pipelines.capture.stream_opener import StreamOpener
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
@@ -61,7 +62,10 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
         with file.open("a") as out:
             out.write(json.dumps({"id": id_, "type": type_, "data": data}) + "\n")
 
-    assert once(spark, found).snapshot_documents == 4
+    first = once(spark, found)
+    assert first.snapshot_documents == 4 and first.failed_snapshots.keys() == {a}
+    with pytest.raises(errors.CollectionsFailed, match=a):
+        refuse_unread(first)
     told = by_name(spark, found)
     assert told["b"].snapshot == status.SnapshotStatus(4, True)
     assert told["a"].snapshot is not None and "error" in (told["a"].snapshot.failed or "")
@@ -88,7 +92,9 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
     assert not [text for text in texts if SECRET in text or "RawBSON" in text]
     assert any("the server refuses to read it (error" in text for text in caplog.messages)
     mended = dataclasses.replace(found.source, snapshot_collection_filter_overrides={a: '{"zero": 0}'})
-    assert once(spark, dataclasses.replace(found, source=mended)).snapshot_documents >= 3
+    last = once(spark, dataclasses.replace(found, source=mended))
+    assert last.snapshot_documents >= 3
+    refuse_unread(last)
     assert {row.key for row in rows(spark, found) if row.kind == "snapshot" and row.collection == "a"} == {"0", "1", "2"}
 
 

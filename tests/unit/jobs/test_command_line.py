@@ -21,6 +21,7 @@ from cdc_core import errors
 from cdc_core.settings.parse import Lakehouse
 from jobs import command_line, log_lines
 from jobs.commands import application, inspection, interrupts
+from pipelines import run as layers
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureResult
 from pipelines.delta import tables as delta
@@ -395,6 +396,26 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     monkeypatch.setattr(maintain, "run", lambda *_, **__: left)
     assert command_line.main(["maintain", "--json", "--config", str(settings_file)]) == 75
     assert "silver/a/b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["capture", "run"])
+@pytest.mark.parametrize(("once", "code"), [(["--once"], 3), ([], 0)])
+def test_a_run_that_could_not_read_a_collection_is_no_success(
+    verb: str,
+    once: list[str],
+    code: int,
+    settings_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A scheduler would not learn of it otherwise; a service goes on, and its log and status tell it."""
+    result = CaptureResult(3, 0, 1, None, failed_snapshots={"shop.a": "the server refuses to read it"})
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    monkeypatch.setattr(sparks, "sessions", lambda spark: None)
+    monkeypatch.setattr(capture, "run", lambda *_, **__: result)
+    monkeypatch.setattr(layers, "run_again", lambda *_, **__: {"capture": result})
+    assert command_line.main([verb, *once, "--config", str(settings_file)]) == code
+    assert ("shop.a: the server refuses to read it" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.parametrize("output", ([], ["--json"], ["--html"]))
