@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_core.schema import evolution
 from cdc_core.typed.decoding import Decoder
 from pipelines.delta import table_schema
 from pipelines.schema import batch_evolution, decoder_processes, looks
@@ -16,6 +17,11 @@ from pipelines.schema import batch_evolution, decoder_processes, looks
 if TYPE_CHECKING:
     from cdc_core.schema.document_schema import DocumentSchema
     from cdc_core.settings.parse import CollectionSettings
+
+MANY_BYTES = 384 * 2**20
+"""The bytes of columns above which documents are not typed here. Short texts may take many: a row has all of the table's columns."""
+
+_COLUMN_BYTES = 4
 
 
 @dataclass
@@ -34,8 +40,8 @@ class DocumentTyper:
         reserved: frozenset[str],
         keeps_first: bool = False,
     ) -> tuple[list[batch_evolution.Evolution], pa.StructArray] | None:
-        """The changes of the documents to the schema, and the rows of `texts`; None where some documents are unreadable, or may be, or where
-        the first ones cannot give a first schema (`batch_evolution.start_here`).
+        """The changes of the documents to the schema, and the rows of `texts`; None where some documents are unreadable, or may be, where
+        the first ones cannot give a first schema (`batch_evolution.start_here`), or where the rows are larger than `MANY_BYTES`.
 
         Where the schema that the first documents give does not cover all `texts`, the schema is evolved by each of `batches`, one after the
         other. These have the columns of `looks.LocalDocuments`: texts, and their places in the order. With `keeps_first` the first documents
@@ -46,7 +52,7 @@ class DocumentTyper:
         if len(batches) == 1:
             documents = map(table_schema.as_array, batches[0].columns)
             first = batch_evolution.start_here(*documents, current=current, options=options, pins=pins, reserved=reserved)
-        if first is None:
+        if first is None or _is_large(first.schema, texts):
             return None
         # Without fields there is nothing to type by: each document would take the exact path, and be new.
         typed_texts = decoder_processes.typed(self._by(first.schema), texts) if first.schema.fields else None
@@ -66,6 +72,8 @@ class DocumentTyper:
                     beginning=first.beginning,
                 )
                 evolutions.append(evolution)
+            if _is_large(evolutions[-1].schema, texts):
+                return None
             if typed_texts is None or evolutions[-1].schema.fields != first.schema.fields:
                 typed_texts = decoder_processes.typed(self._by(evolutions[-1].schema), texts)
                 if pc.any(typed_texts.refused).as_py():
@@ -78,3 +86,8 @@ class DocumentTyper:
         if self._decoder is None or self._decoder.schema != schema:
             self._decoder = Decoder(schema, self.options.pins)
         return self._decoder
+
+
+def _is_large(schema: DocumentSchema, texts: pa.Array) -> bool:
+    """Whether the rows of these texts take more than `MANY_BYTES`, were all values null."""
+    return len(texts) * len(evolution.leaf_paths(schema.fields, ())) * _COLUMN_BYTES > MANY_BYTES

@@ -39,7 +39,7 @@ from pipelines.delta import (
     table_files,
 )
 from pipelines.gold import in_process as gold_small_batch
-from pipelines.schema import looks
+from pipelines.schema import document_typer, looks
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.silver import in_process, in_process_fold, ranges
 from pipelines.silver.collection import SilverCollection
@@ -412,6 +412,21 @@ def test_documents_count_as_large_as_they_are(
         pq.write_table(pq.read_table(path), path, use_dictionary=True)
         assert path.stat().st_size < 100_000
         with contextlib.nullcontext() if is_here else pytest.raises(NeedsSpark):
+            hop.silver()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["columns that they add", "columns of the table"])
+def test_short_documents_count_with_all_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
+    """A document of a hundred bytes makes a row of 20 KB in a table of 5,000 columns."""
+    documents = [(number, document(number, **{f"f{number}": 1})) for number in range(300)]
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        if not is_new:
+            hop.append(*documents)
+            hop.silver()
+        monkeypatch.setattr(document_typer, "MANY_BYTES", 300_000)
+        hop.append(*documents)
+        with pytest.raises(NeedsSpark):
             hop.silver()
 
 
