@@ -62,7 +62,7 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     if is_there is not None:
         return is_there
     # A view has properties, too, but none of these.
-    return any(name.startswith(("delta.", "medallion.")) for name in _shown(spark, table) or ())
+    return any(name.startswith(("delta.", "medallion.")) for name in shown(spark, table) or ())
 
 
 def _is_there(spark: SparkSession, table: tables.TableRef) -> bool | None:
@@ -74,7 +74,7 @@ def _is_there(spark: SparkSession, table: tables.TableRef) -> bool | None:
     return None if folder is None else local_log.exists(folder)
 
 
-def _shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
+def shown(spark: SparkSession, table: tables.TableRef) -> dict[str, str] | None:
     """The properties of a table or a view, by the only such statement that takes no Spark job; None where there is neither."""
     return table_errors.unless_missing(table, lambda: _properties_by_spark(spark, table))
 
@@ -132,7 +132,7 @@ def create(
                 is_last
                 and table.path is not None
                 and local_log.folder(table) is not None
-                and _shown(spark, table) is not None
+                and shown(spark, table) is not None
             ):
                 raise errors.DecisionNeeded(
                     f"{table.label}: Spark resolves this path on another file system than this machine's; write lakehouse.root "
@@ -186,7 +186,7 @@ def found(spark: SparkSession, table: tables.TableRef) -> Mapping[str, str] | No
     if is_there is not None:
         return check_ours(spark, table) if is_there else None
     # The name may be that of a view, or of a table of another format.
-    table_properties = _shown(spark, table)
+    table_properties = shown(spark, table)
     return None if table_properties is None else _of_ours(table, table_properties)
 
 

@@ -169,6 +169,7 @@ class ModelTable:
             owner = writer
             if owner is None:  # not before the audit: a refused first version must leave no empty table
                 if table.path is None and self.spark.catalog.tableExists(str(table)):
+                    check_view(self.spark, table, self.inputs.pipeline)
                     self.spark.sql(f"DROP VIEW IF EXISTS {table}")  # the model was one before
                 ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
@@ -328,6 +329,21 @@ class ModelTable:
                 f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeats} keys occur "
                 "more than once. Nothing was published; use GROUP BY, or add columns to unique_key"
             )
+
+
+def view_owner(pipeline: str) -> str:
+    """The property of a view that a model of this pipeline made; in its name, because Spark hides values with words such as `url`."""
+    return f"mongo-medallion.pipeline.{pipeline}"
+
+
+def check_view(spark: SparkSession, table: tables.TableRef, pipeline: str) -> None:
+    """Raise `TableNotOurs` if the catalog has, in a model's place, a view that no model of the pipeline made."""
+    properties = delta.shown(spark, table)
+    if properties is not None and view_owner(pipeline) not in properties:
+        raise errors.TableNotOurs(
+            f"{table.label}: there is a table or view that no model of the pipeline {pipeline} made; rename the model's file, "
+            "or remove what is there"
+        )
 
 
 def is_same(before: object, now: object) -> bool:

@@ -357,8 +357,10 @@ class _DryRun:
 
 
 def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.TableRef) -> None:
-    """Raise `SettingsError` if a view has a former table: its readers would get rows that are not updated."""
+    """Raise `SettingsError` if a view has a former table: its readers would get rows that are not updated; `TableNotOurs` if the table is
+    another project's."""
     if model.materialized is sql_model.Materialization.VIEW and delta.exists(spark, table):
+        delta.check_ours(spark, table)
         how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
         message = "it is a view now, but its former table still exists, with the rows of its last run"
         raise errors.SettingsError(errors.Problem(model.where, message, how))
@@ -427,10 +429,12 @@ class _ModelsRun:
         columns = ", ".join(
             f"{identifier(name)} COMMENT {literal(dict(model.columns).get(name, ''))}" for name in frame.columns
         )
-        statement = f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} AS {query}"
+        owner = f"{literal(model_table.view_owner(self.inputs.pipeline))} = 'true'"
+        statement = f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} TBLPROPERTIES ({owner}) AS {query}"
         # Not in each round of a service: a catalog notes each time that the view is another one.
         view = _ViewDefinition.of(self.spark, table, statement, frame.schema.json())
         if view.described is None or view != verdict.view:
+            model_table.check_view(self.spark, table, self.inputs.pipeline)
             with queries.errors_of_file(model):
                 self.spark.sql(statement)
             view = _ViewDefinition.of(self.spark, table, statement, frame.schema.json())

@@ -77,3 +77,24 @@ def test_a_service_leaves_a_view_as_it_is(shop: gold_shop.Shop) -> None:
     assert third != second and shop.spark.table("views_gold.number").collect()[0].m == 2
     shop.spark.sql("DROP VIEW views_gold.number")
     assert made_at(VIEW.replace("AS n", "AS m")) != third
+
+
+def test_a_view_of_somebody_else_stays(shop: gold_shop.Shop) -> None:
+    """No model replaces or drops one that was made by hand or by another pipeline, and a table of others is no former table of a model."""
+    shop.change("orders", {"_id": 1})
+    shop.spark.sql("CREATE VIEW views_gold.number AS SELECT 7L AS n")
+    for text in (VIEW, COUNT):
+        (shop.folder / "number.sql").write_text(text)
+        with pytest.raises(errors.TableNotOurs, match=r"views_gold\.number: .* that no model of the pipeline hand made"):
+            shop.run()
+    assert shop.spark.table("views_gold.number").collect()[0].n == 7
+    shop.spark.sql("DROP VIEW views_gold.number")
+    (shop.folder / "number.sql").write_text(VIEW)
+    assert shop.run() == {"number": "view"}
+    shop.settings = dataclasses.replace(shop.settings, name="second")
+    with pytest.raises(errors.TableNotOurs, match="that no model of the pipeline second made"):
+        shop.run()
+    shop.spark.sql("DROP VIEW views_gold.number")
+    shop.spark.sql("CREATE TABLE views_gold.number (n BIGINT) USING DELTA")
+    with pytest.raises(errors.TableNotOurs, match="that mongo-medallion did not create"):
+        shop.run()

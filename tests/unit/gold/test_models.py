@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -143,9 +144,10 @@ def test_a_model_is_made_when_the_table_in_its_place_is_removed(tmp_path: Path) 
 
 
 def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service looks every few seconds, and a catalog notes each time that the view is another one."""
+    """A service looks every few seconds, and a catalog notes each time that the view is another one. One of somebody else stays."""
     made: list[str] = []
     catalog: list[tuple[str, str]] = []
+    owner = {model_table.view_owner("hand"): "true"}
 
     def sql(statement: str) -> Any:
         if statement.startswith("DESCRIBE"):
@@ -158,14 +160,18 @@ def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.Mon
 
     position = {"at": 1}
     inputs: Any = SimpleNamespace(
-        layout=SimpleNamespace(root=None, model=lambda _: "shop.number", gold=lambda *_: "shop.shop__orders"),
+        layout=SimpleNamespace(
+            root=None, model=lambda _: tables.TableRef.named("shop", "number"), gold=lambda *_: "shop.shop__orders"
+        ),
         add_view=lambda *_: None,
         positions=lambda _: position,
+        pipeline="hand",
     )
     spark: Any = SimpleNamespace(sql=sql)
     audited: list[str] = []
     audit: Any = lambda _, candidate: audited.append(candidate.name)  # noqa: E731
     monkeypatch.setattr(models.delta, "exists", lambda *_: False)
+    monkeypatch.setattr(models.delta, "shown", lambda *_: owner if catalog else None)
     judged: dict[str, models.ModelVerdict] = {}
 
     def run(text: str, schema: str = "n INT") -> int:
@@ -182,6 +188,12 @@ def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.Mon
     assert [run("SELECT 2 AS n", "n BIGINT"), run("SELECT 2 AS n", "n BIGINT")] == [4, 4]
     catalog.clear()
     assert [run("SELECT 2 AS n", "n BIGINT"), run("SELECT 2 AS n", "n BIGINT")] == [5, 5]
+    assert "TBLPROPERTIES ('mongo-medallion.pipeline.hand' = 'true')" in made[-1]
+    for somebody in ({}, {model_table.view_owner("second"): "true"}):  # made by hand, or by another pipeline: it stays
+        owner, catalog[:] = somebody, [("View Text", "of somebody else")]
+        with pytest.raises(errors.TableNotOurs, match=r"shop\.number: .* that no model of the pipeline hand made"):
+            run("SELECT 2 AS n", "n BIGINT")
+    assert len(made) == 5
 
 
 def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
