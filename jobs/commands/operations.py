@@ -21,8 +21,11 @@ from pipelines import clock
         help="Also compact tables with a live writer. Safe, but a concurrent merge may have to start over.",
     ),
     options.as_json,
+    options.take_over,
 )
-def maintain(file: options.SettingsFile, collection: str | None, beside_writers: bool, as_json: bool) -> None:
+def maintain(
+    file: options.SettingsFile, collection: str | None, beside_writers: bool, as_json: bool, take_over: bool
+) -> None:
     """Compact the tables, and remove data past its retention.
 
     OPTIMIZE with clustering, purge of deletion vectors, VACUUM with each table's retention, checkpoints, and the expiry
@@ -42,6 +45,7 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
             settings,
             collection=collection,
             beside_writers=beside_writers,
+            take_over=take_over,
             stop=stop,
             failures=failures,
         )

@@ -29,9 +29,12 @@ HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
 """The writers of this process that still hold their claim, by the `writer` of their identity."""
 
 
-def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Whether a writer holds the table: a live process of this host, or one of another host whose lease has not expired."""
-    return holder(spark, table) is not None
+def is_held(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, since_ms: int = 0) -> bool:
+    """Whether a writer holds the table: a live process of this host, or one of another host whose lease has not expired.
+
+    With `take_over` only one that claimed it after `since_ms`.
+    """
+    return holder(spark, table) is not None and (not take_over or came_since(spark, table, since_ms))
 
 
 def holder(spark: SparkSession, table: tables.TableRef) -> Mapping[str, Any] | None:

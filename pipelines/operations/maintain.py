@@ -118,6 +118,7 @@ def run(
     *,
     collection: str | None = None,
     beside_writers: bool = False,
+    take_over: bool = False,
     capture: bronze_log.BronzeLog | None = None,
     stop: threading.Event | None = None,
     failures: parallel.Failures,
@@ -129,7 +130,7 @@ def run(
     """
     began = time.monotonic()
     stop_event = stop or threading.Event()
-    run_ = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms(), capture)
+    run_ = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms(), capture, take_over)
 
     def one(_: SparkSession, table: _Table) -> TableResult:
         return run_.maintained(table)
@@ -184,8 +185,12 @@ class _MaintenanceRun:
     beside_writers: bool
     now_ms: int
     capture: bronze_log.BronzeLog | None = None
+    take_over: bool = False
 
     def __post_init__(self) -> None:
+        claim = functools.partial(Writer.claim, self.spark, take_over=self.take_over, since_ms=self.now_ms)
+        self._claim = functools.partial(claim, errand="medallion maintain")
+        self._is_held = functools.partial(owners.is_held, self.spark, take_over=self.take_over, since_ms=self.now_ms)
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
 
@@ -250,7 +255,7 @@ class _MaintenanceRun:
         if table.kind is TableKind.BRONZE:
             # Remove rows before the compaction, so that it does not rewrite them.
             self._trim(table.ref, words)
-        is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
+        is_free = self.beside_writers or not self._is_held(table.ref)
         self._compacted(table, words) if is_free else words.left.append(HELD)
 
     def _compacted(self, table: _Table, words: _ResultLines) -> None:
@@ -342,7 +347,7 @@ class _MaintenanceRun:
             return
         before, reason = self._before(days), f"events older than {days} days kept: the capture is running"
         # Without the claim nothing can be removed: do not query each collection.
-        if self.capture is None and owners.is_held(self.spark, table):
+        if self.capture is None and self._is_held(table):
             words.left += [reason] * _has_rows(self.spark, table, f"ts_ms < {before}")
             return
         newest_batch = _scalar(self.spark, table, "max(batch)", "true") or 0
@@ -355,7 +360,7 @@ class _MaintenanceRun:
         if not (has_idle or _has_rows(self.spark, table, survey.old_events(last_batches, before))):
             return
         try:
-            with _claimed(self.spark, table, self.capture) as claimed:
+            with _claimed(functools.partial(self._claim, table), self.capture) as claimed:
                 self._remove_events(table, last_batches, idle if has_idle else "false", before, claimed, words)
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(reason)
@@ -439,7 +444,7 @@ class _MaintenanceRun:
         if not position.to or position.has_gap or not _has_rows(self.spark, self.bronze, lost_events):
             return True
         try:
-            writer = Writer.claim(self.spark, table, errand="medallion maintain")
+            writer = self._claim(table)
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(f"{namespace}: events kept, because the writer of its history is running")
             return False
@@ -452,12 +457,12 @@ class _MaintenanceRun:
 
 
 @contextlib.contextmanager
-def _claimed(spark: SparkSession, table: TableRef, capture: bronze_log.BronzeLog | None) -> Iterator[_ClaimedWriter]:
+def _claimed(claim: Callable[..., Writer], capture: bronze_log.BronzeLog | None) -> Iterator[_ClaimedWriter]:
     """Yields bronze's writer for single operations: a writer of its own, or the capture's, which continues in between."""
     if capture is not None:
         yield capture.between_commits
         return
-    writer = Writer.claim(spark, table, newest_names=("batch", "log"), errand="medallion maintain")
+    writer = claim(newest_names=("batch", "log"))
     try:
         yield lambda: contextlib.nullcontext(writer)
     finally:

@@ -93,10 +93,16 @@ def test_every_option_is_explained(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ("capture", "silver", "gold", "run"))
-def test_every_writer_can_take_over(verb: str) -> None:
-    """Each command that writes tables has `--take-over` and `--once/--continuous`."""
+def test_every_layer_runs_once_or_continuously(verb: str) -> None:
+    """Each command that runs layers has `--take-over` and `--once/--continuous`."""
     names = {name for p in command_line.medallion.commands[verb].params for name in (*p.opts, *p.secondary_opts)}
     assert {"--config", "--take-over", "--once", "--continuous", "--debug"} <= names
+
+
+@pytest.mark.parametrize("verb", ("capture", "silver", "gold", "run", "maintain", "quarantine", "rebuild", "repair"))
+def test_every_writer_can_take_over(verb: str) -> None:
+    """Each command that claims tables takes them from an owner that a person knows to be gone."""
+    assert "--take-over" in {name for p in command_line.medallion.commands[verb].params for name in p.opts}
 
 
 @pytest.mark.parametrize("columns", ("80", "100"))

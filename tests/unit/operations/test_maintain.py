@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.properties.source import CaptureMode
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import registry
 from pipelines.delta.writer import Writer
 from pipelines.operations import maintain
@@ -123,6 +125,34 @@ def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
         capture.release()
         with pytest.raises(without_spark.NeedsSpark):
             maintaining._trim(hop.bronze, words)
+
+
+def test_a_take_over_applies_to_owners_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that is known to be gone keeps no table from being maintained until its lease is over; one that came since does."""
+    monkeypatch.setattr(maintain, "_has_rows", lambda *_: True)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        gone = Writer.claim(SPARK, hop.bronze)
+        kept = replace(hop.settings, maintenance=replace(hop.settings.maintenance, bronze_retention_days=1))
+        bronze = maintain._Table(hop.bronze, maintain.TableKind.BRONZE)
+
+        def left(now_ms: int, take_over: bool) -> list[str]:
+            words = maintain._ResultLines()
+            maintaining = maintain._MaintenanceRun(SPARK, kept, False, now_ms, take_over=take_over)
+            monkeypatch.setattr(maintaining, "_compacted", lambda *_: None)
+            maintaining._claimed(bronze, words)
+            return words.left
+
+        refusals = ["events older than 1 days kept: the capture is running", maintain.HELD]
+        assert left(clock.now_ms(), take_over=False) == refusals
+        assert left(0, take_over=True) == refusals  # the writer claimed bronze after the start
+        with pytest.raises(without_spark.NeedsSpark):
+            left(clock.now_ms(), take_over=True)
+        taking = maintain._MaintenanceRun(SPARK, kept, False, clock.now_ms(), take_over=True)
+        with maintain._claimed(functools.partial(taking._claim, hop.bronze), None), pytest.raises(errors.OwnershipLost):
+            gone.mark(to=1)
 
 
 @contextlib.contextmanager
