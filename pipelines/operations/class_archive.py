@@ -2,8 +2,8 @@
 
 `python -m pipelines.operations.class_archive` makes the archive (HotSpot's dynamic class data archive, JEP 350), some 200 MB at
 `jvm.CLASS_ARCHIVE`, in about a minute. Every JVM that starts from this environment later uses it. HotSpot ignores the archive if its
-version or the jars differ: after an upgrade of Java or Spark make it again. With ``--root s3a://…`` it also contains the classes of S3A
-and of Amazon's SDK.
+version, or the path or time of a jar, differs: after an upgrade of Java, Spark or this project make it again. With ``--root s3a://…``
+it also contains the classes of S3A and of Amazon's SDK.
 """
 
 from __future__ import annotations
