@@ -333,13 +333,21 @@ class ModelTable:
 
 def view_owner(pipeline: str) -> str:
     """The property of a view that a model of this pipeline made; in its name, because Spark hides values with words such as `url`."""
-    return f"mongo-medallion.pipeline.{pipeline}"
+    return f"{_VIEW_OWNER}{pipeline}"
 
 
-def check_view(spark: SparkSession, table: tables.TableRef, pipeline: str) -> None:
-    """Raise `TableNotOurs` if the catalog has, in a model's place, a view that no model of the pipeline made."""
+_VIEW_OWNER = "mongo-medallion.pipeline."
+
+
+def check_view(spark: SparkSession, table: tables.TableRef, pipeline: str, *, has_its_query: bool = False) -> None:
+    """Raise `TableNotOurs` if the catalog has, in a model's place, a view that no model of the pipeline made.
+
+    One with the model's query may be of an earlier version, which did not name the pipeline.
+    """
     properties = delta.shown(spark, table)
-    if properties is not None and view_owner(pipeline) not in properties:
+    if properties is None or (has_its_query and not any(name.startswith(_VIEW_OWNER) for name in properties)):
+        return
+    if view_owner(pipeline) not in properties:
         raise errors.TableNotOurs(
             f"{table.label}: there is a table or view that no model of the pipeline {pipeline} made; rename the model's file, "
             "or remove what is there"

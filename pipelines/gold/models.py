@@ -107,6 +107,10 @@ class _ViewDefinition:
             return _ViewDefinition(statement, schema, None)
         return _ViewDefinition(statement, schema, tuple(map(tuple, rows)))
 
+    def has_query(self, query: str) -> bool:
+        """Whether the catalog has a view of this query."""
+        return any(row[:2] == ("View Text", query.strip()) for row in self.described or ())
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -434,7 +438,7 @@ class _ModelsRun:
         # Not in each round of a service: a catalog notes each time that the view is another one.
         view = _ViewDefinition.of(self.spark, table, statement, frame.schema.json())
         if view.described is None or view != verdict.view:
-            model_table.check_view(self.spark, table, self.inputs.pipeline)
+            model_table.check_view(self.spark, table, self.inputs.pipeline, has_its_query=view.has_query(query))
             with queries.errors_of_file(model):
                 self.spark.sql(statement)
             view = _ViewDefinition.of(self.spark, table, statement, frame.schema.json())

@@ -137,9 +137,8 @@ class Positions:
             return
         collections = registry.with_own_tables(self.settings, (*self.known, *new))
         self._note_refused(collections)
-        positions = {
-            namespace: self._readable_position(namespace) for namespace in new if namespace in collections.namespaces
-        }
+        with_tables = set(collections.namespaces)
+        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in with_tables}
         new_positions = {namespace: position for namespace, position in positions.items() if position is not None}
         self.known |= new_positions
         # If `ops/collections` was removed, tables of such collections exist, and have schemas, maybe those of a rebuild.
@@ -224,6 +223,8 @@ class Positions:
 
     def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
         """Whether a table's position is before events that maintenance removed from bronze after all layers had applied them."""
+        if not self.trimmed_to:  # as nearly always: `searched` goes through the rows of all collections
+            return False
         # A collection without a position may be new: then its events come after the batches searched before it was found.
         is_new = not position.to
         after, found_batch = (

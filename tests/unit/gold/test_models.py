@@ -146,7 +146,7 @@ def test_a_model_is_made_when_the_table_in_its_place_is_removed(tmp_path: Path) 
 def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service looks every few seconds, and a catalog notes each time that the view is another one. One of somebody else stays."""
     made: list[str] = []
-    catalog: list[tuple[str, str]] = []
+    catalog: list[tuple[str, ...]] = []
     owner = {model_table.view_owner("hand"): "true"}
 
     def sql(statement: str) -> Any:
@@ -194,6 +194,9 @@ def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.Mon
         with pytest.raises(errors.TableNotOurs, match=r"shop\.number: .* that no model of the pipeline hand made"):
             run("SELECT 2 AS n", "n BIGINT")
     assert len(made) == 5
+    catalog[:] = [("View Text", "SELECT 2 AS n", "")]  # as an earlier version made it, which named no pipeline
+    owner = {}
+    assert run("SELECT 2 AS n", "n BIGINT") == 6
 
 
 def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
