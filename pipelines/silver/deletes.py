@@ -76,7 +76,7 @@ def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], n
     silver_tables.create_deletes(collection.spark, collection.deletes)
     columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
     facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
-    collection.remembered = ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
+    _append(collection, facts)
 
 
 @contextmanager
@@ -103,6 +103,10 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
         facts.writeTo(str(collection.deletes)).append()
         collection.remembered = registry.deletes_version(collection.spark, collection.deletes)
     else:
-        collection.remembered = ops_tables.append_rows(
-            collection.spark, collection.deletes, facts.toArrow(), statistics=FACTS
-        )
+        _append(collection, facts.toArrow())
+
+
+def _append(collection: SilverCollection, facts: pa.Table) -> None:
+    version = ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
+    # Over Spark Connect this process reads the version of a table on a disk, although Spark appends.
+    collection.remembered = registry.deletes_version(collection.spark, collection.deletes) if version is None else version

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bson
 import pytest
@@ -17,7 +18,7 @@ from cdc_core.gold import cut as times
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
-from pipelines.delta import live_files, local_log, stored_files
+from pipelines.delta import live_files, local_log, ops_tables, stored_files
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, history_position
 from pipelines.operations import cut
@@ -293,6 +294,19 @@ def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None
     after = position(hop)
     assert (before.to, after.to, after.origin != before.origin) == (6, 5, True)
     assert not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), after)
+
+
+def test_deletes_that_spark_appends_are_noticed_too(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over Spark Connect a lakehouse on a disk has no direct log, but this process reads the table's version."""
+    append_rows = ops_tables.append_rows
+
+    def by_spark(*given: Any, **named: Any) -> None:
+        append_rows(*given, **named)
+
+    monkeypatch.setattr(ops_tables, "append_rows", by_spark)
+    hop.append((4, None))
+    hop.silver()
+    assert position(hop).deletes == registry.deletes_version(SPARK, hop.layout.deletes(bronze_rows.DB, "t")) == 1
 
 
 def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
