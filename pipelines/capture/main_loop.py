@@ -108,7 +108,7 @@ class MainLoop:
                 encoder.rows.cut(length)
                 self.threads.stream_failure = error
                 break
-            if len(encoder.rows) and self._is_due(first_at):
+            if self._is_due(first_at):
                 self._hand_over()
                 first_at = idle_since = time.monotonic()
             self.committer.count_left_out(encoder.rows)
@@ -168,4 +168,5 @@ class MainLoop:
 
     def _is_due(self, first_at: float) -> bool:
         """Whether rows have waited for the commit interval and the committer has room; until then the commit grows."""
-        return time.monotonic() - first_at >= self.commit_seconds and self.committer.has_room
+        has_waited = len(self.encoder.rows) > 0 and time.monotonic() - first_at >= self.commit_seconds
+        return has_waited and self.committer.has_room
