@@ -289,8 +289,9 @@ def lacks_deletes(spark: SparkSession, deletes: tables.TableRef, position: Silve
 
     For a table in a store mostly two requests: for the position's commit, and for the one after it.
     """
-    folder, last = local_log.place(spark, deletes), position.deletes
-    if last is None or folder is None:
+    last = position.deletes
+    # Before the catalog is asked for the place: most collections have no such table, and there may be thousands.
+    if last is None or (folder := local_log.place(spark, deletes)) is None:
         return False
     try:
         later_commits: Iterator[local_log.Commit]

@@ -296,6 +296,13 @@ def test_deletes_that_a_restore_took_away_are_remembered_again(hop: Hop) -> None
     assert not registry.lacks_deletes(SPARK, hop.layout.deletes(*namespace), after)
 
 
+def test_a_catalog_is_not_asked_for_deletes_that_there_are_none_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of silver would ask it once for each collection."""
+    monkeypatch.setattr(local_log, "place", lambda *_: pytest.fail("a request"))
+    deletes = tables.Layout(None, "spark_catalog").deletes("shop", "orders")
+    assert not registry.lacks_deletes(SPARK, deletes, registry.SilverPosition(4))
+
+
 def test_deletes_that_spark_appends_are_noticed_too(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over Spark Connect a lakehouse on a disk has no direct log, but this process reads the table's version."""
     append_rows = ops_tables.append_rows
