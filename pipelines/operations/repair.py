@@ -83,11 +83,13 @@ def run(
     results: list[RepairResult] = []
 
     def unlisted(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+        # Removed meanwhile, or that of a disk, below the folder of a layer that is its mount point.
+        if not isinstance(error, FileNotFoundError) and Path(error.filename).name != "lost+found":
             why = f"{error.filename}: cannot be listed ({error.strerror}), so that files of its tables may be missing"
             failures.note(str(error.filename), errors.DecisionNeeded(why))
 
-    folders = delta.tables_below(root, on_error=unlisted)
+    # What lies beside the layers' folders, as copies of them do, are not tables of a pipeline.
+    folders = [each for name in sorted(tables.FOLDERS) for each in delta.tables_below(root / name, on_error=unlisted)]
     for link in (root / name for name in tables.FOLDERS):
         if link.is_symlink() and not link.exists():
             failures.note(str(link), errors.DecisionNeeded(f"{link}: the disk of this link is not there"))
@@ -98,9 +100,6 @@ def run(
         )
     for folder in folders:
         names = folder.relative_to(root).parts
-        # Copies beside the layers' folders are not tables of a pipeline.
-        if not names or names[0] not in tables.FOLDERS:
-            continue
         # The next rebuild removes a shadow table; another pipeline's bronze can only be repaired with that pipeline's settings.
         if shadows in folder.parents or (names[0] == "bronze" and folder != own_folder):
             continue

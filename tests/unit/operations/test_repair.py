@@ -100,6 +100,26 @@ def test_tables_that_cannot_be_seen_are_not_whole(tmp_path: Path, monkeypatch: p
             tables_repair.run(SPARK, hop.settings, failures=parallel.Failures())
 
 
+def test_folders_of_others_need_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mount point has a `lost+found`, which only its administrator may list: no repair would ever succeed."""
+
+    def scandir(place: Any) -> Any:
+        if Path(place).name in ("lost+found", "private"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return listed(place)
+
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        root = Path(hop.settings.lakehouse.root or "")
+        for name in ("lost+found", "private", "silver/lost+found"):
+            (root / name).mkdir(parents=True)
+        listed = os.scandir
+        monkeypatch.setattr(os, "scandir", scandir)
+        failures = parallel.Failures()
+        assert tables_repair.run(SPARK, hop.settings, failures=failures) == []
+        assert not failures.by_name
+
+
 @pytest.mark.parametrize("kind", ["part-*", "deletion_vector_*"])
 def test_files_of_zeros_are_missing(tmp_path: Path, kind: str) -> None:
     """A power failure may leave them with the length of the log. The error of a read names this command, which found nothing to repair."""
