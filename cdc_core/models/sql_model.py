@@ -294,6 +294,11 @@ def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
     return tuple(query_parts)
 
 
+def without_comments(query: str) -> str:
+    """The query without comments, and without spaces before and after it."""
+    return _OPAQUE.sub(lambda found: "" if found[0].startswith(("--", "/*")) else found[0], query).strip()
+
+
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:
     """Contradictions within one model."""
     if not any(isinstance(part, Ref) or re.sub(_COMMENT, "", part).strip() for part in model.parts):

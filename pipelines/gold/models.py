@@ -108,8 +108,9 @@ class _ViewDefinition:
         return _ViewDefinition(statement, schema, tuple(map(tuple, rows)))
 
     def has_query(self, query: str) -> bool:
-        """Whether the catalog has a view of this query."""
-        return any(row[:2] == ("View Text", query.strip()) for row in self.described or ())
+        """Whether the catalog has a view of this query; Spark leaves out comments before and after it."""
+        texts = [str(row[1]) for row in self.described or () if row[0] == "View Text"]
+        return sql_model.without_comments(query) in map(sql_model.without_comments, texts)
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,9 @@ def test_a_view_of_somebody_else_stays(shop: gold_shop.Shop) -> None:
             shop.run()
     assert shop.spark.table("views_gold.number").collect()[0].n == 7
     shop.spark.sql("DROP VIEW views_gold.number")
-    (shop.folder / "number.sql").write_text(VIEW)
+    (shop.folder / "number.sql").write_text(VIEW.replace("SELECT", "-- how many\nSELECT /* all */") + " -- of them")
     assert shop.run() == {"number": "view"}
-    # As an earlier version made it.
+    # As an earlier version made it. The catalog has it without the comments around it.
     shop.spark.sql(f"ALTER VIEW views_gold.number UNSET TBLPROPERTIES ('{model_table.view_owner('hand')}')")
     for _ in range(2):
         assert shop.run() == {"number": "view"}

@@ -196,7 +196,7 @@ def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.Mon
     assert len(made) == 5
     catalog[:] = [("View Text", "SELECT 2 AS n", "")]  # as an earlier version made it, which named no pipeline
     owner = {}
-    assert run("SELECT 2 AS n", "n BIGINT") == 6
+    assert run("-- two\nSELECT 2 AS n /* of them */", "n BIGINT") == 6
 
 
 def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
