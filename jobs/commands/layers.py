@@ -40,7 +40,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         # A snapshot's threads may wait for a server that does not answer, and the process would wait for them.
         interrupts.abandon()
     report.result("capture", result)
-    if once:
+    if once or not stop.is_set():  # it also ends by itself where `snapshot.mode` follows no stream
         refuse_unread(result)
 
 

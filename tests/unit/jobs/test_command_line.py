@@ -404,23 +404,38 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     assert "silver/a/b" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["capture", "run"])
-@pytest.mark.parametrize(("once", "code"), [(["--once"], 3), ([], 0)])
+@pytest.mark.parametrize(
+    ("command", "is_stopped", "code"),
+    [
+        (["capture", "--once"], False, 3),
+        (["run", "--once"], False, 3),
+        (["capture"], False, 3),  # in mode initial_only it ends by itself
+        (["capture"], True, 0),
+        (["run"], True, 0),
+    ],
+)
 def test_a_run_that_could_not_read_a_collection_is_no_success(
-    verb: str,
-    once: list[str],
+    command: list[str],
+    is_stopped: bool,
     code: int,
     settings_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A scheduler would not learn of it otherwise; a service goes on, and its log and status tell it."""
+    """A scheduler would not learn of it otherwise; a service goes on until it is stopped, and its log and status tell it."""
     result = CaptureResult(3, 0, 1, None, failed_snapshots={"shop.a": "the server refuses to read it"})
+
+    def ended(*_: object, stop: threading.Event, **__: object) -> CaptureResult:
+        if is_stopped:
+            stop.set()
+        return result
+
     monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
     monkeypatch.setattr(sparks, "sessions", lambda spark: None)
-    monkeypatch.setattr(capture, "run", lambda *_, **__: result)
-    monkeypatch.setattr(layers, "run_again", lambda *_, **__: {"capture": result})
-    assert command_line.main([verb, *once, "--config", str(settings_file)]) == code
+    monkeypatch.setattr(interrupts, "abandon", lambda: None)
+    monkeypatch.setattr(capture, "run", ended)
+    monkeypatch.setattr(layers, "run_again", lambda *_, **given: {"capture": ended(**given)})
+    assert command_line.main([*command, "--config", str(settings_file)]) == code
     assert ("shop.a: the server refuses to read it" in capsys.readouterr().err) == bool(code)
 
 
