@@ -6,6 +6,7 @@ Statements are SQL or name-based DataFrame calls, which work over Spark Connect 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -262,16 +263,20 @@ def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
 def tables_below(root: Path, *, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
     """The folders of all Delta tables below a root, sorted; follows links, because a layer may be on another disk.
 
-    Calls `on_error` for a folder that cannot be listed.
+    Calls `on_error` for a folder that cannot be listed, and for a link whose target is not there.
     """
     table_folders, visited = [], set()
-    for place, folders, _ in os.walk(root, onerror=on_error, followlinks=True):
+    for place, folders, files in os.walk(root, onerror=on_error, followlinks=True):
         if tables.LOG in folders:
             table_folders.append(Path(place))
             folders.clear()
-        elif os.path.realpath(place) in visited:  # a cycle of links
+            continue
+        if os.path.realpath(place) in visited:  # a cycle of links
             folders.clear()
         visited.add(os.path.realpath(place))
+        for path in (os.path.join(place, name) for name in files):
+            if on_error is not None and not os.path.exists(path):
+                on_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
     return sorted(table_folders)
 
 

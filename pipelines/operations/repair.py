@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,16 +84,16 @@ def run(
     results: list[RepairResult] = []
 
     def unlisted(error: OSError) -> None:
-        # Removed meanwhile, or that of a disk, below the folder of a layer that is its mount point.
-        if not isinstance(error, FileNotFoundError) and Path(error.filename).name != "lost+found":
-            why = f"{error.filename}: cannot be listed ({error.strerror}), so that files of its tables may be missing"
-            failures.note(str(error.filename), errors.DecisionNeeded(why))
+        place, why = Path(error.filename), f"cannot be listed ({error.strerror}), so that files of its tables may be missing"
+        if isinstance(error, FileNotFoundError):
+            if not os.path.islink(place):
+                return  # removed meanwhile
+            why = "the disk of this link is not there"
+        if place.name != "lost+found":  # that of a disk, below the folder of a layer that is its mount point
+            failures.note(str(place), errors.DecisionNeeded(f"{place}: {why}"))
 
     # What lies beside the layers' folders, as copies of them do, are not tables of a pipeline.
     folders = [each for name in sorted(tables.FOLDERS) for each in delta.tables_below(root / name, on_error=unlisted)]
-    for link in (root / name for name in tables.FOLDERS):
-        if link.is_symlink() and not link.exists():
-            failures.note(str(link), errors.DecisionNeeded(f"{link}: the disk of this link is not there"))
     if not folders and not failures.by_name:
         # It must not look as if no files were missing.
         raise errors.DecisionNeeded(

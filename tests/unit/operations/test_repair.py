@@ -86,6 +86,8 @@ def test_tables_that_cannot_be_seen_are_not_whole(tmp_path: Path, monkeypatch: p
         root = Path(hop.settings.lakehouse.root or "")
         without_spark.create(SPARK, hop.layout.ops("cuts"), columns="`a` STRING")
         (root / "gold").symlink_to(tmp_path / "unmounted")
+        (root / "silver").mkdir()
+        (root / "silver" / "shop").symlink_to(tmp_path / "unmounted")
         listed = os.scandir
         monkeypatch.setattr(os, "scandir", scandir)
         failures = parallel.Failures()
@@ -94,6 +96,7 @@ def test_tables_that_cannot_be_seen_are_not_whole(tmp_path: Path, monkeypatch: p
         assert {name: errors.code(error) for name, error in failures.by_name.items()} == {
             str(root / "ops"): errors.DecisionNeeded.exit_code,
             str(root / "gold"): errors.DecisionNeeded.exit_code,
+            str(root / "silver" / "shop"): errors.DecisionNeeded.exit_code,
         }
         shutil.rmtree(root)
         with pytest.raises(errors.DecisionNeeded, match="there are no tables"):
