@@ -17,7 +17,7 @@ from cdc_core.bronze import last_event
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
-from pipelines import clock
+from pipelines import clock, signs
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
@@ -127,8 +127,7 @@ class CaptureStart:
         mode = self.deployment.source.snapshot_mode
         unfinished = _unfinished(states)
         if unfinished is not None and not decision.resumes:
-            first, *others = unfinished.missing
-            names = f"{first} and {len(others)} more" if others else first
+            names = signs.some(unfinished.missing, 1)
             log.warning("snapshot.mode: %s does not continue the unfinished snapshot of %s", mode.value, names)
         if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
             return

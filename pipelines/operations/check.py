@@ -17,6 +17,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
+from pipelines import signs
 from pipelines.capture import custom_mode, deployment, stream_opener
 from pipelines.channels import kafka
 from pipelines.delta import local_log, store_exclusion
@@ -272,20 +273,18 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
         yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
     stream_names = [each.namespace for each in collections if each.kind == "collection"]
     if stream_names:
-        yield Finding("collections", CheckVerdict.FINE, f"{len(stream_names)} to capture: {_some(stream_names)}")
+        yield Finding("collections", CheckVerdict.FINE, f"{len(stream_names)} to capture: {signs.some(stream_names, 8)}")
         yield from _guardrail(source, len(stream_names))
         yield from _unread(source, stream_names)
         yield from _without_fields(source, collections)
     elif not checked.refused:
         mend = "check source.collection.include.list and database.include.list: they contain regular expressions"
         databases = (
-            f"the server has the databases {_some(checked.databases)}" if checked.databases else "this user sees no database"
+            f"the server has the databases {signs.some(checked.databases, 8)}"
+            if checked.databases
+            else "this user sees no database"
         )
         yield Finding("collections", CheckVerdict.WARNING, f"no existing collection matches the lists; {databases}", mend)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _guardrail(source: Source, captured: int) -> Iterator[Finding]:

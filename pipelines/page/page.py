@@ -283,7 +283,7 @@ def _cards(content: PageContent) -> Sequence[Card]:
     quarantined = sum(each.quarantined for each in collections)
     rescued = sum(each.silver.rescued for each in collections if each.silver)
     # Of tables that cannot be read nothing is counted.
-    counted, fine = (f" without {_first(unreadable)}", "look") if unreadable else ("", "fine")
+    counted, fine = (f" without {signs.some(unreadable, 2)}", "look") if unreadable else ("", "fine")
     states = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(content.verifications)]
     worst = min(states)[0] if states else None
     state = "never" if worst is None else _STATES[worst]
@@ -294,7 +294,7 @@ def _cards(content: PageContent) -> Sequence[Card]:
         Card(
             "gold behind",
             _length(max(lags, default=None)),
-            f"{_first(not_in_gold)} not in gold yet" if not_in_gold else f"the oldest event that waits{counted}",
+            f"{signs.some(not_in_gold, 2)} not in gold yet" if not_in_gold else f"the oldest event that waits{counted}",
             "look" if not_in_gold or unreadable else "",
         ),
         Card(
@@ -306,13 +306,8 @@ def _cards(content: PageContent) -> Sequence[Card]:
         Card("rescued", _number(rescued), f"rows with rescued values{counted}", "look" if rescued else fine),
         Card("quarantined", _number(quarantined), f"events{counted}", "wrong" if quarantined else fine),
         _audited(content.audits),
-        Card("verified", state, _first(names), _STYLES.get(state, "")),
+        Card("verified", state, signs.some(names, 2), _STYLES.get(state, "")),
     ]
-
-
-def _first(names: Sequence[str]) -> str:
-    """The first names, for a card's few words."""
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _audited(table_audits: Sequence[audits.TableAudit]) -> Card:
@@ -320,7 +315,7 @@ def _audited(table_audits: Sequence[audits.TableAudit]) -> Card:
     unmet_count = sum(not verdict.is_met for audit in table_audits for verdict in audit.verdicts)
     value = "none yet" if not table_audits else f"{unmet_count} not met" if unmet_count else "all met"
     mood = "wrong" if unpublished else "look" if unmet_count else "fine" if table_audits else ""
-    return Card("expectations", value, f"{_first(unpublished)} not published" if unpublished else "", mood)
+    return Card("expectations", value, f"{signs.some(unpublished, 2)} not published" if unpublished else "", mood)
 
 
 _STYLES = {"differs": "wrong", "not checked": "look", "sample equal": "fine", "equal": "fine"}

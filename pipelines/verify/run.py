@@ -33,7 +33,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import key_filter
 from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
-from pipelines import clock
+from pipelines import clock, signs
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
 from pipelines.delta import ops_tables
@@ -144,7 +144,7 @@ def _refusal(result: Verification) -> errors.MedallionError | None:
     names = [each.collection for each in result.collections if each.is_wrong]
     if names:
         return errors.DecisionNeeded(
-            f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}: {result.layer.value} differs from "
+            f"{signs.some(names, 5)}: {result.layer.value} differs from "
             "the source; medallion verify --repair reads the differing documents again"
         )
     if waiting := sum(each.waiting for each in result.collections):
