@@ -27,6 +27,7 @@ from pipelines.mongodb import snapshot_read
 from pipelines.snapshot import queue as snapshot_queue
 
 TURN_SECONDS = 1.0
+"""For how long signals of the channels are handled before the next commit."""
 
 
 @dataclass(frozen=True)

@@ -34,4 +34,4 @@ def snapshotter(source: Source) -> snapshot_mode.Snapshotter | None:
     return instance
 
 
-_METHODS = ("should_snapshot_data", "should_stream", "should_snapshot_on_data_error")
+_METHODS = tuple(name for name in vars(snapshot_mode.Snapshotter) if name.startswith("should_"))
