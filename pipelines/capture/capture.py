@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core.settings.parse import Settings
@@ -46,7 +46,10 @@ ONCE_AWAIT_MS = 100
 
 @dataclass(frozen=True)
 class CaptureService:
-    """The arguments of the capture service, the same for each of its runs."""
+    """The arguments of the capture service, the same for each of its runs.
+
+    `failed_snapshots` are the collections that the last snapshot of them could not read, in this run or an earlier one.
+    """
 
     spark: SparkSession
     settings: Settings
@@ -56,6 +59,7 @@ class CaptureService:
     metrics: metrics.Metrics
     commit_requested: threading.Event
     opened: Callable[[bronze_log.BronzeLog], None] | None = None
+    failed_snapshots: dict[str, str] = field(default_factory=dict)
 
     def session(self) -> SparkSession:
         """A Spark session for another thread: a new one where the platform can create it."""
@@ -116,7 +120,7 @@ class Capture:
         position = loop.run(tokens.token_of(log))
         self._finish(loop, position, snapshots)
         log.close(waits=not service.stop.is_set())
-        return replace(self.result(), failed_snapshots=snapshots.failed)
+        return self.result()
 
     @property
     def has_begun(self) -> bool:
@@ -136,7 +140,8 @@ class Capture:
     def result(self) -> CaptureResult:
         """The result of the run so far."""
         assert self._log is not None
-        return self._counts.result(commits=self._log.commits, token=tokens.token_of(self._log) or None)
+        counts = self._counts.result(commits=self._log.commits, token=tokens.token_of(self._log) or None)
+        return replace(counts, failed_snapshots=dict(self._service.failed_snapshots))
 
     def close(self) -> None:
         """End every thread; nothing is committed after this."""
@@ -204,7 +209,9 @@ class Capture:
             counts=self._counts,
             metrics=service.metrics.snapshot,
         )
-        return snapshot_queue.SnapshotQueue(start.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
+        return snapshot_queue.SnapshotQueue(
+            start.ready, self._notifier, self._threads.halt, service.metrics.snapshot, service.failed_snapshots
+        )
 
     def _loop(self, log: bronze_log.BronzeLog, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
         service, source = self._service, self._deployment.source

@@ -87,7 +87,7 @@ class SnapshotQueue:
     halt: threading.Event
     metrics: SnapshotMetrics
     failed: dict[str, str] = field(default_factory=dict)
-    """The collections that the last snapshot of them could not read, each with the reason."""
+    """The collections that the last snapshot of them could not read, each with the reason; also those of earlier runs."""
     _entries: list[_Entry] = field(default_factory=list)
     _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -215,8 +215,10 @@ class SnapshotQueue:
         finally:
             # Also after an error: the next attempt must not read committed chunks again.
             entry.state, entry.current = running_snapshot.state, None
-            earlier_failures = {name: why for name, why in self.failed.items() if name not in entry.state.planned}
-            self.failed = {**earlier_failures, **entry.state.failed}
+            # In place: a failed snapshot of a signal is not taken again after a reconnect, so the next run's queue must know it.
+            for name in self.failed.keys() & entry.state.planned:
+                del self.failed[name]
+            self.failed.update(entry.state.failed)
             if not running_snapshot.has_paused:
                 self.metrics.ended(at=time.time())
         if running_snapshot.state.is_done and not _is_stopped(running_snapshot.state):
