@@ -41,7 +41,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         interrupts.abandon()
     report.result("capture", result)
     if once or not stop.is_set():  # it also ends by itself where `snapshot.mode` follows no stream
-        refuse_unread(result)
+        refuse_unread(result, is_stopped=stop.is_set())
 
 
 @click.command()
@@ -155,4 +155,4 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     for layer, result in results.items():
         report.result(layer, result)
     if once and isinstance(captured := results.get("capture"), CaptureResult):
-        refuse_unread(captured)
+        refuse_unread(captured, is_stopped=stop.is_set())

@@ -64,11 +64,12 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
     )
 
 
-def refuse_unread(result: CaptureResult) -> None:
+def refuse_unread(result: CaptureResult, *, is_stopped: bool) -> None:
     """Raise `CollectionsFailed` if a snapshot could not read a collection; call it after showing the result of a run that ends."""
     if result.failed_snapshots:
         reasons = "; ".join(f"{name}: {why}" for name, why in result.failed_snapshots.items())
-        raise errors.CollectionsFailed(f"the snapshot failed, and all other events are captured: {reasons}", 3)
+        others = "the run was stopped before its end" if is_stopped else "all other events are captured"
+        raise errors.CollectionsFailed(f"the snapshot failed, and {others}: {reasons}", 3)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
     first = once(spark, found)
     assert first.snapshot_documents == 4 and first.failed_snapshots.keys() == {a}
     with pytest.raises(errors.CollectionsFailed, match=a):
-        refuse_unread(first)
+        refuse_unread(first, is_stopped=False)
     told = by_name(spark, found)
     assert told["b"].snapshot == status.SnapshotStatus(4, True)
     assert told["a"].snapshot is not None and "error" in (told["a"].snapshot.failed or "")
@@ -94,7 +94,7 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
     mended = dataclasses.replace(found.source, snapshot_collection_filter_overrides={a: '{"zero": 0}'})
     last = once(spark, dataclasses.replace(found, source=mended))
     assert last.snapshot_documents >= 3
-    refuse_unread(last)
+    refuse_unread(last, is_stopped=False)
     assert {row.key for row in rows(spark, found) if row.kind == "snapshot" and row.collection == "a"} == {"0", "1", "2"}
 
 

@@ -412,6 +412,8 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
         (["capture"], False, 3),  # in mode initial_only it ends by itself
         (["capture"], True, 0),
         (["run"], True, 0),
+        (["capture", "--once"], True, 3),
+        (["run", "--once"], True, 3),
     ],
 )
 def test_a_run_that_could_not_read_a_collection_is_no_success(
@@ -436,7 +438,9 @@ def test_a_run_that_could_not_read_a_collection_is_no_success(
     monkeypatch.setattr(capture, "run", ended)
     monkeypatch.setattr(layers, "run_again", lambda *_, **given: {"capture": ended(**given)})
     assert command_line.main([*command, "--config", str(settings_file)]) == code
-    assert ("shop.a: the server refuses to read it" in capsys.readouterr().err) == bool(code)
+    told = capsys.readouterr().err
+    assert ("shop.a: the server refuses to read it" in told) == bool(code)
+    assert ("all other events are captured" in told) == (bool(code) and not is_stopped)
 
 
 @pytest.mark.parametrize("output", ([], ["--json"], ["--html"]))
