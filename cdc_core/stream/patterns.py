@@ -90,7 +90,7 @@ class Pattern:
         return regexes.compile(text, regexes.IGNORECASE | regexes.ASCII)
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=100_000)
 def regex(entry: str) -> Pattern:
     """An entry of a list in regex mode; raises `values.InvalidValue` if Python cannot parse it."""
     pattern = Pattern(_JAVA.sub(_translated, entry))

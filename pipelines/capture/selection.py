@@ -14,6 +14,9 @@ from cdc_core.stream import filters
 OfCollection = Callable[[str, str], bool]
 """``(database, collection) -> bool``."""
 
+CACHED_NAMES = 100_000
+"""Collections whose result is kept; with more of them, each event may match the patterns again."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -36,8 +39,8 @@ class Selection:
         field_lists = field_filters.read(source.field_exclude_list, source.field_renames)
         return Selection(
             # Cached, so that patterns are matched once per collection and not once per event.
-            includes=functools.lru_cache(maxsize=10_000)(source_filter.includes) if has_more else None,
+            includes=functools.lru_cache(maxsize=CACHED_NAMES)(source_filter.includes) if has_more else None,
             is_signal_collection=source_filter.is_signals if reads_signals else None,
-            fields=functools.lru_cache(maxsize=10_000)(field_lists.of) if field_lists.entries else None,
+            fields=functools.lru_cache(maxsize=CACHED_NAMES)(field_lists.of) if field_lists.entries else None,
             skipped=filters.OPERATIONS - filters.operations(source) if reads_signals and not is_alone else frozenset(),
         )

@@ -109,10 +109,14 @@ def test_stages_instead_of_the_filters_skip_no_operation(order: str, changes: in
     assert ("update" in filters.left_out(filters.fingerprint(settings))) is not bool(changes)
 
 
-def test_lists_are_asked_once_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events of a capture with a signal collection must not search the whole list each time."""
-    settings = source({"signal.data.collection": "shop.signals", "collection.include.list": "shop.a"})
+@pytest.mark.parametrize("collections", [1, 6_000])
+def test_lists_are_asked_once_a_collection(collections: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of a capture with a signal collection must not search the whole list each time, however many collections there are."""
+    settings = source({"signal.data.collection": "shop.signals", "collection.include.list": "shop.a.*"})
     includes = Selection.of(settings, filters.of(settings)).includes
-    assert includes is not None and includes("shop", "a") and not includes("shop", "b")
+    assert includes is not None
+    for number in range(collections):
+        assert includes("shop", f"a{number}") and not includes("shop", f"b{number}")
     monkeypatch.setattr(filters.NameFilter, "includes", None)
-    assert includes("shop", "a") and not includes("shop", "b")
+    for number in range(collections):
+        assert includes("shop", f"a{number}") and not includes("shop", f"b{number}")
