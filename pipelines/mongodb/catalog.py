@@ -119,17 +119,28 @@ class CollectionSize:
     average: int
 
 
+UNKNOWN_AVERAGE = 1024
+
+
 def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> CollectionSize:
-    """The server's own estimate; an unknown average counts as 1 KiB."""
+    """The server's own estimate; an unknown average counts as 1 KiB, also that of a user who may find and lacks `collStats`."""
+    preference = connection.read_preference
     with mongodb_failures.translating_read(f"measuring {collection.namespace}"):
-        stats = cursor_reply.drained(
-            connection,
-            collection.db,
-            {"aggregate": collection.name, "pipeline": [{"$collStats": {"storageStats": {}}}], "cursor": {}},
-            codec_options=cursor_reply.LENIENT,
-            read_preference=connection.read_preference,
-        )
+        try:
+            stats = cursor_reply.drained(
+                connection,
+                collection.db,
+                {"aggregate": collection.name, "pipeline": [{"$collStats": {"storageStats": {}}}], "cursor": {}},
+                codec_options=cursor_reply.LENIENT,
+                read_preference=preference,
+            )
+        except driver.OperationFailure as error:
+            if error.code != mongodb_failures.UNAUTHORIZED:
+                raise
+            # Without a filter the server returns the number that it keeps, and reads no documents.
+            count = connection[collection.db].command({"count": collection.name}, read_preference=preference)
+            return CollectionSize(int(count["n"]), UNKNOWN_AVERAGE)
     # One entry per shard.
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
     total_bytes = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
-    return CollectionSize(documents, max(1, total_bytes // documents) if documents else 1024)
+    return CollectionSize(documents, max(1, total_bytes // documents) if documents else UNKNOWN_AVERAGE)

@@ -120,3 +120,25 @@ def test_a_server_that_has_not_heard_of_a_time_is_asked_again(monkeypatch: pytes
     orders = catalog.SourceCollection("shop", "orders", None)
     with pytest.raises(mongodb_failures.SnapshotExpired):
         list(snapshot_read.read_chunk(client, orders, snapshot_read.IdRange(), after=Timestamp(1, 1)))
+
+
+def test_a_user_who_may_only_find_gets_a_size() -> None:
+    """The estimate needs the privilege `collStats`, which reading does not: the server's count is enough to plan chunks."""
+    refused = driver.OperationFailure("not authorized", mongodb_failures.UNAUTHORIZED)
+
+    class Finding(Server):
+        def get_database(self, *_: object, **__: object) -> Finding:
+            return self
+
+        def cursor_command(self, *_: object, **__: object) -> Any:
+            raise refused
+
+        def command(self, command: dict[str, Any], **_: Any) -> Any:
+            assert command == {"count": "orders"}
+            return {"n": 7}
+
+    connection: Any = Finding()
+    assert catalog.size(connection, catalog.SourceCollection("shop", "orders", None)) == catalog.CollectionSize(7, 1024)
+    refused = driver.OperationFailure("no", 8000)
+    with pytest.raises(mongodb_failures.ReadRefused):
+        catalog.size(connection, catalog.SourceCollection("shop", "orders", None))
