@@ -94,10 +94,10 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
 
 
 def refuse(findings: Sequence[Finding]) -> None:
-    """Raise the class of the first error, naming all findings with errors; does nothing without any."""
+    """Raise the class of the most serious error, naming all findings with errors; does nothing without any."""
     problems = [(finding.about, finding.error) for finding in findings if finding.error is not None]
     if problems:
-        error_class = type(problems[0][1])
+        error_class = type(errors.worst([error for _, error in problems]))
         number = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise error_class(f"{number} to fix before this pipeline can run: {', '.join(about for about, _ in problems)}")
 

@@ -57,6 +57,20 @@ def test_the_files_of_gold_are_read(tmp_path: Path) -> None:
     assert not [*check._gold(dataclasses.replace(placed, gold=settings.GoldSettings()))]
 
 
+def test_what_a_person_must_mend_is_not_tried_again() -> None:
+    """A scheduler repeats a temporary error. Beside one that stays it would do so for ever, whichever `check` found first."""
+    found = [check._wrong(name, error) for name, error in {
+        "store": errors.StoreUnreachable("no answer"), "expectations": errors.SettingsError("no folder"), "change stream": errors.AccessRefused("no"),
+    }.items()]  # fmt: skip
+    for findings, expected in (
+        (found, errors.AccessRefused),
+        (found[:2], errors.SettingsError),
+        (found[:1], errors.StoreUnreachable),
+    ):
+        with pytest.raises(expected, match="store"):
+            check.refuse(findings)
+
+
 def test_models_that_refer_to_nothing_or_to_each_other_are_told(tmp_path: Path) -> None:
     """Without the tables: whether a collection that is not captured has one is not known here, and is no mistake."""
     for name, refers in (("one", "two"), ("two", "one"), ("three", "tow"), ("four", "shop.orders")):
