@@ -10,6 +10,7 @@ The capture counts per batch and per commit; everything else is computed when Pr
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import socket
 import statistics
@@ -233,8 +234,13 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
     try:
         server = make_server(address, port, site, _MetricsServer, _SilentHandler)
     except OSError as error:
+        # Another program has the port, or it is only for the superuser; all other errors are about the address.
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        name, hint = (
+            ("port", "choose another port") if is_port else ("address", "an address of this machine, or 0.0.0.0 for all")
+        )
         message = f"cannot listen on {address}:{port}: {error.strerror}"
-        raise errors.SettingsError(errors.Problem("source.metrics.port", message, "choose another port")) from None
+        raise errors.SettingsError(errors.Problem(f"source.metrics.{name}", message, hint)) from None
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     try:
