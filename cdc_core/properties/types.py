@@ -327,6 +327,11 @@ def shown(value: object) -> str:
             return f"a {type(value).__name__}"
 
 
+def kind(value: object) -> str:
+    """As `shown`, for a place where a text may be a secret, such as a connection string in place of a section."""
+    return "a text" if isinstance(value, str) else shown(value)
+
+
 def written(value: object) -> str:
     """A value as in a settings file; empty for none."""
     match value:

@@ -155,7 +155,7 @@ def parse(document: object, *, where: str = "") -> Settings:
     """
     if not isinstance(document, Mapping):
         expected = "a mapping with the keys name, lakehouse and source"
-        raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.shown(document)}"))
+        raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.kind(document)}"))
     reader = SectionReader()
     settings = _settings(reader, document)
     if reader.problems:

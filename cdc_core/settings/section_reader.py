@@ -44,7 +44,7 @@ class SectionReader:
         if content is None:
             return {}
         if not isinstance(content, Mapping):
-            self.refuse(path, f"a mapping is expected, found {values.shown(content)}")
+            self.refuse(path, f"a mapping is expected, found {values.kind(content)}")
             return {}
         for key in content:
             if not isinstance(key, str):
