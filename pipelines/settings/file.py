@@ -58,11 +58,12 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
     problems: list[errors.Problem] = []
 
     def resolved(name: str, text: Any) -> Any:
+        """The text with its variables; an empty one, about which there is nothing else to say, where one is not set."""
         try:
             return secrets.resolve(text) if isinstance(text, str) else text
         except errors.SettingsError as error:
             problems.extend(errors.Problem(f"lakehouse.{name}", problem.message, problem.hint) for problem in error.problems)
-            return text
+            return ""
 
     lakehouse = parsed.lakehouse
     places = {name: resolved(name, getattr(lakehouse, name)) for name in ("root", "catalog", "schema_prefix")}
