@@ -180,6 +180,10 @@ for _tag, _regex, _first in (
 def _composed(text: str, where: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"not YAML: the character U+{error.character:04X} is not allowed"
+        raise errors.SettingsError(errors.Problem(f"{where}:{line}", message)) from None
     except _UNREADABLE as error:
         raise _not_yaml(error, where) from None
 
@@ -239,8 +243,9 @@ def _not_yaml(error: Exception, where: str) -> errors.SettingsError:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return errors.SettingsError(errors.Problem(where, "not YAML"))
     reason = str(error.problem)
-    # A line without a colon is the one where the key begins, not the one where the parser gives up.
-    mark = error.context_mark if "expected ':'" in reason and error.context_mark else error.problem_mark
+    # A line without a colon is the one where the key begins, and an open quote where it opens, not where the parser gives up.
+    is_earlier = "expected ':'" in reason or "unexpected end of stream" in reason
+    mark = error.context_mark if is_earlier and error.context_mark else error.problem_mark
     if reason.startswith("but "):
         reason = f"{error.context}, {reason}"
     if any(word in reason for word in ("alias", "anchor", "tag", "handle", "directive")):
@@ -260,6 +265,7 @@ def _line_before(mark: yaml.Mark) -> str:
 _HINTS = {
     "'\\t'": "write spaces instead of the tab",
     "expected ':'": "a key is followed by a colon and a space",
+    "unexpected end of stream": "a quote that opens there does not close",
     "recursive": "an alias must not stand within its own anchor",
     "too many digits": "put the value in quotes",
     "alias": "put a value that begins with * in quotes",
