@@ -91,10 +91,14 @@ def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str]) 
 
 def _listed(connection: pymongo.MongoClient[Any], db: str) -> list[Mapping[str, Any]]:
     """The entries of `listCollections`; none for a name that no database can have, such as a regular expression that is read
-    literally. The driver's own method decodes them strictly, whatever the database's codec."""
+    literally, or one that is too long. The driver's own method decodes them strictly, whatever the database's codec."""
     try:
         return cursor_reply.drained(connection, db, {"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.NAMES)
     except driver.InvalidName:
+        return []
+    except driver.OperationFailure as error:
+        if error.code != mongodb_failures.INVALID_NAMESPACE:
+            raise
         return []
 
 

@@ -117,6 +117,15 @@ def test_a_stream_that_is_refused_is_told_with_the_reason(
     assert reason in finding.found and "source.cursor.pipeline" in finding.found and "capture.target" in finding.found
 
 
+def test_a_name_that_no_database_can_have_matches_nothing(checked: Checked, mongodb_uri: str) -> None:
+    """The server refuses to list the collections of a database with such a long name; the check was a bug then."""
+    found = checked(mongodb_uri, collection_include_list=f"{'d' * 70}.orders")
+    assert _wrong(found) == []
+    assert found["collections"][0].found == f"{'d' * 70}.orders does not exist"
+    (finding,) = _wrong(checked(mongodb_uri, capture_scope="database", capture_target="d" * 70))
+    assert (finding.about, type(finding.error)) == ("change stream", errors.SourceUnsuitable)
+
+
 def test_a_regular_expression_that_is_read_literally_matches_nothing(checked: Checked, mongodb_uri: str) -> None:
     """With `filters.match.mode: literal` its backslash is a part of a name that no database can have."""
     found = checked(mongodb_uri, collection_include_list=r"shop\.orders", filters_match_mode="literal")
