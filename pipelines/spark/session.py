@@ -46,7 +46,7 @@ def session(
     store of `root`, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set, and `conf`, each overriding those before it.
     `hadoop` are settings of the root's file system, as `spark.hadoop.…`. They may be secrets, and are on no command line.
 
-    Raises `SettingsError` where Spark is not installed, a given session lacks Delta, or a new one would not have `catalog`;
+    Raises `SettingsError` where a given session lacks Delta, or a new one would not have `catalog`;
     `DecisionNeeded` where Java is missing or too old; `Temporary` where Delta's jars could not be downloaded.
     """
     user_settings = dict(conf or {})
@@ -231,12 +231,8 @@ def submitter() -> int | None:
 
 
 def _active() -> SparkSession | None:
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise errors.SettingsError(
-            "Spark is not installed: pip install 'mongo-medallion[spark]' (Databricks provides it)"
-        ) from None
+    from pyspark.sql import SparkSession
+
     # A new thread has no active session, although the process has one.
     return SparkSession.getActiveSession() or (SparkSession._instantiatedSession if _has_context() else None)
 
