@@ -511,6 +511,9 @@ _JAVAS: Mapping[str, str] = {
     "ssl.truststore.location": "give ssl.ca.location, a PEM file",
     "ssl.truststore.password": "give ssl.ca.location, a PEM file",
     "ssl.truststore.type": "give ssl.ca.location, a PEM file",
+    "ssl.truststore.certificates": "give ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "give ssl.certificate.pem",
+    "ssl.keystore.key": "give ssl.key.pem, a secret",
     "ssl.keystore.type": "a key store is PKCS#12; for PEM files, ssl.certificate.location and ssl.key.location",
     "max.poll.records": "every look takes all that has come",
 }

@@ -142,6 +142,14 @@ def test_hosts_of_older_versions() -> None:
     assert uri("rs0/a,b", mongodb__members__auto__discover="false") == "mongodb://a/?replicaSet=rs0&directConnection=true"
 
 
+@pytest.mark.parametrize("name", ["ssl.keystore.key", "ssl.keystore.certificate.chain", "ssl.truststore.certificates"])
+def test_a_private_key_of_javas_client_is_in_no_file(name: str) -> None:
+    """Only the Java client has these options: the client here would refuse them, and one of them is a secret."""
+    given = {"signal__enabled__channels": "source,kafka", "signal__kafka__bootstrap__servers": "b:9092"}
+    pem = {f"signal.consumer.{name}": "-----BEGIN PRIVATE KEY----- hidden"}
+    assert "hidden" not in repr(source_of(**given, **pem)) and ".pem" in notes(**given, **pem)[f"signal.consumer.{name}"]
+
+
 @pytest.mark.parametrize(("older", "today"), debezium_import.RENAMED.items())
 def test_older_names(older: str, today: str) -> None:
     """An older name is translated and noted. If today's name is given too, it takes precedence."""
