@@ -71,6 +71,9 @@ _INSTEAD: Mapping[str, str] = {
 }
 """The properties to use instead of other transformations: what one of these leaves out would reach the tables."""
 
+_AROUND_CONFIG = ("name", "config", "tasks", "type")
+"""What Kafka Connect's REST API says of a connector."""
+
 _NOT_OURS = "it configures Debezium Server"
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
 _NO_CHANNELS = {"jmx": "there is no Java management here", "in-process": "there is no engine in a Java process here"}
@@ -114,7 +117,8 @@ def imported(connector: object, *, root: str, where: str = "") -> ConnectorImpor
     closed sets, unknown properties with the nearest name, another connector's class. No message contains the value of a
     secret.
     """
-    connector_properties, report = _given(connector, where), _ImportReport()
+    report = _ImportReport()
+    connector_properties = _given(connector, where, report)
     if any(name.startswith(_SERVER) for name in connector_properties):
         connector_properties = _of_server(connector_properties, report)
     reader = _ConnectorReader(connector_properties, report)
@@ -130,13 +134,16 @@ def imported(connector: object, *, root: str, where: str = "") -> ConnectorImpor
     return ConnectorImport(document, tuple(report.notes), report.variables(reader.source), warnings)
 
 
-def _given(connector: object, where: str) -> Mapping[str, object]:
+def _given(connector: object, where: str, report: _ImportReport) -> Mapping[str, object]:
     """The properties that have a value."""
     if isinstance(connector, Mapping) and isinstance(connector.get("config"), Mapping):
+        for name in connector:
+            if name not in _AROUND_CONFIG:
+                report.note(str(name), "it stands beside `config`, which has the properties of a connector")
         connector = connector["config"]
     if not isinstance(connector, Mapping):
         expected = 'a JSON object of properties, or {"name": …, "config": {…}}'
-        raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.shown(connector)}"))
+        raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.kind(connector)}"))
     return {str(name): value for name, value in connector.items() if value is not None}
 
 

@@ -142,6 +142,13 @@ def test_hosts_of_older_versions() -> None:
     assert uri("rs0/a,b", mongodb__members__auto__discover="false") == "mongodb://a/?replicaSet=rs0&directConnection=true"
 
 
+def test_what_stands_beside_the_config_is_named() -> None:
+    """Kafka Connect refuses it there; it would be lost in silence. What its REST API answers is no property."""
+    around = {"name": "shop", "tasks": [{"connector": "shop", "task": 0}], "type": "source"}
+    found = imported({**around, "config": SMALLEST, "collection.exclude.list": "shop.secrets"})
+    assert [note.name for note in found.notes] == ["collection.exclude.list"]
+
+
 @pytest.mark.parametrize("name", ["ssl.keystore.key", "ssl.keystore.certificate.chain", "ssl.truststore.certificates"])
 def test_a_private_key_of_javas_client_is_in_no_file(name: str) -> None:
     """Only the Java client has these options: the client here would refuse them, and one of them is a secret."""
