@@ -8,10 +8,12 @@ its JSON text. Source: Debezium "Sending signals", signal actions of the MongoDB
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -110,17 +112,29 @@ class SignalRequest:
         """The selected namespaces, in their order. Raises `SignalRefused` if an expression takes too long."""
         if not self.collections:
             return tuple(namespaces)
-        expressions = [_pattern(text) for text in self.collections]
-        return tuple(name for name in namespaces if any(_matches(pattern, name) for pattern in expressions))
+        with _refusing():
+            return tuple(filter(self._is_meant, namespaces))
+
+    @functools.cached_property
+    def _is_meant(self) -> Callable[[str], bool]:
+        return patterns.any_of([_pattern(text) for text in self.collections])
+
+    def without_match(self, chosen: Sequence[str]) -> tuple[str, ...]:
+        """The expressions, also of conditions, that match none of the `chosen` namespaces. Raises as `chosen`."""
+        texts = dict.fromkeys((*self.collections, *(condition.data_collection for condition in self.conditions)))
+        expressions = {_pattern(text): text for text in texts}
+        with _refusing():
+            return tuple(expressions[pattern] for pattern in patterns.without_match(expressions, chosen))
 
     def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
         """The find filter of each namespace that has one; the first condition that matches it counts. Raises as `chosen`."""
         filters = {}
         for name in namespaces:
             matching = (
-                condition.filter for condition in self.conditions if _matches(_pattern(condition.data_collection), name)
+                condition.filter for condition in self.conditions if _pattern(condition.data_collection).matches(name)
             )
-            text = next(matching, None)
+            with _refusing():
+                text = next(matching, None)
             if text is not None:
                 filters[name] = text
         return filters
@@ -253,9 +267,11 @@ def _pattern(text: str) -> patterns.Pattern:
         raise SignalRefused(f"{text} is no regular expression that can be used here: {error.hint}") from error
 
 
-def _matches(pattern: patterns.Pattern, name: str) -> bool:
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise `SignalRefused` for an expression of the block that takes too long."""
     try:
-        return pattern.matches(name)
+        yield
     except errors.SettingsError as error:
         raise SignalRefused(str(error)) from error
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import regex as regexes
@@ -132,6 +132,14 @@ def any_of(entries: Sequence[Pattern]) -> Callable[[str], bool]:
         return is_named or any(entry.matches(name) for entry in other_entries)
 
     return is_meant
+
+
+def without_match(entries: Iterable[Pattern], names: Sequence[str]) -> tuple[Pattern, ...]:
+    """The entries that match none of the names."""
+    # An entry that is one of the names needs no search: there may be thousands of both.
+    known = frozenset(map(folded, names))
+    others = [entry for entry in entries if not (entry._is_name and folded(_ESCAPED.sub(r"\1", entry.text)) in known)]
+    return tuple(entry for entry in others if not any(map(entry.matches, names)))
 
 
 def folded(name: str) -> str:

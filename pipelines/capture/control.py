@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from cdc_core.extended_json import query
 from cdc_core.signals import signal as signals
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
+from pipelines import signs
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.capture.signal_reader import Inbox
@@ -133,7 +134,7 @@ class ControlEvents:
             case signals.SignalType.EXECUTE_SNAPSHOT:
                 return [self._planned(rows, self._requested(signal, request))]
             case signals.SignalType.STOP_SNAPSHOT:
-                states = self.snapshots.stop(request.chosen)
+                states = self._stopped(signal, request)
             case signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT:
                 states = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
             case signals.SignalType.LOG:
@@ -142,11 +143,31 @@ class ControlEvents:
         log.info("signal %s (%s): %d snapshots affected", signal.id, signal.type, len(states))
         return [state.controlled() for state in states]
 
+    def _stopped(self, signal: signals.Signal, request: signals.SignalRequest) -> list[snapshot_state.SnapshotState]:
+        """Stop the collections that a signal names; returns the states of the snapshots that changed. Raises `SignalRefused`."""
+        without_match = request.collections
+
+        def chosen(namespaces: Iterable[str]) -> tuple[str, ...]:
+            nonlocal without_match
+            names = tuple(namespaces)
+            # Here, because this may refuse the signal, and nothing is stopped yet.
+            unmatched = frozenset(request.without_match(names))
+            without_match = tuple(text for text in without_match if text in unmatched)
+            return request.chosen(names)
+
+        states = self.snapshots.stop(chosen)
+        if without_match:
+            log.warning("signal %s: no collection that is left to read matches %s", signal.id, signs.some(without_match, 20))
+        return states
+
     def _requested(self, signal: signals.Signal, request: signals.SignalRequest) -> snapshot_state.SnapshotState:
         """The snapshot of the captured collections that a signal names. Raises `SignalRefused`."""
         namespaces = request.chosen(self.deployment.namespaces())
         if not namespaces:
             raise signals.SignalRefused(f"no captured collection matches {', '.join(request.collections)}")
+        # Where a condition's expression matches nothing, its collection is read without the filter.
+        if without_match := request.without_match(namespaces):
+            log.warning("signal %s: no collection of its snapshot matches %s", signal.id, signs.some(without_match, 20))
         conditions = request.filters(namespaces)
         for namespace, condition in conditions.items():
             reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, query.loads(condition))

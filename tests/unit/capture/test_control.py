@@ -80,3 +80,26 @@ def test_a_collection_whose_parts_are_renamed_one_after_the_other_is_read_once()
         ("shop.new", ()), ("shop.new", ()), ("shop.other", ("shop.other",)), ("shop.new", ("shop.new",)),
     ]  # fmt: skip
     assert [each.of(each.planned[0]).completed for each in found] == [False] * 4
+
+
+def test_a_name_that_is_misspelt_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The other collections of a signal are read, or stopped. A filter for a misspelt name would not be missed otherwise."""
+    nobody: Any = SimpleNamespace(notify=lambda *_, **__: None)
+    nothing: Any = None
+    deployment: Any = SimpleNamespace(namespaces=lambda: ["shop.orders", "shop.stock"])
+    snapshots = snapshot_queue.SnapshotQueue(nothing, nobody, threading.Event(), snapshot_queue.SnapshotMetrics())
+    control, rows = ControlEvents(deployment, snapshots, Inbox()), events.EventRows("shop")
+
+    def send(type_: str, *names: str, **more: Any) -> str:
+        caplog.clear()
+        sent = {"_id": "s", "type": type_, "data": {"data-collections": names, **more}}
+        event = {"_id": {"_data": TOKEN.format(1)}, "operationType": "insert", "fullDocument": sent}
+        control.handle(rows, {**event, "ns": {"db": "shop", "coll": "signals"}})
+        return " ".join(each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+
+    conditions = [{"data-collection": "shop.stok", "filter": "{}"}]
+    told = send("execute-snapshot", r"shop\.Orders", "shop.order", "shop.s.*", **{"additional-conditions": conditions})
+    assert told.endswith("matches shop.order, shop.stok")
+    assert send("stop-snapshot", "shop.orders", "shop.stokc").endswith("matches shop.stokc")
+    assert [each.now.missing for each in snapshots._entries] == [("shop.stock",)]
+    assert not send("stop-snapshot", "shop.stock") and not send("stop-snapshot")
