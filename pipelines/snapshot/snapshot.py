@@ -129,7 +129,7 @@ class Snapshot:
                     if self._may_read(collection.namespace):
                         self._collection(pool, client, collection, sizes[collection.namespace])
         finally:
-            client.close()
+            mongodb.close(client)
         return self.state
 
     def _missing(self) -> list[catalog.SourceCollection]:

@@ -22,6 +22,7 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot.state import SnapshotState
 from pipelines import helper_processes
 from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunk_reader, chunks, snapshot
@@ -71,6 +72,25 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
     reader = chunk_reader.ChunkReader(spark, connection, after=Timestamp(1, 1), chunk_bytes=1 << 20, stopped=halt)
     given: dict[str, Any] = {"log": None, "name": "shop", "collections": [COLLECTION], "reader": reader, "threads": 1}
     return snapshot.Snapshot(**given, state=SnapshotState("s", ("db.a",)), stopped=halt)
+
+
+def test_a_server_that_does_not_answer_does_not_hold_the_end(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver waits for the reply to the end of its sessions, up to its timeouts."""
+    closed, answers = threading.Event(), threading.Event()
+
+    def close() -> None:
+        answers.wait(20)
+        closed.set()
+
+    monkeypatch.setattr(taking.reader.connection, "client", lambda: SimpleNamespace(close=close))
+    monkeypatch.setattr(mongodb, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(taking, "collections", [])
+    monkeypatch.setattr(taking, "state", SnapshotState("s"))
+    taking.run()
+    assert not closed.is_set()
+    answers.set()
 
 
 @pytest.mark.parametrize("asked", ["boundary", "size"])
