@@ -195,6 +195,9 @@ def _renamed(node: Any, path: Path, name: str, conflicts: list[str]) -> Any:
 
 
 def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> UpdateDescription:
+    if before.disambiguated is None:
+        # MongoDB 6.0 does not say which dots divide. A name with dots may also be a path: otherwise its value would be captured.
+        paths = (*paths, *(tuple(".".join(path).split(".")) for path in paths if any("." in step for step in path)))
     by_beginning: dict[str, list[Path]] = {}
     for path in paths:
         by_beginning.setdefault(path[0], []).append(path)
