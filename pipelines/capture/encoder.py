@@ -54,6 +54,8 @@ class Encoder:
             is_signal_collection=self.selection.is_signal_collection,
             skipped=self.selection.skipped,
         )
+        if control_event is not None:
+            self._incomplete.clear()  # A drop or a rename ends the gap of its collection.
         if rows.skipped > skipped_before:
             self._note_gap(rows)
         return control_event

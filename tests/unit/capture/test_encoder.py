@@ -58,6 +58,15 @@ def test_a_skipped_event_leaves_its_collection_incomplete(encoder: Encoder, capl
     assert [each.getMessage().split(":")[0] for each in caplog.records] == ["shop.a", "shop.b", "shop.a", "shop.a"]
 
 
+def test_a_collection_that_was_dropped_and_lacks_an_event_again_is_incomplete(encoder: Encoder) -> None:
+    """The drop ends the first gap, because nothing is left that could lack anything."""
+    encoder.add(event(60))
+    drop = {**bson.decode(event(61, operation="drop", is_large=False)), "documentKey": None}
+    encoder.add(bson.encode(drop))
+    encoder.add(event(120))
+    assert gaps(encoder.take()) == [("shop.a", "1970-01-01 00:01:00 UTC"), ("shop.a", "1970-01-01 00:02:00 UTC")]
+
+
 def test_a_snapshot_ends_the_gap_of_a_skipped_event(encoder: Encoder) -> None:
     """Like the gap of lost changes, which `medallion status` reports until then."""
     encoder.add(event(60))
