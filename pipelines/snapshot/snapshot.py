@@ -209,7 +209,7 @@ class Snapshot:
         self._restart_where_filter_changed(collection.namespace)
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]] = deque()
         try:
-            self._read_to_end(pool, client, collection, documents, reads)
+            self._read_to_end(pool, client, collection, documents, size.documents, reads)
         except mongodb_failures.ReadRefused as refused:
             self._mark_failed(collection.namespace, str(refused))
         finally:
@@ -230,9 +230,10 @@ class Snapshot:
         client: mongodb.Client,
         collection: catalog.SourceCollection,
         documents: int,
+        size: int,
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]],
     ) -> None:
-        ranges = self._ranges(client, collection, documents)
+        ranges = self._ranges(client, collection, documents, size)
         changes = 0
         while self._may_read(collection.namespace):
             # One more than the threads, so that none is idle while the oldest chunk is committed.
@@ -254,7 +255,7 @@ class Snapshot:
                 self.reader.wait_behind(_changed_too_often(), changes)
                 changes += 1
                 collection = new_collection
-                ranges = self._ranges(client, collection, documents)
+                ranges = self._ranges(client, collection, documents, size)
 
     def _current_collection(
         self, client: mongodb.Client, collection: catalog.SourceCollection
@@ -264,12 +265,21 @@ class Snapshot:
         return next((each for each in collections if each.name == collection.name and each.kind == collection.kind), None)
 
     def _ranges(
-        self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int
+        self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int, size: int
     ) -> Iterator[snapshot_read.IdRange]:
         if key_filter.keys_of(self._filter(collection.namespace)) is not None:
             yield snapshot_read.IdRange()  # All keys of a repair in one read: a missing document is deleted.
             return
-        yield from self.reader.ranges(client, collection, behind=self.state.of(collection.namespace).hi, documents=documents)
+        ranges = self.reader.ranges(client, collection, behind=self.state.of(collection.namespace).hi, documents=documents)
+        if self.documents_max is None:
+            yield from ranges
+            return
+        # With small chunks, documents may be inserted faster than read: what lies behind the documents of the start is one range.
+        for number, bounds in enumerate(ranges, 1):
+            yield bounds
+            if 0 < size < number * documents and bounds.hi is not None:
+                yield snapshot_read.IdRange(snapshot_read.hi_as_lo(bounds.hi))
+                return
 
     def _read(self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange) -> chunks.ChunkRows:
         return self.reader.read(collection, bounds, condition=self._filter(collection.namespace))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import signal
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pytest
 from bson.timestamp import Timestamp
@@ -215,6 +217,19 @@ def test_a_collection_that_the_server_gives_up_fails_alone(
     assert taking.run().failed.keys() == {"db.a"}
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert "gave up" in str(taking.log.told)  # type: ignore[attr-defined]
+
+
+def test_a_collection_that_grows_faster_than_it_is_read_has_an_end(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`incremental.snapshot.chunk.size: 1024`, as in Debezium, reads a thousand documents per commit."""
+    ids = itertools.count()
+    monkeypatch.setattr(snapshot_read, "boundary", lambda *_, **__: bson.encode({"hi": next(ids)}))
+    small = replace(taking, documents_max=10)
+    client: Any = None
+    ranges = list(itertools.islice(small._ranges(client, COLLECTION, 10, 95), 1000))
+    assert len(ranges) == 11 and ranges[-1].hi is None
+    assert [each.lo for each in ranges[1:]] == [snapshot_read.hi_as_lo(each.hi) for each in ranges[:-1] if each.hi]
 
 
 def test_a_chunk_of_small_documents_is_no_larger_than_a_commit(
