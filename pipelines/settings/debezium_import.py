@@ -58,13 +58,18 @@ def _connector(path: Path) -> object:
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         return javaproperties.loads(_properties_text(content)) if path.suffix == ".properties" else orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        hint = "" if content.lstrip()[:1] in b"{[" else "files with Java properties must have the extension .properties"
-        problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", hint)
+        problem = errors.Problem(f"{where}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", _hint(content))
         raise errors.SettingsError(problem) from None
     except ValueError as error:  # an invalid escape, or UTF-16
         raise errors.SettingsError(errors.Problem(where, f"not valid Java properties: {error}")) from None
     except OSError as error:
         raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None
+
+
+def _hint(content: bytes) -> str:
+    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"):
+        return "it is UTF-16, as PowerShell writes files: save it as UTF-8"
+    return "" if content.lstrip()[:1] in b"{[" else "files with Java properties must have the extension .properties"
 
 
 def _properties_text(content: bytes) -> str:

@@ -142,6 +142,16 @@ def test_hosts_of_older_versions() -> None:
     assert uri("rs0/a,b", mongodb__members__auto__discover="false") == "mongodb://a/?replicaSet=rs0&directConnection=true"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_json_in_utf_16_is_no_file_of_properties(encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PowerShell writes it, as in `curl … > connector.json`."""
+    path = tmp_path / "connector.json"
+    path.write_bytes(json.dumps(SMALLEST).encode(encoding))
+    assert command_line.main(["import-debezium", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert "save it as UTF-8" in shown and ".properties" not in shown
+
+
 def test_what_stands_beside_the_config_is_named() -> None:
     """Kafka Connect refuses it there; it would be lost in silence. What its REST API answers is no property."""
     around = {"name": "shop", "tasks": [{"connector": "shop", "task": 0}], "type": "source"}
@@ -313,7 +323,8 @@ def test_what_is_no_file_of_properties(content: bytes, tmp_path: Path, capsys: p
     assert "not valid Java properties" in capsys.readouterr().err
     path = path.rename(path.with_suffix(".txt"))
     assert command_line.main(["import-debezium", str(path)]) == 2
-    assert "must have the extension .properties" in capsys.readouterr().err
+    hint = "it is UTF-16" if b"\0" in content else "must have the extension .properties"
+    assert hint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
