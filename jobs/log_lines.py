@@ -22,13 +22,21 @@ _LIBRARIES = {
 
 def configure(*, level: int = logging.INFO) -> None:
     """Log every record of this process to stderr, one line each, and those of libraries from their levels in `_LIBRARIES`."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(LogLine())
     handler.addFilter(_is_wanted)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name, least_level in _LIBRARIES.items():
         logging.getLogger(name).setLevel(least_level)
     logging.captureWarnings(True)
+
+
+class _Stderr(logging.StreamHandler):
+    """Writes to the stderr of the moment: a live line replaces it while it is shown, so that log lines appear above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,6 +139,26 @@ def test_what_is_waited_for_is_shown_on_a_terminal_and_only_once(monkeypatch: py
         with live_lines.waiting("checking"), live_lines.waiting("starting Spark"):
             pass
     assert (stream.getvalue().count("checking") == 2) == is_terminal and "Spark" not in stream.getvalue()
+
+
+def _on_a_terminal(program: str) -> tuple[str, int]:
+    """What a program writes to a terminal, and its return code."""
+    near, far = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    code = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, stderr=far, check=False).returncode
+    os.close(far)
+    with open(near, "rb", buffering=0) as terminal:
+        return terminal.read(100_000).decode(), code
+
+
+def test_a_log_line_is_no_part_of_a_live_line() -> None:
+    """The log of silver and gold is configured before their live line is shown."""
+    written, _ = _on_a_terminal(
+        "import logging; from jobs import log_lines; from pipelines.terminal import live_lines; log_lines.configure()\n"
+        "with live_lines.waiting('starting Spark'):\n    logging.warning('one'); logging.warning('two')"
+    )
+    # Between them the live line is drawn below the first one, and then removed.
+    assert re.search(r"one\r\n.*starting Spark\r\x1b\[2K[^\r\n]* two\r\n", written), repr(written)
 
 
 def _collection(name: str) -> status.CollectionStatus:
