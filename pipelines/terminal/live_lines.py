@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import threading
 import time
@@ -37,10 +39,33 @@ def waiting(what: str) -> Iterator[None]:
         yield
         return
     try:
-        with Console(stderr=True, highlight=False).status(what):
+        with _cursor_comes_back(), Console(stderr=True, highlight=False).status(what):
             yield
     finally:
         _LIVE.release()
+
+
+@contextmanager
+def _cursor_comes_back() -> Iterator[None]:
+    """Shows the cursor, which a live line hides, also where SIGTERM ends the process: at once, unless the command handles it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        os.write(2, _CLEAR_LINE_SHOW_CURSOR)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+_CLEAR_LINE_SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import logging
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,6 +160,15 @@ def test_a_log_line_is_no_part_of_a_live_line() -> None:
     )
     # Between them the live line is drawn below the first one, and then removed.
     assert re.search(r"one\r\n.*starting Spark\r\x1b\[2K[^\r\n]* two\r\n", written), repr(written)
+
+
+def test_a_terminal_has_its_cursor_after_sigterm() -> None:
+    """`timeout 9 medallion check` ended with the line of what it was waiting for, and without a cursor."""
+    written, code = _on_a_terminal(
+        "import os, signal; from pipelines.terminal import live_lines\n"
+        "with live_lines.waiting('checking'):\n    os.kill(os.getpid(), signal.SIGTERM); signal.pause()"
+    )
+    assert (code, written.rpartition("\x1b[?25")[2]) == (-signal.SIGTERM, "h"), repr(written)
 
 
 def _collection(name: str) -> status.CollectionStatus:
