@@ -17,6 +17,7 @@ _CUT = re.compile(r"%[0-9A-F]?$")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HOST = re.compile(r"(?:file:)?//[^/]", re.IGNORECASE)
 _SHELL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[~$]")
+_LOGIN = re.compile(r"(://[^/:@]*:)[^/@]*(?=@)")
 _WEB = re.compile(r"https?:", re.IGNORECASE)
 SCHEMA_PREFIX = re.compile(r"[A-Za-z0-9_]*")
 """What may stand before the names of schemas in a catalog."""
@@ -132,7 +133,14 @@ def unusable(root: str) -> str | None:
         return "a path begins with one /, the URL of a folder of this machine with file:///"
     if _SCHEME.match(root) and not root.partition(":")[2].startswith("/"):
         return "a URL goes on with a / behind its colon; a relative path with a colon begins with ./"
+    if _LOGIN.search(root):
+        return "credentials are not part of a URL, which every message shows: lakehouse.store has them"
     return None
+
+
+def without_login(root: str) -> str:
+    """A root as messages may show it: a password in its URL is left out."""
+    return _LOGIN.sub(r"\1…", root)
 
 
 FOLDERS = frozenset({"bronze", "silver", "gold", "quarantine", "ops"})

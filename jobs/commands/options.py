@@ -68,7 +68,7 @@ def refuse_unusable(root: str) -> None:
     from cdc_core.tables import layout as tables
 
     if reason := tables.unusable(root):
-        raise click.UsageError(f"--root {root}: {reason}")
+        raise click.UsageError(f"--root {tables.without_login(root)}: {reason}")
 
 
 @dataclass(frozen=True)

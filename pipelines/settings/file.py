@@ -68,7 +68,8 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
     lakehouse = parsed.lakehouse
     places = {name: resolved(name, getattr(lakehouse, name)) for name in ("root", "catalog", "schema_prefix")}
     if reason := tables.unusable(places["root"] or "/"):
-        problems.append(errors.Problem("lakehouse.root", f"{places['root']} is no folder or URL", reason))
+        shown = tables.without_login(places["root"])
+        problems.append(errors.Problem("lakehouse.root", f"{shown} is no folder or URL", reason))
     if not tables.SCHEMA_PREFIX.fullmatch(places["schema_prefix"]):
         message = f"letters, digits and _ are expected, found {places['schema_prefix']}"
         problems.append(errors.Problem("lakehouse.schema_prefix", message))

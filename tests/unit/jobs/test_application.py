@@ -82,6 +82,12 @@ def test_an_option_that_is_no_folder_or_url_is_no_place(tmp_path: Path, root: st
         SettingsFile(tmp_path / "shop.yml", None, None, root, {}).load()
 
 
+def test_an_option_with_a_login_is_refused_without_it(tmp_path: Path) -> None:
+    """The path of a table is in every message, and Hadoop takes no login from it."""
+    with pytest.raises(click.UsageError, match="--root s3a://AKIA:…@lake: credentials are not part of a URL"):
+        SettingsFile(tmp_path / "shop.yml", None, None, "s3a://AKIA:hunter2@lake", {}).load()
+
+
 def test_an_option_that_no_schema_can_begin_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="--schema-prefix dev.eu_: letters, digits and _ are expected"):
         SettingsFile(tmp_path / "shop.yml", "main", "dev.eu_", None, {}).load()
