@@ -170,7 +170,7 @@ _LAKEHOUSE: Mapping[str, SectionKey] = {
     "schema_prefix": SectionKey(values.Location("a prefix for schemas"), ""),
     "single_driver": SectionKey(values.Boolean(), False),
 }
-_CREDENTIAL = re.compile(r"secret|password|token|\.key\b", re.IGNORECASE)
+_CREDENTIAL = re.compile(r"secret|password|token|\.sas\b|\.key\b", re.IGNORECASE)
 _GOLD: Mapping[str, SectionKey] = {
     "models": SectionKey(values.Text("a folder"), None),
     "expectations": SectionKey(values.Text("a folder"), None),

@@ -54,6 +54,7 @@ def test_a_store_is_named_with_its_credentials_as_references() -> None:
         "fs.s3a.path.style.access": "true",
     }
     wrong = {"fs.s3a.secret.key": "hunter2", "fs.s3a.access.key": "AKIA", "fs.azure.account.key.a.dfs": "x", "spark.x": "y"}
+    wrong["fs.azure.sas.c.a.blob.core.windows.net"] = "?sv=1&sig=hunter2"
     with pytest.raises(errors.SettingsError) as refused:
         parsed(lakehouse={"root": "s3a://b/lake", "store": wrong})
     assert [each.path for each in refused.value.problems] == [f"lakehouse.store.{name}" for name in wrong]
