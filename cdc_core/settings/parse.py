@@ -220,7 +220,9 @@ def _name(reader: SectionReader, sections: Mapping[str, Any]) -> str:
     name: str = reader.value("name", values.Text(), value, "")
     if name and not _NAME.fullmatch(name):
         valid_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100]
-        reader.refuse("name", "letters, digits, _ and - are expected, as it names tables", f"for example {valid_name}")
+        reader.refuse(
+            "name", "up to 100 letters, digits, _ and - are expected, as it names tables", f"for example {valid_name}"
+        )
     return name
 
 
