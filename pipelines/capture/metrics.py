@@ -240,6 +240,9 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
             ("port", "choose another port") if is_port else ("address", "an address of this machine, or 0.0.0.0 for all")
         )
         message = f"cannot listen on {address}:{port}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE and scrape(metrics.name, port=port, address=address):
+            hint = "stop that one first, or choose another port if it is of another lakehouse"
+            message = f"a capture of {metrics.name} is running, and listens on {address}:{port}"
         raise errors.SettingsError(errors.Problem(f"source.metrics.{name}", message, hint)) from None
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()

@@ -252,3 +252,18 @@ def test_an_address_that_this_machine_lacks_is_no_wrong_port() -> None:
         metrics.serve(metrics.Metrics("shop"), port=processes.free_port(), address="192.0.2.1"),
     ):
         pass
+
+
+def test_a_capture_that_is_started_twice_is_told_so() -> None:
+    """With another port it would only be refused later, because the first one owns the table."""
+    port = processes.free_port()
+    with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
+        for name, told in (
+            ("shop", "a capture of shop is running"),
+            ("other", "Address already in use .choose another port"),
+        ):
+            with (
+                pytest.raises(errors.SettingsError, match=f"source.metrics.port: .*{told}"),
+                metrics.serve(metrics.Metrics(name), port=port, address="127.0.0.1"),
+            ):
+                pass
