@@ -516,6 +516,33 @@ _JAVAS: Mapping[str, str] = {
     "ssl.keystore.key": "give ssl.key.pem, a secret",
     "ssl.keystore.type": "a key store is PKCS#12; for PEM files, ssl.certificate.location and ssl.key.location",
     "max.poll.records": "every look takes all that has come",
+    "max.request.size": "give message.max.bytes",
+    "buffer.memory": "give queue.buffering.max.kbytes",
+    "max.block.ms": "nothing here waits until a message is sent",
+    "send.buffer.bytes": "give socket.send.buffer.bytes",
+    "receive.buffer.bytes": "give socket.receive.buffer.bytes",
+    "fetch.max.wait.ms": "give fetch.wait.max.ms",
+    "default.api.timeout.ms": "the channel sets its own limits",
+    "exclude.internal.topics": "the topic is given by its name",
+    "metadata.max.idle.ms": "it bounds a cache of the Java client",
+    "partitioner.class": "give partitioner",
+    "metric.reporters": "it names Java classes",
+    "security.providers": "it names Java classes",
+    "sasl.login.class": "it names a Java class",
+    **dict.fromkeys(
+        (
+            f"sasl.login.refresh.{each}"
+            for each in ("window.factor", "window.jitter", "min.period.seconds", "buffer.seconds")
+        ),
+        "the client renews its login itself",
+    ),
+    **dict.fromkeys(
+        ("ssl.protocol", "ssl.enabled.protocols", "ssl.provider"), "OpenSSL agrees with the broker on a version of TLS"
+    ),
+    **dict.fromkeys(
+        ("ssl.trustmanager.algorithm", "ssl.keymanager.algorithm", "ssl.secure.random.implementation"),
+        "it configures Java's TLS",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.settings import debezium_import
 from cdc_core.settings import parse as settings
 from jobs import command_line
+from pipelines.channels import kafka
 from pipelines.settings import debezium_import as debezium_connector
 from pipelines.settings import file as settings_file
 
@@ -193,6 +194,21 @@ def test_options_of_kafkas_clients() -> None:
     assert "sasl.username" in notes(**given)["signal.consumer.sasl.jaas.config"]
     sink = source_of(notification__enabled__channels="sink", notification__sink__topic__name="told")
     assert sink["producer.override.bootstrap.servers"] == "${env:KAFKA_BOOTSTRAP_SERVERS}"
+
+
+@pytest.mark.parametrize(
+    "option", ["max.request.size", "buffer.memory", "max.block.ms", "send.buffer.bytes", "ssl.protocol"]
+)
+def test_an_import_has_no_option_that_the_client_would_refuse(option: str) -> None:
+    """A connector has them for Kafka Connect's producer, such as `max.request.size`; with one of them no capture would start."""
+    sink = {
+        "notification.enabled.channels": "sink",
+        "notification.sink.topic.name": "told",
+        "producer.override.bootstrap.servers": "127.0.0.1:1",
+    }
+    found = imported({**SMALLEST, **sink, f"producer.override.{option}": "1"})
+    assert f"producer.override.{option}" in [note.name for note in found.notes]
+    kafka.library().Producer(kafka.producer_options(settings.parse(found.document)))
 
 
 @pytest.mark.parametrize("module", ["plain.PlainLoginModule", "scram.ScramLoginModule"])
