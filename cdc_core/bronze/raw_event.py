@@ -100,10 +100,11 @@ def _text_of_names(document: Mapping[str, Any]) -> bytes:
 def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
     """Raise `SettingsError` if a stage of `cursor.pipeline` removed or changed what an event needs."""
     # The decoded event is checked first, which is cheap; only differences are confirmed on the bytes.
-    if not cursor_pipeline.changed(event):
+    differing = cursor_pipeline.changed(event)
+    if not differing:
         return
     current, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
-    names = [name for name in cursor_pipeline.PROTECTED if current.get(name) != copy.get(name)]
+    names = [name for name in differing if current.get(name) != copy.get(name)]
     if names:
         raise errors.SettingsError(
             errors.Problem(

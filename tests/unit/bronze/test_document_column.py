@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -15,6 +17,7 @@ from cdc_core.stream import cursor_pipeline
 from cdc_core.stream import fields as field_filters
 
 TOKEN = "8265F0C0FF{:08X}2B022C0100296E5A1004"
+TOKENS = json.loads((Path(__file__).parents[2] / "cases" / "resume_token" / "tokens.json").read_text())
 
 
 UUID = bson.Binary(b"x" * 16, 4)
@@ -129,6 +132,18 @@ def test_a_pipelines_copy_is_compared(whole: Any) -> None:
     assert rows(given) == whole(given)
     del made["ns"]
     with pytest.raises(errors.SettingsError, match="ns"):
+        rows([bson.encode({**made, **copy})])
+
+
+def test_a_pipelines_copy_has_the_token_of_a_large_event_from_before_it_was_split() -> None:
+    """The server splits events behind all stages, and gives each fragment a token of its own."""
+    made = event(1)
+    copy = {cursor_pipeline.GUARD: {name: made[name] for name in cursor_pipeline.PROTECTED}}
+    tokens = {case["name"]: case["data"] for case in TOKENS}
+    copy[cursor_pipeline.GUARD]["_id"] = {"_data": tokens["whole event, version 2"]}
+    (landed,), *_ = rows([bson.encode({**made, **copy, "_id": {"_data": tokens["first fragment"]}})])
+    assert landed["resume_token"] == tokens["first fragment"]
+    with pytest.raises(errors.SettingsError, match="_id"):
         rows([bson.encode({**made, **copy})])
 
 
