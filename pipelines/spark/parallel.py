@@ -44,7 +44,8 @@ class Failures:
     """The collections that failed, each with its error, while the others continue.
 
     After a temporary error, or where another writer holds the table, a collection is retried at once, then after growing pauses. After an
-    unknown error it is retried after `RETRY_SECONDS`. After any other error it needs a person, and is retried at the next start.
+    unknown error, or where a VACUUM may only have been faster than a reader, it is retried after `RETRY_SECONDS`. After any other error it
+    needs a person, and is retried at the next start.
     """
 
     by_name: dict[str, Exception] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class Failures:
         """Whether a collection is not to be tried now: its error needs a person, or its pause is not over."""
         error = self.by_name.get(name)
         is_decided = isinstance(error, errors.MedallionError) and not isinstance(
-            error, (errors.Temporary, errors.TableOwned)
+            error, (errors.Temporary, errors.TableOwned, errors.FilesMissing)
         )
         return is_decided or (error is not None and name in self._waiting)
 

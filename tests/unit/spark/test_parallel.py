@@ -219,6 +219,7 @@ def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.
     failures.note("cases.t", RuntimeError("a task was lost"))
     failures.note("cases.u", errors.DecisionNeeded("somebody else's table"))
     failures.note("cases.v", errors.Unjudged("Spark failed while it judged a version"))
+    failures.note("cases.w", errors.FilesMissing("a VACUUM was faster than this reader"))
     now = parallel.RETRY_SECONDS - 1
     failures.begin_round()
     now = parallel.RETRY_SECONDS
