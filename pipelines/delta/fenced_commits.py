@@ -97,13 +97,18 @@ class FencedCommits:
         Raises `OwnershipLost` where another writer has committed after this writer's last commit. Raises `CommitConflict` where the table
         was restored after it, or replaced by another one: the next commit of this writer would not follow on the table's rows.
         """
-        commits = table_history.since(self.spark, self.table, self.version)
+        # From this writer's last commit on: a table that was made again may have more commits than that.
+        own_version = self._last[0] if self.metadata else self.version
+        commits = table_history.since(self.spark, self.table, own_version - 1)
         newest = commits[0]
-        is_last = newest.version == self._last[0]
-        if newest.version < self.version or (is_last and (newest.metadata or {}) != self.metadata):
+        own_commit = next((each for each in commits if each.version == own_version), None)
+        is_other = own_commit is not None and (own_commit.metadata or {}) != self.metadata
+        if newest.version < self.version or is_other:
             raise self._conflict("it was removed and made again, or is an older copy,")
         late_commit = None
-        for commit in commits if newest.version > self.version else ():
+        for commit in commits:
+            if commit.version <= self.version:
+                break
             if commit.restored is not None:
                 raise self._conflict("it was restored to an earlier version")
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:

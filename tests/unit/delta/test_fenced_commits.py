@@ -163,11 +163,19 @@ def test_a_table_that_was_made_again_is_not_this_writers(log: list[Commit], tmp_
     assert [each.version for each in log] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("made_again", ([Commit(0, 0, None)], [Commit(0, 0, None), Commit(1, 0, {"writer": "another"})]))
+@pytest.mark.parametrize(
+    "made_again",
+    (
+        [Commit(0, 0, None)],
+        [Commit(0, 0, None), Commit(1, 0, {"writer": "another"})],
+        [Commit(0, 0, None), Commit(1, 0, {"writer": "another"}), Commit(2, 0, None)],
+        [Commit(0, 0, None), Commit(1, 0, None), Commit(2, 0, None), Commit(3, 0, None)],
+    ),
+)
 def test_a_statement_does_not_go_into_a_table_that_was_made_again(
     writer: FencedCommits, log: list[Commit], made_again: list[Commit]
 ) -> None:
-    """In a catalog the table's name then refers to another table, at an earlier version or at the same one."""
+    """In a catalog the table's name then refers to another table, at any version, whose newest commit may be a compaction."""
     writer.commit(lambda fence: log.append(Commit(1, 0, claims.parsed(fence.metadata))), POSITION, is_statement=True)
     log[:] = made_again
     with pytest.raises(errors.CommitConflict, match="made again"):
