@@ -2,8 +2,8 @@
 
 A JSON object: `to` (the position), `writer` (a UUID), `host`, `process` (its pid), `started` (the process's start as
 the operating system reports it, so that a reused pid is not taken for the owner), `lease` (milliseconds since 1970
-until which the claim is valid), and fields of the layer. `released`: the owner stopped cleanly. `errand`: the owner
-holds the table for this short task, such as `maintain`.
+until which the claim is valid), `commit` (the name of this commit, see `commit_name`), and fields of the layer.
+`released`: the owner stopped cleanly. `errand`: the owner holds the table for this short task, such as `maintain`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,17 @@ def parsed(user_metadata: str | None) -> dict[str, object] | None:
     except ValueError:
         return None
     return fields if isinstance(fields, dict) and "writer" in fields else None
+
+
+def commit_name(base: int, unique: str) -> str:
+    """The name of a commit: a unique one behind the version that its writer had read."""
+    return f"{base}-{unique}"
+
+
+def commit_base(claim: Mapping[str, object]) -> int | None:
+    """The version that the commit's writer had read; None for a commit of an earlier version of this project."""
+    base = str(claim.get("commit") or "").rpartition("-")[0]
+    return int(base) if base.isdecimal() else None
 
 
 class Availability(Enum):

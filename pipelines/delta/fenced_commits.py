@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,9 +87,9 @@ class FencedCommits:
         return self.metadata.get("to"), carried(self.metadata)
 
     def user_metadata(self, position: CommitPosition) -> str:
-        """The `userMetadata` of a commit now, as JSON. Its `commit` is a new identifier, by which the commit is found in the log."""
+        """The `userMetadata` of a commit now, as JSON. Its `commit` is a new name, by which the commit is found in the log."""
         to, extra = self.last_metadata() if position.is_last else (position.to, {})
-        extra |= {**(position.extra or {}), "commit": uuid.uuid4().hex[:12]}
+        extra |= {**(position.extra or {}), "commit": claims.commit_name(self.version, uuid.uuid4().hex[:12])}
         return self.identity.metadata(now_ms=clock.now_ms(), to=to, extra=extra)
 
     def check_ownership(self) -> None:
@@ -169,25 +170,26 @@ class FencedCommits:
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken) as error:
             # The error is an answer, unless the server is gone, or the store did not answer: a request that timed out may still take
             # effect. Otherwise the commit cannot arrive later, and the log shows whether it succeeded.
-            logged_version = self._looked_up(parsed)
-            if logged_version is None:
+            landed = self._looked_up(parsed)
+            if not landed:
                 if not spark_failures.is_unanswered(error):
                     self._unanswered = None
                 raise
-            return self._committed(logged_version, parsed)
+            return self._found(landed, parsed)
         if new_version is None:
             # A statement does not return its version, and Delta silently skips one whose fence it has seen.
-            new_version = self._looked_up(parsed)
-        if new_version is None:
-            raise self._lost()
+            landed = self._looked_up(parsed)
+            if not landed:
+                raise self._lost()
+            return self._found(landed, parsed)
         return self._committed(new_version, parsed)
 
     def settle(self) -> None:
         """Look up a commit without an answer: where it is in the log, it becomes the last one. Then the next commit is allowed."""
         if self._unanswered is not None:
-            version = self._landed(self._unanswered)
-            if version is not None:
-                self._committed(version, self._unanswered)
+            landed = self._landed(self._unanswered)
+            if landed:
+                self._found(landed, self._unanswered)
             self._unanswered = None
 
     def _is_held(self) -> bool:
@@ -201,13 +203,13 @@ class FencedCommits:
         commit = local_log.commit(folder, version)  # in a restored copy of the folder the commit has another stamp
         return commit is None or commit.metadata == self.metadata
 
-    def _landed(self, parsed: Mapping[str, Any]) -> int | None:
-        """The version of the commit with this metadata, among those after this writer's last one; None where there is none."""
+    def _landed(self, parsed: Mapping[str, Any]) -> list[Commit]:
+        """The commit with this metadata, and those between this writer's last one and it, newest first; empty where there is none."""
         commits = table_history.since(self.spark, self.table, self.version)
-        # The metadata contains a unique identifier (`user_metadata`).
-        return next((commit.version for commit in commits if commit.metadata == parsed), None)
+        # The metadata contains a unique name (`user_metadata`).
+        return [*itertools.dropwhile(lambda commit: commit.metadata != parsed, commits)]
 
-    def _looked_up(self, parsed: Mapping[str, Any]) -> int | None:
+    def _looked_up(self, parsed: Mapping[str, Any]) -> list[Commit]:
         """`_landed`; raises `CommitUnknown` where the log cannot be read, as in an outage of its store."""
         try:
             return self._landed(parsed)
@@ -219,6 +221,17 @@ class FencedCommits:
             f"{self.table.label}: the store did not confirm the last commit; start again, the table shows whether it "
             "succeeded"
         )
+
+    def _found(self, landed: Sequence[Commit], metadata: Mapping[str, Any]) -> int:
+        """Take the commit of a statement, given with those that came between, as the last one.
+
+        Raises `CommitConflict` where one of these restored the table. It came before the statement had begun, which Delta then ran on the
+        restored rows: its position is not theirs (`table_history.Standing.before_void`).
+        """
+        if any(commit.restored is not None for commit in landed[1:]):
+            self._unanswered = None
+            raise self._conflict("it was restored to an earlier version")
+        return self._committed(landed[0].version, metadata)
 
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
         self._keep(new_version, metadata)

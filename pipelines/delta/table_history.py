@@ -169,6 +169,9 @@ class Standing:
     """The newest commit of this project."""
     position: Commit | None = None
     is_restored: bool = False
+    before_void: int | None = None
+    """The version before a commit of this project that is void: by a statement whose writer had not seen a RESTORE, so that Delta ran it on
+    the restored rows. None where there is no such commit."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -195,14 +198,24 @@ def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
 
 def _standing(history: Iterable[Commit]) -> Standing:
     version, restored_version, last = -1, None, None
+    position: Commit | None = None
+    base, before_void = -1, None
     for commit in history:
         version = max(version, commit.version)
         last = last or (commit if commit.metadata is not None else None)
+        if position is not None and commit.version <= base:
+            break
         # Committed after the restored version and undone by the RESTORE: its position is not that of the rows.
         if restored_version is not None and commit.version > restored_version:
             continue
         if commit.restored is not None:
+            if position is not None:  # its writer had read a version before this RESTORE
+                before_void, position = position.version - 1, None
             restored_version = commit.restored
-        elif commit.metadata is not None:
-            return Standing(version, last, commit, restored_version is not None or RESTORED in commit.metadata)
-    return Standing(version, last, None, restored_version is not None)
+        elif commit.metadata is not None and position is None:
+            read_version = claims.commit_base(commit.metadata)
+            position, base = commit, commit.version - 1 if read_version is None else read_version
+            if base == commit.version - 1:
+                break
+    is_restored = restored_version is not None or (position is not None and RESTORED in (position.metadata or {}))
+    return Standing(version, last, position, is_restored, before_void)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
     from pipelines.delta.key_search import Places
 
+log = logging.getLogger(__name__)
+
 FILE_BYTES = 16 * 2**20
 """Bytes of Arrow rows per file that a statement writes."""
 
@@ -73,6 +76,7 @@ class Writer(StatementCommits):
 
         Carries over position and metadata of the table's last commit of this project. After a RESTORE they are those of the restored
         version, except for the names in `newest_names`, which come from the newest commit. Tries again where the owner commits meanwhile.
+        A commit of a writer that had not seen the RESTORE is undone first, by another one.
 
         Raises `TableOwned` where a live process of this host holds the table; `LeaseHeld` where the lease of another host has not expired,
         or where the holder is on an `errand` and releases it within a minute; `TableNotOurs`; `CommitConflict` where there is no table, or
@@ -90,6 +94,9 @@ class Writer(StatementCommits):
                 store_exclusion.check(spark, catalog_places.location(table) or delta.catalog_location(spark, table))
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, standing.last)
+            if standing.before_void is not None:
+                _undo(spark, table, properties, to=standing.before_void)
+                continue
             writer = Writer(spark, table, identity=owners.identity(errand), base=standing.position)
             # The fence is on top of the newest version, even if the position is that of an older commit.
             writer.version, writer.properties, writer.is_newest = standing.version, properties, True
@@ -328,3 +335,12 @@ class Writer(StatementCommits):
                 f"{self.table.label}: its log cannot be repaired from here; on Databricks use FSCK REPAIR TABLE"
             )
         return self.commit(lambda fence: direct.remove_files(files, fence), CommitPosition(to, extra))
+
+
+def _undo(spark: SparkSession, table: tables.TableRef, properties: Mapping[str, str], *, to: int) -> None:
+    """Restore the version before a void commit (`table_history.Standing.before_void`): its rows and its position."""
+    log.warning("%s: version %d was committed onto a RESTORE that its writer had not seen; undoing it", table.label, to + 1)
+    with table_errors.translating(table):
+        if definition.is_on(properties, "delta.appendOnly"):  # until the restored version, which has its own properties
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
+        spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {to}").collect()

@@ -20,7 +20,7 @@ from pipelines.delta.writer import Writer
 from pipelines.operations import repair
 from pipelines.silver import run as silver_run
 from pipelines.spark import parallel
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, environments
 from tests.harness.layers import Hop, lose, pipeline
 
 if TYPE_CHECKING:
@@ -127,6 +127,35 @@ def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSess
     assert position is not None and position.metadata is not None and position.metadata["to"] == 1
     (Path(ref.path or "") / "_delta_log" / f"{writer.version:020}.json").rename(tmp_path / "gone.json")
     assert table_history.standing(spark, ref).position is None
+
+
+def test_a_statement_that_began_beside_a_restore_is_undone(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta runs it on the restored rows, although its writer had looked before. The writer stops, and the next one begins with the rows
+    and the position of the restored version: the rows between it and the statement's would be missing for good."""
+    ref = tables.TableRef.at(str(tmp_path / "t"))
+    delta.create(spark, ref, columns="n BIGINT", properties={"delta.appendOnly": "true"})
+    with environments.session(spark, environments.Environment.STATEMENTS) as session:
+        writer = Writer.claim(session, ref)
+        first, _ = (writer.append(session.sql(f"SELECT {to}L AS n"), to=to) for to in (1, 2))
+        look = writer.check_ownership
+
+        def restored_after_the_look() -> None:
+            look()
+            writer.check_ownership = look  # type: ignore[method-assign]
+            spark.sql(f"ALTER TABLE {ref} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+            spark.sql(f"RESTORE TABLE {ref} TO VERSION AS OF {first}").collect()
+
+        writer.check_ownership = restored_after_the_look  # type: ignore[method-assign]
+        with pytest.raises(errors.CommitConflict, match="restored"):
+            writer.append(session.sql("SELECT 3L AS n"), to=3)
+        with pytest.raises(errors.CommitConflict):
+            writer.release()
+        assert table_history.standing(session, ref).metadata["to"] == 1
+        successor = Writer.claim(session, ref)
+        assert successor.metadata["to"] == 1 and [row.n for row in session.table(str(ref)).collect()] == [1]
+        assert delta.properties(session, ref)["delta.appendOnly"] == "true"
+        successor.append(session.sql("SELECT 2L AS n"), to=2)
+        assert table_history.standing(session, ref).metadata["to"] == 2
 
 
 def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession, tmp_path: Path) -> None:

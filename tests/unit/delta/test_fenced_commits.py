@@ -183,6 +183,25 @@ def test_a_statement_does_not_go_into_a_table_that_was_made_again(
     assert log == made_again
 
 
+@pytest.mark.parametrize("is_answered", (True, False))
+def test_a_statement_that_ran_on_restored_rows_is_not_followed(
+    writer: FencedCommits, log: list[Commit], is_answered: bool
+) -> None:
+    """Delta runs a statement on the newest version, also on that of a RESTORE after the writer's look: the position is not that of its
+    rows."""
+    writer.commit(committed_after(0, Exception, log), POSITION)
+
+    def statement(fence: Fence) -> None:
+        log.extend([Commit(2, 0, None, restored=0), Commit(3, 0, claims.parsed(fence.metadata))])
+        if not is_answered:
+            raise ConcurrentAppendException("of a retry after the commit")
+
+    for _ in range(2):
+        with pytest.raises(errors.CommitConflict, match="restored"):
+            writer.commit(statement, POSITION, is_statement=True)
+    assert len(log) == 4 and writer.version == 1
+
+
 def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: list[Commit]) -> None:
     """The log shows that the commit exists: it is not repeated."""
     commit = committed_after(0, direct_log.VersionTaken, log)

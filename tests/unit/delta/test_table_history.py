@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log, table_history
 from pipelines.delta.local_log import Commit
@@ -48,6 +49,33 @@ def test_a_history_without_any_of_ours_ends(monkeypatch: pytest.MonkeyPatch) -> 
         table_history, "commits", lambda *_, limit: [Commit(n, 0, None) for n in range(99, max(-1, 99 - limit), -1)]
     )
     assert table_history.last_commit(SPARK, TABLE) is None
+
+
+def ours(version: int, base: int | None = None) -> Commit:
+    """A commit of this project at the position of its version, by a writer that had read the version `base`."""
+    name = "" if base is None else claims.commit_name(base, "a")
+    return Commit(version, 0, {"writer": "w", "to": version, "commit": name})
+
+
+@pytest.mark.parametrize(
+    ("newest_first", "position", "before_void"),
+    (
+        ([ours(5, 4)], 5, None),
+        ([ours(5)], 5, None),  # of an earlier version of this project
+        ([ours(5, 2), Commit(4, 0, None), Commit(3, 0, None)], 5, None),  # behind compactions
+        ([ours(5, 3), Commit(4, 0, None), Commit(3, 0, None, 1)], 5, None),  # its writer had seen the RESTORE
+        ([ours(5, 2), Commit(4, 0, None), Commit(3, 0, None, 1)], 1, 4),
+        ([ours(5, 3), Commit(4, 0, None, local_log.UNKNOWN), ours(3, 2)], None, 4),
+        ([Commit(6, 0, None, 4), ours(5, 3), Commit(4, 0, None, 1), ours(3, 2)], 1, None),  # it was undone
+        ([Commit(9, 0, None), ours(8, 6), Commit(7, 0, None, 5), ours(5, 3), Commit(4, 0, None, 1)], 1, 4),
+    ),
+)
+def test_a_commit_onto_a_restore_that_its_writer_had_not_seen_has_no_position(
+    newest_first: list[Commit], position: int | None, before_void: int | None
+) -> None:
+    """Its metadata has the position of rows that the RESTORE took away."""
+    standing = table_history._standing([*newest_first, ours(1, 0), Commit(0, 0, None)])
+    assert (standing.metadata.get("to"), standing.before_void) == (position, before_void)
 
 
 def test_files_that_only_moved_are_no_change(tmp_path: Path) -> None:
