@@ -5,6 +5,7 @@
     3   a person must decide
     75  temporary, try again
     1   a bug
+    130 stopped at once
 
 A command's modules are imported when it runs, so that `--help` is fast.
 """
@@ -165,7 +166,7 @@ Examples:
 
 \b
 Exit codes: 0 done, 2 settings or arguments are wrong, 3 a person must decide,
-75 temporary (try again), 1 a bug.
+75 temporary (try again), 1 a bug, 130 stopped at once.
 """
 
 
