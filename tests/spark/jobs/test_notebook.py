@@ -49,10 +49,14 @@ SHOWN = {
 
 @pytest.mark.parametrize("path", notebooks.PATHS, ids=lambda path: path.name)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
-    path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every code cell runs in order and prints rows, and the file contains no output of an earlier run."""
-    monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(lake))
+    """In its own folder, where Jupyter runs it, every code cell prints rows; the file contains no output of an earlier run."""
+    monkeypatch.delenv("MEDALLION_LAKEHOUSE", raising=False)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "lakehouse").symlink_to(lake)
+    monkeypatch.chdir(tmp_path / "notebooks")
     assert all(cell["outputs"] == [] for cell in notebooks.run(path))
     shown = capsys.readouterr().out
     count, texts = SHOWN[path.name]
