@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as benchmarks
 from cdc_core import errors
 from cdc_core.properties import source as properties
 from cdc_core.properties.source import PROPERTIES
@@ -175,6 +176,12 @@ def test_every_command_that_is_shown_exists(path: Path) -> None:
             continue
         options = {o for p in command_line.medallion.commands[verb].params for o in (*p.opts, *p.secondary_opts)}
         assert {part for part in rest if part.startswith("--")} <= options, f"medallion {line}"
+
+
+def test_make_bench_runs_the_listed_benchmarks() -> None:
+    """The first table of docs/benchmarks.md has the benchmarks of `make bench`."""
+    listed = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").partition("\n\nThese take longer")[0]
+    assert re.findall(r"^\| `(\w+)`", listed, re.MULTILINE) == [*benchmarks.HOPS]
 
 
 def test_every_verb_is_in_the_readme_or_the_guide() -> None:
