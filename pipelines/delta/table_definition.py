@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import checkpoint, local_log
@@ -33,6 +34,12 @@ def columns(folder: Path) -> list[str] | None:
     """The names of the table's columns, in order; None where they cannot be read here."""
     metadata = newest_action(folder, "metaData")
     return None if metadata is None else [each["name"] for each in json.loads(metadata["schemaString"])["fields"]]
+
+
+def column_types(folder: Path) -> StructType | None:
+    """The table's columns with their types; None where they cannot be read here."""
+    metadata = newest_action(folder, "metaData")
+    return None if metadata is None else StructType.fromJson(json.loads(metadata["schemaString"]))
 
 
 def table_id(folder: Path) -> str | None:

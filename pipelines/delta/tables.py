@@ -41,6 +41,7 @@ from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
+    from pyspark.sql.types import StructType
 
 
 def layout(lakehouse: Any) -> tables.Layout:
@@ -258,6 +259,11 @@ def has_mapped_columns(spark: SparkSession, table: tables.TableRef) -> bool:
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The names of the table's columns."""
     return frozenset(_from_log(spark, table, table_definition.columns, lambda: spark.table(str(table)).columns))
+
+
+def column_types(spark: SparkSession, table: tables.TableRef) -> StructType:
+    """The table's columns with their types."""
+    return _from_log(spark, table, table_definition.column_types, lambda: spark.table(str(table)).schema)
 
 
 def tables_below(root: Path, *, on_error: Callable[[OSError], None] | None = None) -> list[Path]:

@@ -29,7 +29,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.schema import log as schemas
-from pipelines.verify import bronze_state, documents, explanations, table_progress
+from pipelines.verify import bronze_state, documents, explanations, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
@@ -114,15 +114,18 @@ class CollectionComparison:
 
     # --- schema and reads
 
-    def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
-        """The schema of the table's columns at the batch `at`, or now; gold may be behind the newest schema of silver, or of an earlier
-        generation."""
+    def _schema(self, progress: table_progress.TableProgress | None = None) -> schemas.SchemaVersion:
+        """The schema of the table's columns, at this progress or now: the newest one of its generation, where the table has all of its columns.
+        Otherwise gold is behind silver, or silver has not committed yet, and it is that of the table's batch."""
         if self.context.layer is Layer.BRONZE:  # it has untyped documents
             return schemas.SchemaVersion()
         generations = {(name := str(self.namespace)): self.progress.generation()}
-        ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
-        versions = schemas.latest(self.spark, ops, generations=generations, until=to or None)
-        return versions.get(name, schemas.SchemaVersion())
+        ops, to = self.context.layout.ops("schemas"), self.progress.position() if progress is None else progress.to
+        newest = schemas.latest(self.spark, ops, generations=generations).get(name, schemas.SchemaVersion())
+        # Not by the batch alone: a table that was set back to an earlier one keeps its columns.
+        if not to or table_rows.has_columns_of(newest.schema, self.progress.columns(progress)):
+            return newest
+        return schemas.latest(self.spark, ops, generations=generations, until=to).get(name, schemas.SchemaVersion())
 
     def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.ReadSpec:
         assert self.collection is not None
@@ -265,7 +268,7 @@ class CollectionComparison:
         self.last = max(self.last, last)
         progress = self.progress.past(last, until=until)
         self.version = progress.state.version
-        schema = self._schema(at=progress.to)
+        schema = self._schema(progress)
         # Of a key without a document only the number of rows counts: they may be large.
         present_keys = [key for key, each in source_documents.items() if each.text is not None]
         gone_keys = [key for key, each in source_documents.items() if each.text is None]

@@ -33,6 +33,7 @@ from pipelines.verify import bronze_state, documents, table_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
     from cdc_core.settings.parse import CollectionSettings
 
@@ -165,6 +166,15 @@ class TableProgressReader:
         if self.layer is Layer.SILVER:
             return registry.silver_position(self.spark, self.silver).generation
         return table_history.standing(self.spark, self.table).metadata.get("generation") or ""
+
+    def columns(self, progress: TableProgress | None = None) -> StructType:
+        """The table's columns, at this progress or now."""
+        rows = (
+            progress.state.current()
+            if progress is not None and isinstance(progress.state, table_rows.TableVersion)
+            else None
+        )
+        return delta.column_types(self.spark, self.table) if rows is None else rows.schema
 
     def _unseen(self, token: str, at: documents.Time) -> frozenset[str]:
         """The keys that the source changed up to the time, after bronze's position."""

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.silver import merge, reduce
-from cdc_core.sql import names
+from cdc_core.sql import names, table_columns
 from cdc_core.tables import layout as tables
+from cdc_core.typed import exact
 from cdc_core.verify import equality
 from pipelines.bronze import registry
 from pipelines.delta import query_execution, table_history
@@ -22,6 +24,7 @@ from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from cdc_core.settings.parse import CollectionSettings
 
@@ -178,6 +181,13 @@ def _mapped(value: Any, type_: pa.DataType) -> Any:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return [_mapped(item, type_.value_type) for item in value]
     return value
+
+
+def has_columns_of(schema: DocumentSchema, columns: StructType) -> bool:
+    """Whether a table with these columns has those of the schema, with their types or wider ones."""
+    row_type = from_arrow_schema(pa.schema(list(exact.row_type(schema))))
+    lacks = table_columns.alterations(columns, row_type)
+    return not (lacks.statements or lacks.impossible)
 
 
 def newest(

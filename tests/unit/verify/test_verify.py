@@ -262,6 +262,33 @@ def test_gold_is_judged_by_the_schema_of_its_own_rows(tmp_path: Path, monkeypatc
     assert found == ["b", ""]
 
 
+def test_a_table_is_judged_by_the_columns_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gold lacks what silver has just added. A table that is set back has more columns than its batch tells: after a repair, or where an
+    older copy of bronze was restored, whose batches have smaller numbers."""
+    monkeypatch.setattr(
+        comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "spark", without_spark.SPARK)
+    )
+
+    def columns(layer: verify.Layer) -> list[str]:
+        context: Any = SimpleNamespace(layer=layer, layout=hop.layout)
+        name = Namespace(bronze_rows.DB, "t")
+        given: Any = (None, name, layer, hop.layout, hop.bronze, None)
+        progress = table_progress.TableProgressReader(without_spark.SPARK, *given)
+        schema = comparison.CollectionComparison(context, name, progress, None)._schema().schema
+        return sorted(each for each, _ in schema.table())
+
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1, "n": 1})))
+        hop.run()
+        hop.append((2, bson.encode({"_id": 2, "m": "x"})))
+        hop.silver()
+        assert columns(verify.Layer.GOLD) == ["_id", "n"]
+        for to in (2, 1):
+            Writer.claim(without_spark.SPARK, hop.silver_table).mark(to=to)
+            assert columns(verify.Layer.SILVER) == ["_id", "m", "n"]
+
+
 def test_rows_that_wait_are_no_success() -> None:
     """Nobody can tell whether they equal the source: the error is temporary. Differences take precedence."""
     waiting, different = result("shop.a", waiting=2), result("shop.b", different=1)
