@@ -322,6 +322,23 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
     return tuple(state for state in by_id.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial_ids[-1])
 
 
+def whole(heartbeats: Iterable[tuple[int, Mapping[str, Any]]], *, since_ms: int) -> frozenset[str]:
+    """The collections of which a whole snapshot was planned at this time (ms since 1970) or later, and is complete.
+
+    From the times and the payloads of heartbeats with a snapshot, in order.
+    """
+    all_heartbeats = list(heartbeats)
+    # The first heartbeat of each snapshot is its plan.
+    planned_ms = {payload["snapshot"]["id"]: at_ms for at_ms, payload in reversed(all_heartbeats)}
+    return frozenset(
+        name
+        for state in states(payload for _, payload in all_heartbeats)
+        if planned_ms[state.id] >= since_ms
+        for name in state.planned
+        if state.of(name).completed and state.of(name).sweep and name not in state.conditions
+    )
+
+
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The collections that may lack documents, from the payloads of heartbeats in order.
 

@@ -371,23 +371,23 @@ class FilterChange:
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
     """Whether a collection can be rebuilt from bronze: no old events were removed, or a snapshot of the whole collection was planned
     after that and completed."""
-    first_batch = _first_batch(spark, table)
+    newest_commit = table_history.commits(spark, table, limit=1)
+    if _WHOLE.get(table, (None, None))[0] != newest_commit:  # it is asked for each of thousands of collections
+        _WHOLE[table] = newest_commit, _whole_collections(spark, table)
+    return (names := _WHOLE[table][1]) is None or namespace in names
+
+
+_WHOLE: dict[tables.TableRef, tuple[list[local_log.Commit], frozenset[str] | None]] = {}
+
+
+def _whole_collections(spark: SparkSession, table: tables.TableRef) -> frozenset[str] | None:
+    """The collections for which `is_whole`; None for all of them."""
     trimmed_ms = delta.properties(spark, table).get(TRIMMED)
     # Numbers begin at 1: a table that begins later lost its beginning, or replaced another one.
-    if first_batch == 1 and trimmed_ms is None:
-        return True
+    if trimmed_ms is None and _first_batch(spark, table) == 1:
+        return None
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', columns=["ts_ms"])
-    payloads = [json.loads(row["payload"]) for row in rows]
-    # The first row of each snapshot is its plan.
-    planned_ms = {plan["snapshot"].get("id"): row["ts_ms"] for row, plan in zip(rows[::-1], payloads[::-1], strict=True)}
-    return any(
-        namespace in state.planned
-        and state.of(namespace).completed
-        and state.of(namespace).sweep
-        and namespace not in state.conditions
-        and planned_ms[state.id] >= int(trimmed_ms or 0)
-        for state in snapshot_state.states(payloads)
-    )
+    return snapshot_state.whole(((row["ts_ms"], json.loads(row["payload"])) for row in rows), since_ms=int(trimmed_ms or 0))
 
 
 def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
