@@ -414,16 +414,16 @@ class _MaintenanceRun:
         That is the last batch that all layers have applied, which itself stays to show what a table has not applied, or the first one
         with an event that is not old: after that nothing may be missing, though replayed events have old times and clocks can be set back.
         """
-        batches = {each: self._applied(each) for each in of if not self._waits(each, words)}
-        if not batches:
+        if not (batches := {each: self._applied(each) for each in of}):
             return {}
-        # One query for all collections: there may be thousands.
         bounds = ", ".join(f"({names.literal(db)}, {names.literal(name)}, {to})" for (db, name), to in batches.items())
         young = f"min(CASE WHEN ts_ms >= {before} THEN batch END)"
         query = f"""SELECT db, collection, least(max(batch), {young}) AS last FROM {self.bronze}
             JOIN (SELECT * FROM VALUES {bounds} AS bounds(db, collection, applied)) USING (db, collection)
-            WHERE {bronze_log.DOCUMENT_EVENTS} AND batch <= applied GROUP BY db, collection"""
-        return {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(query).collect()}
+            WHERE {bronze_log.DOCUMENT_EVENTS} AND batch <= applied GROUP BY db, collection HAVING min(batch) < last"""
+        # For thousands of collections one query, and one more only for those with events to remove; after their positions, as these say.
+        last_batches = {registry.Namespace(row.db, row.collection): row.last for row in self.spark.sql(query).collect()}
+        return {each: last for each, last in last_batches.items() if not self._waits(each, words)}
 
     def _waits(self, namespace: registry.Namespace, words: _ResultLines) -> bool:
         """Whether events must stay: for quarantined events, or for incomplete rows if updates are folded, or were under another `capture.mode`."""

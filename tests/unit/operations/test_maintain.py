@@ -182,6 +182,28 @@ def test_no_old_event_is_removed_after_a_younger_one() -> None:
     assert found == {namespace: 2}
 
 
+def test_only_a_collection_with_events_to_remove_is_looked_at() -> None:
+    """It takes a query for each, and most of thousands of collections have nothing that is old. What silver has quarantined up to a batch
+    is only known to be there once its position is at that batch."""
+    idle, busy = (registry.Namespace(bronze_rows.DB, name) for name in ("idle", "busy"))
+    rows: dict[str, list[Any]] = {"batch": [1, 2, 3], "ts_ms": [5, 5, 5], "kind": ["change"] * 3, "db": [bronze_rows.DB] * 3}
+    looked: list[str] = []
+
+    def position(of: registry.Namespace) -> int:
+        looked.append(f"the position of {of.collection}")
+        return 3
+
+    def waits(of: registry.Namespace, _: object) -> bool:
+        looked.append(f"what {of.collection} waits for")
+        return False
+
+    with bronze_in_duckdb({**rows, "collection": ["idle", "busy", "busy"]}) as sql:
+        run: Any = SimpleNamespace(spark=SimpleNamespace(sql=sql), bronze="bronze", _applied=position, _waits=waits)
+        found = maintain._MaintenanceRun._trimmed(run, [idle, busy], 10**9, maintain._ResultLines())
+    assert found == {busy: 3}
+    assert looked == ["the position of idle", "the position of busy", "what busy waits for"]
+
+
 def test_the_days_of_a_year_are_found_by_one_query() -> None:
     """Bronze has no statistics of times: with two queries per day, the first run after a change of the setting reads bronze too often."""
     texts: list[str] = []
