@@ -249,22 +249,22 @@ class _MaintenanceRun:
     def _claimed(self, table: _Table, words: _ResultLines) -> None:
         """Maintain a table with one writer at a time.
 
-        Compaction needs no claim, because its commit names no position; a claim would stop a writer that starts just then. Removing rows
-        from bronze needs the claim.
+        Compaction needs no claim, because its commit names no position; a claim would stop a writer that starts just then. So it is claimed
+        only for a moment, to keep a position that is old. Removing rows from bronze needs the claim.
         """
         if table.kind is TableKind.BRONZE:
             # Remove rows before the compaction, so that it does not rewrite them.
             self._trim(table.ref, words)
         is_free = self.beside_writers or not self._is_held(table.ref)
-        self._compacted(table, words) if is_free else words.left.append(HELD)
+        self._compacted(table, words, self._claim) if is_free else words.left.append(HELD)
 
-    def _compacted(self, table: _Table, words: _ResultLines) -> None:
+    def _compacted(self, table: _Table, words: _ResultLines, claim: Callable[..., Writer] | None = None) -> None:
         """Compact a table with several files or with deletion vectors."""
         purges = definition.is_on(delta.properties(self.spark, table.ref), definition.DELETION_VECTORS)
         if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
             return
         try:
-            if not maintenance.optimize(self.spark, table.ref, purges=purges):
+            if not maintenance.optimize(self.spark, table.ref, purges=purges, claim=claim):
                 words.left.append("deleted rows stay in its files: REORG of this Delta version fails on a cluster")
         except errors.CommitConflict:
             words.left.append("not compacted: its writer committed first")

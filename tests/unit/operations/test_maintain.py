@@ -107,6 +107,31 @@ def test_incomplete_rows_keep_events_behind_a_change_of_the_capture_mode(tmp_pat
         assert not maintaining._waits(namespace, maintain._ResultLines())
 
 
+def test_an_old_position_is_repeated_before_a_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compaction's commit has none, and may be one with which Delta removes expired commits. A table that is held stays as it is."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        claim = functools.partial(Writer.claim, SPARK)
+
+        def kept() -> tuple[int, registry.SilverPosition]:
+            maintain.maintenance._keep_position(SPARK, hop.silver_table, claim)
+            found = registry.silver_position(SPARK, hop.silver_table)
+            return found.version, replace(found, version=0)
+
+        version, position = kept()
+        assert kept() == (version, position)
+        now_ms = clock.now_ms() + maintain.DAY_MS
+        monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+        assert kept() == (version + 2, position)  # a claim and its release
+        assert kept() == (version + 2, position)
+        holder = Writer.claim(SPARK, hop.silver_table)
+        now_ms += maintain.DAY_MS
+        assert kept() == (version + 3, position)
+        holder.release()
+
+
 @pytest.mark.parametrize("is_old", [True, False])
 def test_of_a_bronze_that_is_held_no_collection_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
