@@ -138,6 +138,8 @@ def replay(
     if not delta.exists(spark, table):
         _check([], tokens, texts)
         return ReplayResult(0, None)
+    # Before the events: silver may be about to end the stay of some.
+    applied = registry.silver_position(spark, layout.silver(*namespace)).to
     held_events = quarantine_rules.held(spark.table(str(table))).drop("reason")
     token_rows = _chosen(_of_tokens(held_events, {*(tokens or ()), *texts}), tokens)
     _check(token_rows, tokens, texts)
@@ -152,7 +154,8 @@ def replay(
     result = ReplayResult(0, None, keyless_count)
     if not portions:
         return result
-    rows = _with_copies(held_events, spark.table(str(layout.bronze(name))), since=pc.min(documents["to"]).as_py())
+    since = max(applied, pc.min(documents["to"]).as_py())
+    rows = _with_copies(held_events, spark.table(str(layout.bronze(name))), since=since)
     with contextlib.ExitStack() as stack:
         if len(portions) > 1:
             rows = stack.enter_context(query_execution.held(rows))
@@ -318,8 +321,9 @@ def _portions(documents: pa.Table) -> Iterator[list[str]]:
 
 
 def _with_copies(events: DataFrame, bronze_rows: DataFrame, *, since: int) -> DataFrame:
-    """The events with `is_again`: whether bronze has a copy after the range that quarantined the event."""
-    # The first copy of an event is within that range.
+    """The events with `is_again`: whether bronze has a copy after the batch `since` and the range that quarantined the event."""
+    # The first copy of an event is within that range. An earlier replay that silver has applied does not count: the fact that ended the
+    # event's stay was lost, by a RESTORE or with a file, and silver does not read that batch again.
     later_rows = bronze_rows.where(F.col("batch") > since).select(*quarantine_rules.IDENTITY, "batch")
     copy_rows = later_rows.join(F.broadcast(events.select("resume_token").distinct()), "resume_token", "left_semi")
     copies = copy_rows.groupBy(*(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)).agg(

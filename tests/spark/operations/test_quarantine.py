@@ -21,7 +21,9 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_table
 from pipelines.bronze import quarantine_table
 from pipelines.delta import table_history
+from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine as quarantines
+from pipelines.silver import tables as silver_tables
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, pipeline
 
@@ -275,7 +277,7 @@ def test_a_name_of_any_length_can_be_read(spark: SparkSession) -> None:
 
 
 def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout) -> None:
-    """A corrected event is replayed once in its original place, with all events that follow it."""
+    """A corrected event is replayed once in its original place, with all events that follow it; again after a RESTORE of the quarantine."""
     shutil.copytree(str(held.root), str(layout.root))
     table = layout.quarantine("shop", "orders")
     seen = quarantine_table.HeldEvents.of(spark, table)
@@ -303,11 +305,20 @@ def test_replay(spark: SparkSession, layout: tables.Layout, held: tables.Layout)
         ("token-2", sequence(2)),
         ("token-3", sequence(3)),
     ]
+    version = table_history.version(spark, table)
     assert applied(spark, layout, 2, 3) == ["token-2", "token-3"]
     assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
     assert quarantine_table.count(spark, table) == 1 and (seen.keys(), seen.keys(before=2)) == ({"2"}, {"1", "2"})
     states = {each.resume_token: each.state for each in quarantines.listed(spark, table, all_states=True)}
     assert states["token-2"] is quarantines.EventState.ENDED
+    # The facts that ended their stay are lost, and silver has passed the replay: held for ever, they would hold each later update.
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}").collect()
+    silver_tables.create(spark, layout.silver("shop", "orders"))
+    Writer.claim(spark, layout.silver("shop", "orders")).mark(to=3)
+    restored = quarantines.replay(spark, layout, tokens=["token-3"], corrections=correct, **arguments)
+    assert restored == quarantines.ReplayResult(2, 4)
+    assert applied(spark, layout, 3, 4) == ["token-2", "token-3"]
+    assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
 
 
 @pytest.mark.journey
