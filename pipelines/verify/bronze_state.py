@@ -58,14 +58,14 @@ class BronzeState:
         """The documents of these keys."""
         if not keys:
             return {}
-        documents = self._documents(query_execution.with_values(self._events(), "key", keys))
+        documents = self._documents(self._events(keys))
         return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in documents.collect()}
 
     def bare(self, keys: Sequence[str]) -> dict[str, list[FoldedDocument]]:
         """The documents of these keys, without their texts."""
         if not keys:
             return {}
-        documents = self._documents(query_execution.with_values(self._events(), "key", keys)).drop("document")
+        documents = self._documents(self._events(keys)).drop("document")
         return {row["__key"]: [FoldedDocument(None, row.incomplete)] for row in documents.collect()}
 
     def compared(self, text: str, folded: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
@@ -77,14 +77,15 @@ class BronzeState:
         keys = self._documents(self._events()).select("__key").orderBy(F.rand()).limit(documents)
         return [row["__key"] for row in keys.collect()]
 
-    def _events(self) -> DataFrame:
-        """The events since the last drop, rename or snapshot of the whole collection."""
+    def _events(self, keys: Sequence[str] | None = None) -> DataFrame:
+        """The events since the last drop, rename or snapshot of the whole collection, of these keys or of all."""
         span = BatchRange(0, self.batch)
         _, sweeps = survey.surveyed(self.spark, self.table, span, only=self.namespace)
         events = survey.events(self.spark, self.table, self.namespace, span)
         if sweeps:
             events = events.where(f"sequence >= {literal(max(sweep.first for sweep in sweeps))}")
-        return _with_holes(events)
+        # Before the texts are looked at, which are read whole.
+        return _with_holes(events if keys is None else query_execution.with_values(events, "key", keys))
 
     def _documents(self, events: DataFrame) -> DataFrame:
         """`__key, document, incomplete`: one row per key that is not deleted."""
