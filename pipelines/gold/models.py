@@ -334,6 +334,7 @@ class _DryRun:
         else:
             frame = queries.frame(self.spark, model, self.inputs.relation)
             queries.check_columns(self.spark, model, frame, self.inputs.relation)
+            queries.check_lineage(self.spark, model, self.inputs.relation, self.inputs.nonce)
             _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
             would = self._would(model)
             if model.name in self.moved or model.materialized is sql_model.Materialization.VIEW:
@@ -410,6 +411,7 @@ class _ModelsRun:
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         frame = queries.frame(self.spark, model, self.inputs.relation)
         queries.check_columns(self.spark, model, frame, self.inputs.relation)
+        queries.check_lineage(self.spark, model, self.inputs.relation, self.inputs.nonce)
         did, rows, version = self._viewed(model, frame) if is_view else table.written(frame)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 

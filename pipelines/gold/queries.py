@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
@@ -12,10 +13,13 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import types as T
 
 from cdc_core import errors
-from cdc_core.models import sql_model
+from cdc_core.models import lineage, sql_model
 from cdc_core.properties import types as values
 from cdc_core.schema import names as column_names
+from cdc_core.sql import table_columns
+from cdc_core.sql.names import identifier
 from pipelines.spark import failures as spark_failures
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +71,53 @@ def check_columns(
                     problems.append(errors.Problem(model.where, f"key: {ref.name} has no column {name}", hint))
     if problems:
         raise errors.SettingsError(problems)
+
+
+def check_lineage(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_model.Ref], str], nonce: str) -> None:
+    """Raise `SettingsError` if rows of an incremental model may depend on rows with other keys than theirs, in tables with a `key`.
+
+    `nonce` is a part of the names of temporary views. Over Spark Connect, which shows no plan, the model's rows alone tell it
+    (`model_table`).
+    """
+    if model.materialized is not sql_model.Materialization.INCREMENTAL or not sparks.is_classic(spark):
+        return
+    # In lower case, as Spark names temporary views in its plans.
+    views = {ref: f"{model.name}_{number}_{nonce}".lower() for number, ref in enumerate(model.refs)}
+    types: dict[sql_model.Ref, list[T.DataType]] = {}
+    with ExitStack() as stack:
+        for ref, view in views.items():
+            schema = spark.sql(f"SELECT * FROM {relation(ref)}").schema
+            # Without the tables, of which the plan would have all details.
+            nulls = ", ".join(
+                f"CAST(NULL AS {table_columns.ddl(each.dataType)}) AS {identifier(each.name)}" for each in schema
+            )
+            spark.sql(f"SELECT {nulls} WHERE false").createOrReplaceTempView(view)
+            stack.callback(spark.catalog.dropTempView, view)
+            if ref.key:
+                types[ref] = [schema[name].dataType for name in ref.key]
+        _check_key_types(model, types)
+        query = frame(spark, model, lambda ref: identifier(views[ref]))
+        analysed = json.loads(query._jdf.queryExecution().analyzed().toJSON())
+        try:
+            lineage.check(analysed, {views[ref]: ref.key for ref in types}, model.unique_key)
+        except lineage.Mixed as mixed:
+            message = f"the rows of one {', '.join(model.unique_key)} cannot be computed separately: {mixed}"
+            raise errors.SettingsError(errors.Problem(model.where, message, "use materialized='table'")) from None
+
+
+def _check_key_types(model: sql_model.Model, types: Mapping[sql_model.Ref, Sequence[T.DataType]]) -> None:
+    """Raise `SettingsError` if the keys of two tables have types of which Spark takes different values for equal."""
+    first, *others = types
+    for ref in others:
+        for name, one, other in zip(ref.key, types[first], types[ref]):
+            is_number = isinstance(one, T.IntegralType) and isinstance(other, T.IntegralType)
+            if not is_number and one.simpleString() != other.simpleString():
+                message = (
+                    f"the key {name} of {ref.name} is {other.simpleString()}, and that of {first.name} {one.simpleString()}: "
+                    "Spark takes different values of the two types for equal"
+                )
+                hint = "refer to a model that casts one of them, or use materialized='table'"
+                raise errors.SettingsError(errors.Problem(model.where, message, hint))
 
 
 def _unpublished(type_: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:

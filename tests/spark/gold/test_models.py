@@ -255,6 +255,25 @@ def test_a_key_that_is_made_of_several_keys_is_refused(shop: MakeShop, made_of: 
         made.run()
 
 
+def test_a_query_that_does_not_keep_keys_apart_is_refused_at_once(shop: MakeShop) -> None:
+    """Each key has a row, so that the rows do not show it: a new document changed the places of others, which stayed as they were."""
+    incremental = "{{ config(materialized='incremental', unique_key='k') }} "
+    made = shop(
+        Places=incremental
+        + "SELECT _id AS k, rank() OVER (ORDER BY amount) AS place FROM {{ ref('cases.orders', key='_id') }}",
+        types=incremental + "SELECT o.note AS k, c.city FROM {{ ref('cases.orders', key='note') }} AS o "
+        "LEFT JOIN {{ ref('cases.customers', key='_id') }} AS c ON c._id = o.note",
+    )
+    made.change("orders", {"_id": 1, "amount": 1}, {"_id": 2, "amount": 2})
+    made.change("customers", {"_id": 1})
+    for act in (made.run, lambda: models.check(made.spark, made.settings)):
+        with pytest.raises(errors.SettingsError) as refused:
+            act()
+        places, types = map(str, refused.value.problems)
+        assert "the rows of one k cannot be computed separately: a window is not partitioned by the key (use mat" in places
+        assert "the key _id of cases.customers is int, and that of cases.orders string: Spark takes different" in types
+
+
 def test_a_key_without_a_row_takes_away_only_its_own(shop: MakeShop) -> None:
     """The key '0007', whose documents the query leaves out, became the number 7 when it changed, and the row of the key '7' was deleted."""
     made = shop(
