@@ -217,21 +217,23 @@ def ordered(spark: SparkSession | None, settings: Settings) -> graph.Order:
 def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
     """What a run would do to each model, in its order, after analysing each query over the existing tables; changes nothing.
 
-    Raises `SettingsError` with the mistakes of all models.
+    Raises `SettingsError` with the mistakes of all models, or `TableNotOurs` with these and what is in a model's place.
     """
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {}, settings.name)
     dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
     order = ordered(spark, settings)
-    problems = list(order.problems)
+    failures: list[Exception] = [errors.SettingsError(list(order.problems))] if order.problems else []
     plans = []
     try:
         for model in order.models:
-            with _gathered(problems):
+            try:
                 plans.append(dry_run.planned(model))
+            except (errors.SettingsError, errors.TableNotOurs) as error:
+                failures.append(error)
     finally:
         inputs.close()
-    if problems:
-        raise errors.SettingsError(problems)
+    if failures:
+        raise joined(failures)
     return tuple(plans)
 
 
@@ -336,6 +338,7 @@ class _DryRun:
             queries.check_columns(self.spark, model, frame, self.inputs.relation)
             queries.check_lineage(self.spark, model, self.inputs.relation, self.inputs.nonce)
             _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
+            _check_no_view(self.spark, model, self.inputs)
             would = self._would(model)
             if model.name in self.moved or model.materialized is sql_model.Materialization.VIEW:
                 self.inputs.add_view(model, frame)
@@ -370,6 +373,21 @@ def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.T
         how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
         message = "it is a view now, but its former table still exists, with the rows of its last run"
         raise errors.SettingsError(errors.Problem(model.where, message, how))
+
+
+def _check_no_view(spark: SparkSession, model: sql_model.Model, inputs: ModelInputs) -> None:
+    """Raise `TableNotOurs` if the catalog has a view in the model's place that no model of the pipeline made."""
+    table = inputs.layout.model(model.name)
+    if table.path is None and not delta.exists(spark, table):
+        is_view = model.materialized is sql_model.Materialization.VIEW
+        view = _ViewDefinition.of(spark, table, "", "")
+        has_its_query = is_view and view.has_query(_query_in_catalog(model, inputs.layout))
+        model_table.check_view(spark, table, inputs.pipeline, has_its_query=has_its_query)
+
+
+def _query_in_catalog(model: sql_model.Model, layout: tables.Layout) -> str:
+    """The query over the tables' and views' names, without versions."""
+    return model.query(lambda ref: str(collection_table(layout, ref.name) if ref.is_collection else layout.model(ref.name)))
 
 
 @dataclass(frozen=True)
@@ -428,11 +446,7 @@ class _ModelsRun:
         self.inputs.add_view(model, frame)
         if self.inputs.layout.root is not None:
             return "view", 0, None
-        query = model.query(
-            lambda ref: str(
-                collection_table(self.inputs.layout, ref.name) if ref.is_collection else self.inputs.layout.model(ref.name)
-            )
-        )
+        query = _query_in_catalog(model, self.inputs.layout)
         columns = ", ".join(
             f"{identifier(name)} COMMENT {literal(dict(model.columns).get(name, ''))}" for name in frame.columns
         )

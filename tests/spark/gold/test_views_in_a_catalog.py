@@ -85,8 +85,9 @@ def test_a_view_of_somebody_else_stays(shop: gold_shop.Shop) -> None:
     shop.spark.sql("CREATE VIEW views_gold.number AS SELECT 7L AS n")
     for text in (VIEW, COUNT):
         (shop.folder / "number.sql").write_text(text)
-        with pytest.raises(errors.TableNotOurs, match=r"views_gold\.number: .* that no model of the pipeline hand made"):
-            shop.run()
+        for act in (shop.run, lambda: models.check(shop.spark, shop.settings)):
+            with pytest.raises(errors.TableNotOurs, match=r"views_gold\.number: .* that no model of the pipeline hand made"):
+                act()
     assert shop.spark.table("views_gold.number").collect()[0].n == 7
     shop.spark.sql("DROP VIEW views_gold.number")
     (shop.folder / "number.sql").write_text(VIEW.replace("SELECT", "-- how many\nSELECT /* all */") + " -- of them")
@@ -94,6 +95,7 @@ def test_a_view_of_somebody_else_stays(shop: gold_shop.Shop) -> None:
     # As an earlier version made it. The catalog has it without the comments around it.
     shop.spark.sql(f"ALTER VIEW views_gold.number UNSET TBLPROPERTIES ('{model_table.view_owner('hand')}')")
     for _ in range(2):
+        assert models.check(shop.spark, shop.settings)[0].would == "be a view"
         assert shop.run() == {"number": "view"}
     shop.settings = dataclasses.replace(shop.settings, name="second")
     with pytest.raises(errors.TableNotOurs, match="that no model of the pipeline second made"):
