@@ -4,7 +4,8 @@ An unreadable event is stored whole, with the reason. Until it is replayed, silv
 the event, marked incomplete:
 
 * a later partial update follows it into the quarantine, because it is useless without its base;
-* a later full document or delete supersedes it and all that followed it;
+* a later full document or delete supersedes it and all that followed it; so does one that the table already has, from a snapshot
+  that was ahead of the stream. An update that is later still is then applied, also if it waited;
 * when the event is replayed and can be read, it takes its own place in the order, by `sequence`. What followed it must be replayed
   with it (`pipelines.operations.quarantine.replay` does that).
 
@@ -132,16 +133,19 @@ def _is_ending() -> Column:
 # Splitting a range
 
 
-def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[str] | None = None) -> QuarantineSplit:
+def split(
+    events: DataFrame, *, waiting: DataFrame, stored: DataFrame, to: int, keys: Collection[str] | None = None
+) -> QuarantineSplit:
     """The events of a range that ends with batch `to`, split.
 
     `events` are bronze's rows of one collection (without deletes if the delete mode keeps rows), `waiting` is `held`
-    for the earlier ranges. `keys`, if given, must include every key of `waiting` and of unreadable events; other events
-    are then not inspected. The result depends on the arguments alone: the same range gives the same result.
+    for the earlier ranges, `stored` has the `key` of each document with a row, and the `sequence` up to which the row
+    has everything. `keys`, if given, must include every key of `waiting` and of unreadable events; other events are
+    then not inspected. The result depends on the arguments alone: the same range gives the same result.
     """
     # An event without a key belongs to no document, but must be inspected too.
     is_concerned = F.lit(True) if keys is None else F.col("key").isNull() | F.col("key").isin(list(keys))
-    placed = _placed(events.where(is_concerned), waiting)
+    placed = _placed(events.where(is_concerned), waiting, stored)
     untouched = events.where(~is_concerned)
     applied = untouched.select(*map(_readable, bronze.SCHEMA.names)).unionByName(_given(placed))
     bad_pre_images = untouched.where(_is_unreadable(F.col("before")))
@@ -154,14 +158,16 @@ _NOWHERE = (Reason.NO_KEY.value, Reason.NO_SEQUENCE.value)
 """The reasons of events that belong to no document, or have no place in its history."""
 
 
-def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
+def _placed(events: DataFrame, waiting: DataFrame, stored: DataFrame) -> DataFrame:
     """The events, and waiting ones that were not delivered again, each with its `_fate`.
 
     `_is_old` marks waiting events, `_is_again` events that waited and were delivered again. `_first` is the first event
     that its document still waits for, if the range has any event of the document.
     """
     new_events = events.withColumn("_reason", reason()).withColumn("_is_old", F.lit(False))
-    old_events = waiting.withColumnRenamed("reason", "_reason").withColumn("_is_old", F.lit(True))
+    # What only followed another event can be read: whether it waits is decided anew.
+    old_reason = F.when(F.col("reason") != Reason.FOLLOWS.value, F.col("reason"))
+    old_events = waiting.withColumn("_reason", old_reason).withColumn("_is_old", F.lit(True))
     columns = (*bronze.SCHEMA.names, "_reason", "_is_old")
     event, document = Window.partitionBy(*IDENTITY), Window.partitionBy("key")
     so_far = document.orderBy("sequence", "offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -174,13 +180,18 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
     }
     # A rebuild finds an event and its replay in one range: then the unreadable one holds nothing back.
     is_mended = "coalesce(_reason IS NOT NULL AND offset < _mended, false)"
-    delivered = all_events.withColumns(event_columns).where(f"NOT (_is_old AND _has_come) AND NOT {is_mended}")
+    delivered = (
+        all_events.withColumns(event_columns)
+        .where(f"NOT (_is_old AND _has_come) AND NOT {is_mended}")
+        .join(stored.withColumnRenamed("sequence", "_stored"), "key", "left")
+    )
     sequence, is_whole = F.col("sequence"), F.col("_reason").isNull() & ~reduce.is_partial()
+    stored_before = F.when(F.col("_stored") < sequence, F.col("_stored"))
     with_fates = delivered.withColumns(
         {
             "_hole": F.max(F.when(_is_hole(), sequence)).over(so_far),
-            "_whole": F.max(F.when(is_whole, sequence)).over(so_far),
-            "_last": F.max(F.when(is_whole, sequence)).over(document),
+            "_whole": F.greatest(F.max(F.when(is_whole, sequence)).over(so_far), stored_before),
+            "_last": F.greatest(F.max(F.when(is_whole, sequence)).over(document), "_stored"),
         }
     ).withColumn("_fate", _fate())
     is_awaited = (F.col("_fate") == _WAITS) & ~_has_no_place()
@@ -220,7 +231,7 @@ def _facts(placed: DataFrame, to: int) -> DataFrame:
     cases = (
         (is_new & ~is_applied, F.coalesce("_reason", F.lit(Reason.FOLLOWS.value))),
         (F.col("_fate") == _SUPERSEDED, F.lit(Reason.SUPERSEDED.value)),
-        (is_new & is_applied & F.col("_is_again"), F.lit(Reason.REPLAYED.value)),
+        (is_applied & F.col("_is_again"), F.lit(Reason.REPLAYED.value)),
         (is_new & is_applied & _is_unreadable(F.col("before")), F.lit(Reason.UNREADABLE_BEFORE.value)),
     )
     reasons = F.array_compact(F.array(*(F.when(is_so, text) for is_so, text in cases)))

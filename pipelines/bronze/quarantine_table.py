@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +40,11 @@ def applicable(
     *,
     events: DataFrame,
     keys: DataFrame,
+    rows: Callable[[], DataFrame],
     span: BatchRange,
     has_suspects: bool,
 ) -> DataFrame | None:
-    """The events of `span` that silver may apply; None for all of them, as nearly always. `keys` are the events' keys.
+    """The events of `span` that silver may apply; None for all of them, as nearly always. `keys` are the events' keys, `rows` reads silver's rows.
 
     `has_suspects`: whether `quarantine_rules.is_suspect` is true for any event. Appends the facts to `table`, which is created where
     necessary. The result may have updates without a known document (`cdc_core.silver.quarantine.QuarantineSplit`).
@@ -54,7 +55,9 @@ def applicable(
         return None
     delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
     held_events = spark.table(str(table)).limit(0) if waiting_events is None else waiting_events
-    split = quarantine_rules.split(events, waiting=held_events, to=span.to, keys=_concerned(events, held_events))
+    concerned_keys = _concerned(events, held_events)
+    stored = _stored(rows(), events, concerned_keys)
+    split = quarantine_rules.split(events, waiting=held_events, stored=stored, to=span.to, keys=concerned_keys)
     # Before the range is applied: after a crash in between the range is repeated, and no event is lost.
     split.facts.writeTo(str(table)).append()
     return split.events
@@ -246,3 +249,14 @@ def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
     broken_keys = events.where(quarantine_rules.reason().isNotNull()).select("key")
     keys = broken_keys.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
     return [row.key for row in keys] if len(keys) <= FEW else None
+
+
+def _stored(rows: DataFrame, events: DataFrame, keys: Sequence[str] | None) -> DataFrame:
+    """The `key` and the `sequence` up to which the row has everything, of the rows with these keys, or else with the events' keys."""
+    stored = rows.select(F.col("__key").alias("key"), F.coalesce("__known", "__sequence").alias("sequence"))
+    if keys is None:
+        stored = stored.join(events.select("key").distinct(), "key", "left_semi")
+    else:
+        stored = stored.where(F.col("key").isin(list(keys)))  # literals, so that Delta skips files
+    # Now: the events are applied after the table may have got other columns.
+    return query_execution.materialized(stored)

@@ -59,6 +59,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         collection.quarantine,
         events=batch.rows,
         keys=batches.keys(batch.rows, batch.counts),
+        rows=collection.rows,
         span=batch.range_,
         has_suspects=suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty(),
     )

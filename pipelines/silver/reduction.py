@@ -104,7 +104,13 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     # Events of a document that has an older event in quarantine must wait, which the check while writing does not see.
     keys = batches.keys(batch.rows, batch.counts)
     readable_events = quarantine_table.applicable(
-        collection.spark, collection.quarantine, events=batch.rows, keys=keys, span=batch.range_, has_suspects=False
+        collection.spark,
+        collection.quarantine,
+        events=batch.rows,
+        keys=keys,
+        rows=collection.rows,
+        span=batch.range_,
+        has_suspects=False,
     )
     if readable_events is not None:
         return None

@@ -70,11 +70,28 @@ def no_facts(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], quarantine.COLUMNS_DDL)
 
 
+def no_rows(spark: SparkSession) -> DataFrame:
+    """Silver's table before its first row."""
+    return spark.createDataFrame([], "__key STRING, __sequence STRING, __known STRING")
+
+
+def documents(spark: SparkSession, *stored: tuple[str, str]) -> DataFrame:
+    """The keys of documents in the table, with their sequences."""
+    return spark.createDataFrame(list(stored), "key STRING, sequence STRING")
+
+
 def split(
-    spark: SparkSession, rows: Sequence[dict[str, Any]], *, waiting: DataFrame | None = None, to: int = 1
+    spark: SparkSession,
+    rows: Sequence[dict[str, Any]],
+    *,
+    waiting: DataFrame | None = None,
+    stored: Sequence[tuple[str, str]] = (),
+    to: int = 1,
 ) -> tuple[list[tuple[Any, ...]], list[tuple[str, str]]]:
     """The events that silver is given, by number or as a mark, and the facts."""
-    result = quarantine.split(frame(spark, rows), waiting=waiting or no_facts(spark), to=to)
+    result = quarantine.split(
+        frame(spark, rows), waiting=waiting or no_facts(spark), stored=documents(spark, *stored), to=to
+    )
     given = sorted((row.sequence or "", row.op) for row in result.events.collect())
     numbers = {sequence(number): number for number in range(100)}
     facts = sorted((row.resume_token, row.reason) for row in result.facts.collect())
@@ -122,7 +139,8 @@ def test_later_updates_follow(spark: SparkSession) -> None:
     given, facts = split(spark, rows)
     assert given == [(1, "c"), (2, "u"), ("mark", "u"), (5, "u")]
     assert facts == [("token-3", Reason.UNREADABLE_UPDATE.value), ("token-4", Reason.FOLLOWS.value)]
-    marks = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1).events.where("length(sequence) <> 24")
+    result = quarantine.split(frame(spark, rows), waiting=no_facts(spark), stored=documents(spark), to=1)
+    marks = result.events.where("length(sequence) <> 24")
     [mark] = marks.collect()
     assert sequence(2) < mark.sequence < sequence(3)
     assert (mark.key, mark.after, mark.updateDescription, mark.before) == ("1", None, None, None)
@@ -152,6 +170,23 @@ def test_a_whole_document_supersedes(spark: SparkSession) -> None:
     assert facts == sorted((f"token-{10 * number + at}", reason.value) for number in range(4) for at, reason in held)
 
 
+def test_a_document_that_comes_late_releases_the_updates_after_it(spark: SparkSession) -> None:
+    """A snapshot's document is later than the unreadable event, and earlier than an update that waits: this one is folded onto it."""
+    held = quarantine.split(
+        frame(spark, [event(2, "p", text="{"), event(4, "p")]), waiting=no_facts(spark), stored=documents(spark), to=1
+    ).facts
+    given, facts = split(spark, [event(3, "r")], waiting=held, to=2)
+    assert given == [(3, "r"), (4, "u")]
+    assert facts == [("token-2", Reason.SUPERSEDED.value), ("token-4", Reason.REPLAYED.value)]
+
+
+def test_an_event_that_the_table_has_passed_holds_nothing_back(spark: SparkSession) -> None:
+    """A snapshot ahead of the stream has read the document after the unreadable event, which would hold back each later update."""
+    given, facts = split(spark, [event(3, "p", text="{"), event(6, "p")], stored=[("1", sequence(5))])
+    assert given == [(6, "u")]
+    assert facts == [("token-3", Reason.SUPERSEDED.value), ("token-3", Reason.UNREADABLE_UPDATE.value)]
+
+
 def test_events_without_document_or_place_hold_nothing_back(spark: SparkSession) -> None:
     """An event without a key or a sequence is held, and no other event is held because of it."""
     rows = [event(1, "c", key=None), event(2, "c", sequence=None), event(3, "p")]
@@ -163,7 +198,7 @@ def test_events_without_document_or_place_hold_nothing_back(spark: SparkSession)
 def test_an_unreadable_pre_image_is_left_out(spark: SparkSession) -> None:
     """An event with an unreadable pre-image is applied without it, and kept completely in quarantine."""
     rows = [event(1, "d", before="{"), event(2, "c", key="2", text="{")]
-    result = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1)
+    result = quarantine.split(frame(spark, rows), waiting=no_facts(spark), stored=documents(spark), to=1)
     assert [row.before for row in result.events.where("op = 'd'").collect()] == [None]
     facts = {(row.resume_token, row.before, row.reason) for row in result.facts.collect()}
     assert ("token-1", "{", Reason.UNREADABLE_BEFORE.value) in facts
@@ -214,7 +249,8 @@ def test_ranges_agree_with_the_model(spark: SparkSession) -> None:
     ranges = [(*each, keys) for each in zip(cuts, cuts[1:], strict=False) for keys in (named, None)]
     for low, high, keys in ranges:
         waiting = quarantine.held(spark.createDataFrame(facts, quarantine.COLUMNS_DDL), before=low)
-        result = quarantine.split(frame(spark, rows[low:high]), waiting=waiting, to=high, keys=keys)
+        stored = documents(spark)
+        result = quarantine.split(frame(spark, rows[low:high]), waiting=waiting, stored=stored, to=high, keys=keys)
         facts += result.facts.collect()
         given = result.events.select("resume_token", F.length("sequence").alias("digits")).collect()
         applied |= {row.resume_token for row in given if row.digits == 24}
@@ -259,7 +295,9 @@ def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> 
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
     table = layout.quarantine("shop", "orders")
     keys = events.select(F.col("key").alias("__key"))
-    parts = quarantine_table.applicable(spark, table, events=events, keys=keys, span=span, has_suspects=suspects)
+    parts = quarantine_table.applicable(
+        spark, table, events=events, keys=keys, rows=lambda: no_rows(spark), span=span, has_suspects=suspects
+    )
     return [row.resume_token for row in (events if parts is None else parts).orderBy("sequence").collect()]
 
 

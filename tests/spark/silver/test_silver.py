@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-STEPWISE = ("delete_rewrite", "sweep")
+STEPWISE = ("delete_rewrite", "sweep", "unreadable_late")
 """Cases in which the boundaries of batches matter. For other events the model has batches of any kind (`tests.harness.model`)."""
 
 
