@@ -195,9 +195,14 @@ def _renamed(node: Any, path: Path, name: str, conflicts: list[str]) -> Any:
 
 
 def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> UpdateDescription:
-    if before.disambiguated is None:
-        # MongoDB 6.0 does not say which dots divide. A name with dots may also be a path: otherwise its value would be captured.
-        paths = (*paths, *(tuple(".".join(path).split(".")) for path in paths if any("." in step for step in path)))
+    # MongoDB 6.0 does not say which dots of a key divide. A name with dots is left out there also where it may be a path: otherwise its
+    # value would be captured. Below the key, in a value, names are certain.
+    dotted = [
+        (".".join(path[:end]).split("."), path[end:])
+        for path in (paths if before.disambiguated is None else ())
+        for end, step in enumerate(path, 1)
+        if "." in step
+    ]
     by_beginning: dict[str, list[Path]] = {}
     for path in paths:
         by_beginning.setdefault(path[0], []).append(path)
@@ -208,6 +213,7 @@ def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> Update
         is_plain = type(steps[0]) is str
         candidates = [*by_beginning.get(ANY, ()), *by_beginning.get(str(steps[0]), ())] if is_plain else paths
         rests[key] = _rests(steps, candidates)
+        rests[key] += [rest for begin, tail in dotted for rest in _rests(steps, [(*begin, *tail)]) if len(rest) <= len(tail)]
     remaining = {key for key in rests if () not in rests[key]}
     return UpdateDescription(
         updated={key: _excluded(value, rests[key]) for key, value in before.updated.items() if key in remaining},
