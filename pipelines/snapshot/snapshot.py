@@ -205,7 +205,6 @@ class Snapshot:
         max_documents = self.reader.chunk_bytes // max(size.average, events.ROW_BYTES)
         # At least one: a single document may be larger than `chunk_bytes`.
         documents = max(1, min(max_documents, share_bytes // size.average))
-        documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]] = deque()
         try:
@@ -270,15 +269,12 @@ class Snapshot:
         if key_filter.keys_of(self._filter(collection.namespace)) is not None:
             yield snapshot_read.IdRange()  # All keys of a repair in one read: a missing document is deleted.
             return
-        ranges = self.reader.ranges(client, collection, behind=self.state.of(collection.namespace).hi, documents=documents)
-        if self.documents_max is None:
-            yield from ranges
-            return
-        # With small chunks, documents may be inserted faster than read: what lies behind the documents of the start is one range.
-        for number, bounds in enumerate(ranges, 1):
+        behind, small = self.state.of(collection.namespace).hi, min(documents, self.documents_max or documents)
+        for number, bounds in enumerate(self.reader.ranges(client, collection, behind=behind, documents=small), 1):
             yield bounds
-            if 0 < size < number * documents and bounds.hi is not None:
-                yield snapshot_read.IdRange(snapshot_read.hi_as_lo(bounds.hi))
+            # Documents may be inserted faster than small chunks are read: behind those of the start, chunks have their full size.
+            if small < documents and size < number * small and bounds.hi is not None:
+                yield from self.reader.ranges(client, collection, behind=bounds.hi, documents=documents)
                 return
 
     def _read(self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange) -> chunks.ChunkRows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import signal
 import threading
@@ -219,16 +218,23 @@ def test_a_collection_that_the_server_gives_up_fails_alone(
     assert "gave up" in str(taking.log.told)  # type: ignore[attr-defined]
 
 
-def test_a_collection_that_grows_faster_than_it_is_read_has_an_end(
-    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("size", "expected"), [(95, [*range(10, 110, 10), 400, 700, None]), (0, [10, 310, 610, 910, None])])
+def test_a_collection_that_grows_faster_than_small_chunks_are_read_has_an_end(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch, size: int, expected: list[int | None]
 ) -> None:
-    """`incremental.snapshot.chunk.size: 1024`, as in Debezium, reads a thousand documents per commit."""
-    ids = itertools.count()
-    monkeypatch.setattr(snapshot_read, "boundary", lambda *_, **__: bson.encode({"hi": next(ids)}))
+    """`incremental.snapshot.chunk.size: 1024`, as in Debezium, reads a thousand documents per commit. What was inserted meanwhile is
+    read in chunks of the usual size, not in one of millions of small documents."""
+
+    def boundary(*_: Any, lo: bytes | None, documents: int) -> bytes | None:
+        hi = documents + (bson.decode(lo)["lo"] if lo else 0)
+        return bson.encode({"hi": hi}) if hi < 1_000 else None
+
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
     small = replace(taking, documents_max=10)
     client: Any = None
-    ranges = list(itertools.islice(small._ranges(client, COLLECTION, 10, 95), 1000))
-    assert len(ranges) == 11 and ranges[-1].hi is None
+    ranges = list(small._ranges(client, COLLECTION, 300, size))
+    ends = [bson.decode(each.hi)["hi"] if each.hi else None for each in ranges]
+    assert ends == expected
     assert [each.lo for each in ranges[1:]] == [snapshot_read.hi_as_lo(each.hi) for each in ranges[:-1] if each.hi]
 
 
