@@ -245,6 +245,14 @@ def has_ipv6() -> bool:
         return False
 
 
+@pytest.mark.parametrize("address", ["::", "::1"] if has_ipv6() else ["0.0.0.0"])
+def test_an_address_of_ipv6(address: str) -> None:
+    """The port listens there, and status finds it."""
+    port = processes.free_port()
+    with metrics.serve(metrics.Metrics("shop"), port=port, address=address):
+        assert metrics.scrape("shop", port=port, address=address)["medallion_restarts"] == 0
+
+
 def test_an_address_that_this_machine_lacks_is_no_wrong_port() -> None:
     """Whoever chose another port would get the same error."""
     with (
