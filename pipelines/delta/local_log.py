@@ -51,13 +51,14 @@ class Commit:
     """One entry of a table's history: version, milliseconds since 1970, and the `userMetadata` of a commit of this project.
 
     `restored` is the version that a RESTORE brought back. It is `UNKNOWN` where that version is not known, or where another program
-    replaced or deleted all rows, and None for every other operation.
+    replaced or deleted all rows, and None for every other operation. `is_foreign`: another program wrote, changed or deleted some rows.
     """
 
     version: int
     timestamp_ms: int
     metadata: dict[str, Any] | None
     restored: int | None = None
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -438,7 +439,7 @@ def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | N
     if restored == UNKNOWN and operation == "RESTORE":
         version = find_restored()
         restored = UNKNOWN if version is None else version
-    return Commit(int(name[:20]), info.get("timestamp", 0), metadata, restored)
+    return Commit(int(name[:20]), info.get("timestamp", 0), metadata, restored, is_foreign(operation, metadata))
 
 
 def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata: object) -> int | None:
@@ -454,3 +455,8 @@ def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata:
         operation == "DELETE" and parameters.get("predicate") in (None, "[]", '["true"]')
     )
     return UNKNOWN if (is_replaced or is_emptied) and metadata is None else None
+
+
+def is_foreign(operation: str | None, metadata: object) -> bool:
+    """`Commit.is_foreign`."""
+    return metadata is None and operation in ("WRITE", "STREAMING UPDATE", "COPY INTO", "MERGE", "UPDATE", "DELETE")

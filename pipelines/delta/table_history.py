@@ -47,7 +47,8 @@ def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
 def _commit(row: Row) -> Commit:
     metadata = claims.parsed(row.userMetadata)
     restored = local_log.brought_back(row.operation, row.operationParameters or {}, metadata)
-    return Commit(row.version, int(row.timestamp.timestamp() * 1000), metadata, restored)
+    is_foreign = local_log.is_foreign(row.operation, metadata)
+    return Commit(row.version, int(row.timestamp.timestamp() * 1000), metadata, restored, is_foreign)
 
 
 def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
@@ -172,6 +173,8 @@ class Standing:
     before_void: int | None = None
     """The version before a commit of this project that is void: by a statement whose writer had not seen a RESTORE, so that Delta ran it on
     the restored rows. None where there is no such commit."""
+    after_void: int | None = None
+    """The version of a commit after that one in which another program wrote rows; None where there is none."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -199,7 +202,7 @@ def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
 def _standing(history: Iterable[Commit]) -> Standing:
     version, restored_version, last = -1, None, None
     position: Commit | None = None
-    base, before_void = -1, None
+    base, before_void, after_void, foreign = -1, None, None, None
     for commit in history:
         version = max(version, commit.version)
         last = last or (commit if commit.metadata is not None else None)
@@ -210,12 +213,14 @@ def _standing(history: Iterable[Commit]) -> Standing:
             continue
         if commit.restored is not None:
             if position is not None:  # its writer had read a version before this RESTORE
-                before_void, position = position.version - 1, None
-            restored_version = commit.restored
+                before_void, after_void, position = position.version - 1, foreign, None
+            restored_version, foreign = commit.restored, None
         elif commit.metadata is not None and position is None:
             read_version = claims.commit_base(commit.metadata)
             position, base = commit, commit.version - 1 if read_version is None else read_version
             if base == commit.version - 1:
                 break
+        elif commit.is_foreign and position is None:
+            foreign = commit.version
     is_restored = restored_version is not None or (position is not None and RESTORED in (position.metadata or {}))
-    return Standing(version, last, position, is_restored, before_void)
+    return Standing(version, last, position, is_restored, before_void, after_void)

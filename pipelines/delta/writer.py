@@ -76,7 +76,8 @@ class Writer(StatementCommits):
 
         Carries over position and metadata of the table's last commit of this project. After a RESTORE they are those of the restored
         version, except for the names in `newest_names`, which come from the newest commit. Tries again where the owner commits meanwhile.
-        A commit of a writer that had not seen the RESTORE is undone first, by another one.
+        A commit of a writer that had not seen the RESTORE is undone first, by another one; `DecisionNeeded` is raised where another program
+        has written rows after it, which that would take away.
 
         Raises `TableOwned` where a live process of this host holds the table; `LeaseHeld` where the lease of another host has not expired,
         or where the holder is on an `errand` and releases it within a minute; `TableNotOurs`; `CommitConflict` where there is no table, or
@@ -95,7 +96,7 @@ class Writer(StatementCommits):
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, standing.last)
             if standing.before_void is not None:
-                _undo(spark, table, properties, to=standing.before_void)
+                _undo(spark, table, properties, to=standing.before_void, foreign=standing.after_void)
                 continue
             writer = Writer(spark, table, identity=owners.identity(errand), base=standing.position)
             # The fence is on top of the newest version, even if the position is that of an older commit.
@@ -337,8 +338,19 @@ class Writer(StatementCommits):
         return self.commit(lambda fence: direct.remove_files(files, fence), CommitPosition(to, extra))
 
 
-def _undo(spark: SparkSession, table: tables.TableRef, properties: Mapping[str, str], *, to: int) -> None:
-    """Restore the version before a void commit (`table_history.Standing.before_void`): its rows and its position."""
+def _undo(
+    spark: SparkSession, table: tables.TableRef, properties: Mapping[str, str], *, to: int, foreign: int | None
+) -> None:
+    """Restore the version before a void commit (`table_history.Standing.before_void`): its rows and its position.
+
+    Raises `DecisionNeeded` where another program has written rows after it, in the version `foreign`.
+    """
+    if foreign is not None:
+        raise errors.DecisionNeeded(
+            f"{table.label}: version {to + 1} was committed onto a RESTORE that its writer had not seen, and must be undone; but "
+            f"another program has written rows since, in version {foreign}. Run RESTORE TABLE {table} TO VERSION AS OF {to}, then write "
+            "these rows again"
+        )
     log.warning("%s: version %d was committed onto a RESTORE that its writer had not seen; undoing it", table.label, to + 1)
     with table_errors.translating(table):
         if definition.is_on(properties, "delta.appendOnly"):  # until the restored version, which has its own properties
