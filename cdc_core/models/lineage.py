@@ -93,6 +93,7 @@ class _Query:
     tables: Mapping[str, Sequence[str]]
     common: dict[int, Node] = field(default_factory=dict)
     pins: list[_Pin] = field(default_factory=list)
+    common_rows: dict[int, _Rows] = field(default_factory=dict)
 
     def rows(self, node: Node) -> _Rows:
         """What is known of the rows of a node."""
@@ -145,7 +146,10 @@ class _Query:
 
     def _common(self, node: Node) -> _Rows:
         """The rows of a common table expression, which has other attributes at each place that refers to it."""
-        rows = self.rows(self.common[node.fields["cteId"]])
+        id_, pin_count = node.fields["cteId"], len(self.pins)
+        rows = self.common_rows.get(id_) or self.rows(self.common[id_])
+        if len(self.pins) == pin_count:  # once: each may read another one twice, and so on; pins are of the place
+            self.common_rows[id_] = rows
         return _renamed(rows, _ids(node.expressions("output")))
 
     def _filtered(self, node: Node) -> _Rows:
@@ -179,7 +183,7 @@ class _Query:
 
         `values` are the expressions that IN compares with its columns.
         """
-        query = _Query(self.tables, {**self.common})
+        query = _Query(self.tables, {**self.common}, common_rows=self.common_rows)
         rows = query.rows(plan.read(expression.fields["plan"]))
         if rows.keys:
             key = rows.only("IN")
