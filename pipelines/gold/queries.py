@@ -96,10 +96,11 @@ def check_lineage(spark: SparkSession, model: sql_model.Model, relation: Callabl
             if ref.key:
                 types[ref] = [schema[name].dataType for name in ref.key]
         _check_key_types(model, types)
-        query = frame(spark, model, lambda ref: identifier(views[ref]))
         try:
+            query = frame(spark, model, lambda ref: identifier(views[ref]))
             analysed = json.loads(query._jdf.queryExecution().analyzed().toJSON())
-        except Py4JJavaError:  # a platform's own node may have no JSON
+        # It names a column by its table in a catalog, or one that only files have; a platform's own node may have no JSON.
+        except (errors.SettingsError, Py4JJavaError):
             return
         try:
             lineage.check(analysed, {views[ref]: ref.key for ref in types}, model.unique_key)
