@@ -121,7 +121,7 @@ class _Query:
                 raise Mixed(f"the keys cannot be followed through {node.kind}")
             return _Rows(_ids(node.expressions("output")))
         rows = self.rows(node.children[0])
-        self._check_subqueries(node, rows)
+        self._check_subqueries(node.all_expressions(), rows)
         match node.kind:
             case kind if kind in _UNCHANGED:
                 return rows
@@ -173,9 +173,7 @@ class _Query:
         if condition.kind == "InSubquery":
             *values, listed = condition.children
             return self._semi_joined(rows, self._subquery(listed, values))
-        for each in condition.walk():
-            if "plan" in each.fields:
-                self._check_pins(rows, self._subquery(each).pins)
+        self._check_subqueries(condition.walk(), rows)
         return rows
 
     def _subquery(self, expression: Node, values: Sequence[Node] = ()) -> _Subquery:
@@ -197,8 +195,8 @@ class _Query:
             raise Mixed("a subquery reads a table that has a key, and does not compare it with the key outside")
         return _Subquery(tuple(query.pins), bool(rows.keys) or rows.is_pinned)
 
-    def _check_subqueries(self, node: Node, rows: _Rows) -> None:
-        for each in node.all_expressions():
+    def _check_subqueries(self, expressions: Iterable[Node], rows: _Rows) -> None:
+        for each in expressions:
             if "plan" in each.fields:
                 self._check_pins(rows, self._subquery(each).pins)
 
@@ -219,7 +217,7 @@ class _Query:
         left, right = (self.rows(child) for child in node.children)
         kind = node.fields["joinType"]["object"].rpartition(".")[2].removesuffix("$")
         conditions = [*_conjuncts(node.expressions("condition"))]
-        self._check_subqueries(node, _Rows(()))
+        self._check_subqueries(node.all_expressions(), _Rows(()))
         if left.is_made or right.is_made:
             raise Mixed("a join follows the function that makes the key")
         columns = left.columns if kind in ("LeftSemi", "LeftAnti") else (*left.columns, *right.columns)
