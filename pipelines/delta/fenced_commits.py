@@ -226,7 +226,7 @@ class FencedCommits:
         """Take the commit of a statement, given with those that came between, as the last one.
 
         Raises `CommitConflict` where one of these restored the table. It came before the statement had begun, which Delta then ran on the
-        restored rows: its position is not theirs (`table_history.Standing.before_void`).
+        restored rows: its position is not theirs (`table_history.VoidCommit`).
         """
         if any(commit.restored is not None for commit in landed[1:]):
             self._unanswered = None

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc_core import errors
 from cdc_core.tables import claims
@@ -155,6 +155,14 @@ def last_before(
     return None
 
 
+class VoidCommit(NamedTuple):
+    """A commit of this project that is to be undone: by a statement whose writer had not seen a RESTORE, so that Delta ran it on the restored
+    rows. `before` is the version before it, `foreign` a later one, if any, in which another program wrote rows."""
+
+    before: int
+    foreign: int | None
+
+
 @dataclass(frozen=True)
 class Standing:
     """The state of a table by its history, read once.
@@ -170,11 +178,8 @@ class Standing:
     """The newest commit of this project."""
     position: Commit | None = None
     is_restored: bool = False
-    before_void: int | None = None
-    """The version before a commit of this project that is void: by a statement whose writer had not seen a RESTORE, so that Delta ran it on
-    the restored rows. None where there is no such commit."""
-    after_void: int | None = None
-    """The version of a commit after that one in which another program wrote rows; None where there is none."""
+    void: VoidCommit | None = None
+    """The oldest such commit after `position`."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -200,21 +205,20 @@ def standing(spark: SparkSession, table: tables.TableRef) -> Standing:
 
 
 def _standing(history: Iterable[Commit]) -> Standing:
-    version, restored_version, last = -1, None, None
-    position: Commit | None = None
-    base, before_void, after_void, foreign = -1, None, None, None
+    version, last, position, base = -1, None, None, -1
+    restored, foreign, void = None, None, None
     for commit in history:
         version = max(version, commit.version)
         last = last or (commit if commit.metadata is not None else None)
         if position is not None and commit.version <= base:
             break
         # Committed after the restored version and undone by the RESTORE: its position is not that of the rows.
-        if restored_version is not None and commit.version > restored_version:
+        if restored is not None and commit.version > restored:
             continue
         if commit.restored is not None:
             if position is not None:  # its writer had read a version before this RESTORE
-                before_void, after_void, position = position.version - 1, foreign, None
-            restored_version, foreign = commit.restored, None
+                void, position = VoidCommit(position.version - 1, foreign), None
+            restored, foreign = commit.restored, None
         elif commit.metadata is not None and position is None:
             read_version = claims.commit_base(commit.metadata)
             position, base = commit, commit.version - 1 if read_version is None else read_version
@@ -222,5 +226,5 @@ def _standing(history: Iterable[Commit]) -> Standing:
                 break
         elif commit.is_foreign and position is None:
             foreign = commit.version
-    is_restored = restored_version is not None or (position is not None and RESTORED in (position.metadata or {}))
-    return Standing(version, last, position, is_restored, before_void, after_void)
+    is_restored = restored is not None or (position is not None and RESTORED in (position.metadata or {}))
+    return Standing(version, last, position, is_restored, void)

@@ -95,8 +95,8 @@ class Writer(StatementCommits):
                 store_exclusion.check(spark, catalog_places.location(table) or delta.catalog_location(spark, table))
             if not take_over or (since_ms is not None and owners.came_since(spark, table, since_ms)):
                 owners.refuse_second(table, standing.last)
-            if standing.before_void is not None:
-                _undo(spark, table, properties, to=standing.before_void, foreign=standing.after_void)
+            if standing.void is not None:
+                _undo(spark, table, properties, standing.void)
                 continue
             writer = Writer(spark, table, identity=owners.identity(errand), base=standing.position)
             # The fence is on top of the newest version, even if the position is that of an older commit.
@@ -339,17 +339,18 @@ class Writer(StatementCommits):
 
 
 def _undo(
-    spark: SparkSession, table: tables.TableRef, properties: Mapping[str, str], *, to: int, foreign: int | None
+    spark: SparkSession, table: tables.TableRef, properties: Mapping[str, str], void: table_history.VoidCommit
 ) -> None:
-    """Restore the version before a void commit (`table_history.Standing.before_void`): its rows and its position.
+    """Restore the version before a void commit: its rows and its position.
 
-    Raises `DecisionNeeded` where another program has written rows after it, in the version `foreign`.
+    Raises `DecisionNeeded` where another program has written rows after it.
     """
-    if foreign is not None:
+    to = void.before
+    if void.foreign is not None:
         raise errors.DecisionNeeded(
             f"{table.label}: version {to + 1} was committed onto a RESTORE that its writer had not seen, and must be undone; but "
-            f"another program has written rows since, in version {foreign}. Run RESTORE TABLE {table} TO VERSION AS OF {to}, then write "
-            "these rows again"
+            f"another program has written rows since, in version {void.foreign}. Run RESTORE TABLE {table} TO VERSION AS OF {to}, then "
+            "write these rows again"
         )
     log.warning("%s: version %d was committed onto a RESTORE that its writer had not seen; undoing it", table.label, to + 1)
     with table_errors.translating(table):

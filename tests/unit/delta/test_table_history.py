@@ -75,22 +75,23 @@ def test_a_commit_onto_a_restore_that_its_writer_had_not_seen_has_no_position(
 ) -> None:
     """Its metadata has the position of rows that the RESTORE took away."""
     standing = table_history._standing([*newest_first, ours(1, 0), Commit(0, 0, None)])
-    assert (standing.metadata.get("to"), standing.before_void) == (position, before_void)
+    assert standing.metadata.get("to") == position
+    assert standing.void == (None if before_void is None else table_history.VoidCommit(before_void, None))
 
 
 @pytest.mark.parametrize(
-    ("later", "after_void"),
+    ("later", "foreign"),
     (
         ([Commit(7, 0, None, is_foreign=True), Commit(6, 0, None)], 7),
         ([Commit(7, 0, None), Commit(6, 0, None)], None),  # compactions
         ([Commit(7, 0, None, 5), Commit(6, 0, None, is_foreign=True)], None),  # taken away again
     ),
 )
-def test_rows_of_others_after_such_a_commit_are_told(later: list[Commit], after_void: int | None) -> None:
+def test_rows_of_others_after_such_a_commit_are_told(later: list[Commit], foreign: int | None) -> None:
     """Who empties a table and fills it from a copy beside a running writer would lose the copy's rows with that commit."""
     before = [Commit(4, 0, None, 1), Commit(3, 0, None, is_foreign=True), ours(1, 0), Commit(0, 0, None)]
     standing = table_history._standing([*later, ours(5, 3), *before])
-    assert (standing.before_void, standing.after_void) == (4, after_void)
+    assert standing.void == table_history.VoidCommit(4, foreign)
 
 
 def test_files_that_only_moved_are_no_change(tmp_path: Path) -> None:
