@@ -218,7 +218,7 @@ def _standing(history: Iterable[Commit]) -> Standing:
         if commit.restored is not None:
             if position is not None:  # its writer had read a version before this RESTORE
                 void, position = VoidCommit(position.version - 1, foreign), None
-            restored, foreign = commit.restored, None
+            restored = commit.restored
         elif commit.metadata is not None and position is None:
             read_version = claims.commit_base(commit.metadata)
             position, base = commit, commit.version - 1 if read_version is None else read_version

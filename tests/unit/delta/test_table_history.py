@@ -85,6 +85,7 @@ def test_a_commit_onto_a_restore_that_its_writer_had_not_seen_has_no_position(
         ([Commit(7, 0, None, is_foreign=True), Commit(6, 0, None)], 7),
         ([Commit(7, 0, None), Commit(6, 0, None)], None),  # compactions
         ([Commit(7, 0, None, 5), Commit(6, 0, None, is_foreign=True)], None),  # taken away again
+        ([Commit(7, 0, None, is_foreign=True), Commit(6, 0, None, 5)], 7),  # it was restored itself
     ),
 )
 def test_rows_of_others_after_such_a_commit_are_told(later: list[Commit], foreign: int | None) -> None:
