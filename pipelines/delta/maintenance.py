@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines import clock
 from pipelines.delta import (
     abandoned,
     direct_log,
@@ -61,42 +59,18 @@ FEW_BYTES = 16 * 1024 * 1024
 """The most rows and bytes of small files that a writer merges itself. They are few, so that readers of new rows read few old ones."""
 
 
-def optimize(
-    spark: SparkSession,
-    table: tables.TableRef,
-    *,
-    purges: bool = False,
-    claim: Callable[[tables.TableRef], Writer] | None = None,
-) -> bool:
+def optimize(spark: SparkSession, table: tables.TableRef, *, purges: bool = False) -> bool:
     """Compact a table, by its clustering where it has one. The commit has no metadata: that of the commit before it still counts.
 
-    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table. `claim` claims a table
-    whose position may be old (`_keep_position`).
+    With `purges`, also rewrites files with deleted rows; returns false where that failed for a clustered table.
     """
-    is_purged = True
-    if claim is not None:
-        _keep_position(spark, table, claim)
     confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
     with query_execution.session_confs(spark, confs), table_errors.translating(table):
-        if purges:
-            is_purged = _purged(spark, table)
+        is_purged = not purges or _purged(spark, table)
         with query_execution.session_confs(spark, {} if is_purged else ALL_DELETED):
             spark.sql(f"OPTIMIZE {table}").collect()
         return is_purged or not spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].clusteringColumns
 
-
-def _keep_position(spark: SparkSession, table: tables.TableRef, claim: Callable[[tables.TableRef], Writer]) -> None:
-    """Repeat an old position in new commits: where a checkpoint is due with the compaction's commit, Delta removes older commits that have
-    expired."""
-    standing = table_history.standing(spark, table)
-    if standing.is_restored or standing.position is None or clock.now_ms() - standing.position.timestamp_ms < OLD_MS:
-        return
-    with contextlib.suppress(errors.TableOwned, errors.LeaseHeld, errors.OwnershipLost):  # its writer commits itself
-        claim(table).release()
-
-
-OLD_MS = 86_400_000
-"""From this age on a table's position may expire: a day is the shortest retention of a log that makes sense."""
 
 ALL_DELETED = {"spark.databricks.delta.optimize.maxDeletedRowsRatio": "0"}
 """Settings of an OPTIMIZE that rewrites every file with deleted rows; without effect on a clustered table."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from cdc_core.tables.layout import TableRef
 
 DAY_MS = 86_400_000
+"""The unit of retentions, and the age from which a position may expire: no shorter retention of a log makes sense."""
 
 _ClaimedWriter = Callable[[], contextlib.AbstractContextManager[Writer]]
 """Gives the table's writer for one operation, exclusively."""
@@ -234,10 +235,7 @@ class _MaintenanceRun:
         # First, while the last commit names a position: a compaction's commit does not, and the log must not be cleaned up before that.
         if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
-        if table.kind.is_claimed:
-            self._claimed(table, words)
-        else:
-            self._append_only(table, words)
+        self._remove_and_compact(table, words)
         after = before
         # Of thousands of tables most are unchanged, and each statement takes a second.
         if not maintenance.is_clean(table.ref):
@@ -246,33 +244,12 @@ class _MaintenanceRun:
         words.done[:0] = [*_size_changes(before, after)]
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
-    def _claimed(self, table: _Table, words: _ResultLines) -> None:
-        """Maintain a table with one writer at a time.
-
-        Compaction needs no claim, because its commit names no position; a claim would stop a writer that starts just then. So it is claimed
-        only for a moment, to keep a position that is old. Removing rows from bronze needs the claim.
-        """
-        if table.kind is TableKind.BRONZE:
-            # Remove rows before the compaction, so that it does not rewrite them.
-            self._trim(table.ref, words)
-        is_free = self.beside_writers or not self._is_held(table.ref)
-        self._compacted(table, words, self._claim) if is_free else words.left.append(HELD)
-
-    def _compacted(self, table: _Table, words: _ResultLines, claim: Callable[..., Writer] | None = None) -> None:
-        """Compact a table with several files or with deletion vectors."""
-        purges = definition.is_on(delta.properties(self.spark, table.ref), definition.DELETION_VECTORS)
-        if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
-            return
+    def _remove_and_compact(self, table: _Table, words: _ResultLines) -> None:
+        """Remove the rows that are past their retention, and compact the table, which then does not rewrite them."""
         try:
-            if not maintenance.optimize(self.spark, table.ref, purges=purges, claim=claim):
-                words.left.append("deleted rows stay in its files: REORG of this Delta version fails on a cluster")
-        except errors.CommitConflict:
-            words.left.append("not compacted: its writer committed first")
-
-    def _append_only(self, table: _Table, words: _ResultLines) -> None:
-        """Maintain a table to which any process may append."""
-        try:
-            if table.kind is TableKind.DELETES:
+            if table.kind is TableKind.BRONZE:
+                self._trim(table.ref, words)
+            elif table.kind is TableKind.DELETES:
                 self._expire_deletes(table, words)
             elif table.kind is TableKind.QUARANTINE:
                 self._expire_quarantine(table, words)
@@ -280,7 +257,32 @@ class _MaintenanceRun:
                 self._expire(table, words)
         except errors.CommitConflict:
             words.left.append("nothing removed: another process committed first")
-        self._compacted(table, words)
+        # A compaction needs no claim, because its commit names no position; a claim would stop a writer that starts just then.
+        if table.kind.is_claimed and not self.beside_writers and self._is_held(table.ref):
+            words.left.append(HELD)
+        else:
+            self._compacted(table, words)
+
+    def _compacted(self, table: _Table, words: _ResultLines) -> None:
+        """Compact a table with several files or with deletion vectors."""
+        purges = definition.is_on(delta.properties(self.spark, table.ref), definition.DELETION_VECTORS)
+        if maintenance.is_clean(table.ref) or not (purges or delta.size(self.spark, table.ref).files > 1):
+            return
+        try:
+            if table.kind.is_claimed:
+                self._keep_position(table.ref)
+            if not maintenance.optimize(self.spark, table.ref, purges=purges):
+                words.left.append("deleted rows stay in its files: REORG of this Delta version fails on a cluster")
+        except errors.CommitConflict:
+            words.left.append("not compacted: its writer committed first")
+
+    def _keep_position(self, table: TableRef) -> None:
+        """Repeat an old position in new commits: Delta may remove expired commits when it writes a checkpoint with the compaction's commit."""
+        standing = table_history.standing(self.spark, table)
+        if standing.is_restored or standing.position is None or standing.position.timestamp_ms > self._before(1):
+            return
+        with contextlib.suppress(errors.TableOwned, errors.LeaseHeld, errors.OwnershipLost):  # its writer commits itself
+            self._claim(table).release()
 
     # --- what is too old
 
@@ -444,15 +446,12 @@ class _MaintenanceRun:
         if not position.to or position.has_gap or not _has_rows(self.spark, self.bronze, lost_events):
             return True
         try:
-            writer = self._claim(table)
+            with self._claim(table).released() as writer:
+                to, extra = writer.last_metadata()
+                writer.mark(to=to, extra={**extra, history_position.GAP: True})
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(f"{namespace}: events kept, because the writer of its history is running")
             return False
-        try:
-            to, extra = writer.last_metadata()
-            writer.mark(to=to, extra={**extra, history_position.GAP: True})
-        finally:
-            writer.release()
         return True
 
 
@@ -462,11 +461,8 @@ def _claimed(claim: Callable[..., Writer], capture: bronze_log.BronzeLog | None)
     if capture is not None:
         yield capture.between_commits
         return
-    writer = claim(newest_names=("batch", "log"))
-    try:
+    with claim(newest_names=("batch", "log")).released() as writer:
         yield lambda: contextlib.nullcontext(writer)
-    finally:
-        writer.release()
 
 
 def _days(spark: SparkSession, table: TableRef, events: str) -> list[str]:

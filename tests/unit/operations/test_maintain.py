@@ -113,10 +113,9 @@ def test_an_old_position_is_repeated_before_a_compaction(tmp_path: Path, monkeyp
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
         hop.run()
-        claim = functools.partial(Writer.claim, SPARK)
 
         def kept() -> tuple[int, registry.SilverPosition]:
-            maintain.maintenance._keep_position(SPARK, hop.silver_table, claim)
+            maintain._MaintenanceRun(SPARK, hop.settings, False, clock.now_ms())._keep_position(hop.silver_table)
             found = registry.silver_position(SPARK, hop.silver_table)
             return found.version, replace(found, version=0)
 
@@ -167,7 +166,7 @@ def test_a_take_over_applies_to_owners_at_the_start(tmp_path: Path, monkeypatch:
             words = maintain._ResultLines()
             maintaining = maintain._MaintenanceRun(SPARK, kept, False, now_ms, take_over=take_over)
             monkeypatch.setattr(maintaining, "_compacted", lambda *_: None)
-            maintaining._claimed(bronze, words)
+            maintaining._remove_and_compact(bronze, words)
             return words.left
 
         refusals = ["events older than 1 days kept: the capture is running", maintain.HELD]
