@@ -371,15 +371,11 @@ class FilterChange:
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
     """Whether a collection can be rebuilt from bronze: no old events were removed, or a snapshot of the whole collection was planned
     after that and completed."""
-    newest_commit = table_history.commits(spark, table, limit=1)
-    if _WHOLE.get(table, (None, None))[0] != newest_commit:  # it is asked for each of thousands of collections
-        _WHOLE[table] = newest_commit, _whole_collections(spark, table)
-    return (names := _WHOLE[table][1]) is None or namespace in names
+    names = _whole_collections(spark, table)
+    return names is None or namespace in names
 
 
-_WHOLE: dict[tables.TableRef, tuple[list[local_log.Commit], frozenset[str] | None]] = {}
-
-
+@table_history.cached
 def _whole_collections(spark: SparkSession, table: tables.TableRef) -> frozenset[str] | None:
     """The collections for which `is_whole`; None for all of them."""
     trimmed_ms = delta.properties(spark, table).get(TRIMMED)

@@ -142,15 +142,10 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     )
 
 
+@table_history.cached  # gold reads them each second, and every row is a file until compaction
 def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
-    """The table's rows, cached until its next commit: gold reads them each second, and every row is a file until compaction."""
-    newest_commit = table_history.commits(spark, table, limit=1)
-    if table not in _READ or _READ[table][0] != newest_commit:
-        _READ[table] = newest_commit, ops_tables.rows(spark, table, SCHEMA).to_pylist()
-    return _READ[table][1]
-
-
-_READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]] = {}
+    rows: list[dict[str, Any]] = ops_tables.rows(spark, table, SCHEMA).to_pylist()
+    return rows
 
 
 def searched(spark: SparkSession, settings: Settings, namespace: Namespace, *, log: str | None) -> tuple[int, int]:

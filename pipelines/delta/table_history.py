@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log, stored_files, table_errors
 from pipelines.delta.local_log import Commit
+from pipelines.delta.table_errors import Answer
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -62,6 +64,20 @@ def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
         # A copied log lacks older commits, or the store is unreachable: Spark reads the rest.
         if local_log.folder(table) is not None:
             raise
+
+
+def cached(read: Callable[[SparkSession, tables.TableRef], Answer]) -> Callable[[SparkSession, tables.TableRef], Answer]:
+    """`read`, whose answer for a table is cached until the table's next commit: for what is asked for each of thousands of collections."""
+    answers: dict[tables.TableRef, tuple[list[Commit], Answer]] = {}
+
+    @functools.wraps(read)
+    def cached_read(spark: SparkSession, table: tables.TableRef) -> Answer:
+        newest_commit = commits(spark, table, limit=1)
+        if table not in answers or answers[table][0] != newest_commit:
+            answers[table] = newest_commit, read(spark, table)
+        return answers[table][1]
+
+    return cached_read
 
 
 def version(spark: SparkSession, table: tables.TableRef) -> int:
