@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import io
 import itertools
 import json
@@ -163,16 +162,16 @@ def _listed(log: Path) -> list[str]:
     return []
 
 
-def _newest_first(folder: Path) -> Iterator[str]:
-    """The names of all commits, newest first, including those that were cleaned up."""
+def _newest_first(folder: Path) -> range:
+    """All versions, newest first, including those whose commits were cleaned up."""
     newest = newest_version(folder)
-    return (f"{version:020}.json" for version in range(-1 if newest is None else newest, -1, -1))
+    return range(-1 if newest is None else newest, -1, -1)
 
 
 def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
-    for name in _newest_first(folder):
-        entry = _read_commit(folder, name, stored_files.commit_path(folder, int(name[:20])))
+    for version in _newest_first(folder):
+        entry = _read_commit(folder, version)
         if entry is None:  # cleaned up: the log goes back no further
             return
         yield entry
@@ -180,7 +179,7 @@ def commits(folder: Path) -> Iterator[Commit]:
 
 def commit(folder: Path, version: int) -> Commit | None:
     """One commit of any age; None where the log does not hold it as JSON. Raises `OSError`, as `stored_files.commit_path`."""
-    return _read_commit(folder, f"{version:020}.json", stored_files.commit_path(folder, version, is_alone=True))
+    return _read_commit(folder, version, is_alone=True)
 
 
 def stamp(folder: Path, version: int) -> tuple[int, int] | None:
@@ -192,18 +191,18 @@ def stamp(folder: Path, version: int) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _read_commit(folder: Path, name: str, path: Path) -> Commit | None:
+def _read_commit(folder: Path, version: int, *, is_alone: bool = False) -> Commit | None:
     try:
-        info = table_files.commit_info(path)
+        info = table_files.commit_info(stored_files.commit_path(folder, version, is_alone=is_alone))
     except FileNotFoundError:
         return None
-    return _commit(name, info, functools.partial(restored_version, folder, int(name[:20])))
+    return _commit(folder, version, info)
 
 
-def restored_version(folder: Path, version: int) -> int | None:
+def _restored_version(folder: Path, version: int) -> int:
     """The version that the RESTORE in `version` restored: the newest earlier one with the same files.
 
-    None where the log does not reach back to it. A RESTORE to a time does not record which version it found, and its time has no time
+    `UNKNOWN` where the log does not reach back to it. A RESTORE to a time does not record which version it found, and its time has no time
     zone. Versions with the same files hold the same rows, so the position of the newest one is right.
     """
     differing = _changed(folder, version)
@@ -213,8 +212,8 @@ def restored_version(folder: Path, version: int) -> int | None:
         try:
             differing = differing ^ _changed(folder, earlier)
         except (FileNotFoundError, ValueError):  # cleaned up, or damaged
-            return None
-    return None
+            break
+    return UNKNOWN
 
 
 def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
@@ -238,11 +237,11 @@ class VersionSize:
 
 def size(folder: Path) -> VersionSize | None:
     """The size of the newest version by its checksum file; None where there is none. A missing table has no files."""
-    newest = next(_newest_first(folder), None)
+    newest = newest_version(folder)
     if newest is None:
         return VersionSize()
     try:
-        checksum = json.loads((folder / tables.LOG / newest).with_suffix(".crc").read_text("utf-8"))
+        checksum = json.loads((folder / table_files.commit_name(newest)).with_suffix(".crc").read_text("utf-8"))
         return VersionSize(checksum["numFiles"], checksum["tableSizeBytes"])
     except (OSError, ValueError, KeyError):
         return None
@@ -398,21 +397,23 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
     """
     added_files: list[AddedFile] = []
     removed_paths: set[str] = set()
-    for name in itertools.islice(_newest_first(folder), LOOKED_THROUGH):
+    for version in _newest_first(folder)[:LOOKED_THROUGH]:
         try:
-            commit_actions = [*actions(folder, int(name[:20]))]
+            commit_actions = [*actions(folder, version)]
         except (OSError, ValueError):
             return None
         info: dict[str, Any] = next((action["commitInfo"] for action in commit_actions if "commitInfo" in action), {})
-        commit = _commit(name, info, lambda: None)
-        if commit.version == 0 and not any("add" in action for action in commit_actions):
-            return added_files  # the table was created here, and was empty
-        # A compaction adds no rows, whatever its metadata.
-        if info.get("operation") != "OPTIMIZE" and (commit.metadata is None or info.get("operation") != "WRITE"):
-            return None
         adds = [action["add"] for action in commit_actions if "add" in action]
-        if adds and info["operation"] == "WRITE" and is_before(commit):
-            return added_files
+        if version == 0 and not adds:
+            return added_files  # the table was created here, and was empty
+        if info.get("operation") == "WRITE":
+            commit = _commit(folder, version, info)
+            if commit.metadata is None:
+                return None
+            if adds and is_before(commit):
+                return added_files
+        elif info.get("operation") != "OPTIMIZE":  # which adds no rows, whatever its metadata
+            return None
         if any("metaData" in action or "protocol" in action for action in commit_actions) or not all(map(_is_plain, adds)):
             return None
         # Newest first: `removed_paths` has a file that a later compaction removed before its own commit is reached.
@@ -432,14 +433,13 @@ def _is_plain(added: dict[str, Any]) -> bool:
     return not (added.get("deletionVector") or "://" in path or path.startswith(("/", "file:")))
 
 
-def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | None]) -> Commit:
-    """The commit of a log file, from its `commitInfo`; `find_restored` is called for a RESTORE that does not name its version."""
+def _commit(folder: Path, version: int, info: Mapping[str, Any]) -> Commit:
+    """The commit of a version, from its `commitInfo`."""
     operation, metadata = info.get("operation"), claims.parsed(info.get("userMetadata"))
     restored = brought_back(operation, info.get("operationParameters") or {}, metadata)
-    if restored == UNKNOWN and operation == "RESTORE":
-        version = find_restored()
-        restored = UNKNOWN if version is None else version
-    return Commit(int(name[:20]), info.get("timestamp", 0), metadata, restored, is_foreign(operation, metadata))
+    if restored == UNKNOWN and operation == "RESTORE":  # it does not name the version
+        restored = _restored_version(folder, version)
+    return Commit(version, info.get("timestamp", 0), metadata, restored, is_foreign(operation, metadata))
 
 
 def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata: object) -> int | None:
