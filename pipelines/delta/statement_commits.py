@@ -47,16 +47,9 @@ class StatementCommits(fenced_commits.FencedCommits):
         """Append the rows of `df` as one fenced commit; the new version."""
         return self._appended(df, CommitPosition(to, extra))
 
-    def overwrite(
-        self,
-        df: DataFrame,
-        *,
-        to: object,
-        extra: Mapping[str, object] | None = None,
-        overwrite_schema: bool = False,
-    ) -> int:
-        """Replace the table's rows by those of `df` in one fenced commit; the new version."""
-        writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", str(overwrite_schema).lower())
+    def overwrite(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Replace the table's rows and columns by those of `df` in one fenced commit; the new version."""
+        writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         path = self.table.path
 
         def act(fence: Fence) -> None:
@@ -77,7 +70,7 @@ class StatementCommits(fenced_commits.FencedCommits):
     ) -> int:
         """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
         if not query_execution.takes_settings(self.spark):  # properties and clustering stay the same
-            return self.overwrite(df, to=to, extra=extra, overwrite_schema=True)
+            return self.overwrite(df, to=to, extra=extra)
         sets_all = catalog_places.is_open(self.spark, self.table)
         ddl = definition.ddl(self.table, "", properties, cluster_by, sets_all=sets_all)
         return self._executed(

@@ -166,7 +166,7 @@ class GoldTable:
             self.judge(writer.table)
         self._settle_statistics(writer, schema, self.wanted(has_rescued))
         metadata = self.extra() | dict(extra or {})
-        writer.overwrite(documents.select(*columns), to=self.work.silver.to, extra=metadata, overwrite_schema=True)
+        writer.overwrite(documents.select(*columns), to=self.work.silver.to, extra=metadata)
         return counts.n
 
     def _settle_statistics(self, writer: Writer, present: StructType, row_type: StructType) -> None:

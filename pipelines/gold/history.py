@@ -428,7 +428,7 @@ class History:
             casts = [F.col(identifier(each.name)).cast(each.dataType).alias(each.name) for each in types]
             metadata = self.writer.metadata
             extra = {name: metadata.get(name) for name in HistoryPosition().extra}
-            self.writer.overwrite(rows.select(*casts), to=metadata.get("to"), extra=extra, overwrite_schema=True)
+            self.writer.overwrite(rows.select(*casts), to=metadata.get("to"), extra=extra)
         return row_type.names
 
     # --- sweeps

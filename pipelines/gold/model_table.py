@@ -185,7 +185,6 @@ class ModelTable:
                 ),
                 to=work.to,
                 extra={**verdict, **self._made_by},
-                overwrite_schema=True,
             )
             return rows.count(), version
 

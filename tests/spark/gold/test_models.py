@@ -232,7 +232,7 @@ def test_a_key_that_got_another_type_makes_the_model_whole(shop: MakeShop) -> No
     with Writer.claim(made.spark, table).released() as writer:
         rows = made.spark.sql(f"SELECT _id, CAST(customer AS STRING) AS customer, amount, note FROM {table}")
         padded = made.spark.createDataFrame([(3, "0007", None, None)], rows.schema)
-        writer.overwrite(rows.unionByName(padded), to=99, overwrite_schema=True)
+        writer.overwrite(rows.unionByName(padded), to=99)
     assert made.run() == {"texts": "whole"}
     assert made.rows("texts") == {("7", 1), ("8", 1), ("0007", 1)}
 
