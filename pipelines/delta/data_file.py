@@ -41,7 +41,6 @@ class ParquetFile:
     name: str
     size: int
     stats: str
-    rows: int
 
     @staticmethod
     def write(
@@ -79,7 +78,7 @@ class ParquetFile:
         except Exception:  # raised by the iterable of parts
             draft.unlink(missing_ok=True)
             raise
-        return ParquetFile(files, name, size, stats.to_json(), stats.rows)
+        return ParquetFile(files, name, size, stats.to_json())
 
     def discard(self) -> None:
         self.files.remove(self.name)

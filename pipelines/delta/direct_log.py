@@ -8,6 +8,7 @@ returns None, and public statements do the same.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -462,13 +463,9 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
         raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
 
 
-_logged: set[str] = set()
-
-
+@functools.cache
 def _log_once(line: str) -> None:
-    if line not in _logged:
-        _logged.add(line)
-        log.info(line)
+    log.info(line)
 
 
 _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()

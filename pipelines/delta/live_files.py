@@ -143,10 +143,10 @@ class LiveFiles:
 
         Raises `NotReadable` where too many rows would have to be searched (`is_many`).
         """
-        if self.is_many(column, values):
-            raise table_schema.NotReadable
         sorted_values = sorted(set(values))
-        files = [each for each in self.files() if file_statistics.may_hold(each, column, sorted_values)]
+        files = self._files_with(column, sorted_values)
+        if sum(map(file_statistics.row_count, files)) > MANY_ROWS:
+            raise table_schema.NotReadable
         is_kept = key_index.is_large(self.row_count(), sorted_values) or stored_files.copied(self.folder) is not None
         return key_search.places(self.folder, files, column, sorted_values, is_kept=is_kept) if files else []
 
@@ -246,15 +246,10 @@ class LiveFiles:
         """Whether `places` would have to search more than `MANY_ROWS` rows for these values."""
         if self.row_count() <= MANY_ROWS:
             return False
-        sorted_values = sorted(set(values))
-        return (
-            sum(
-                file_statistics.row_count(file)
-                for file in self.files()
-                if file_statistics.may_hold(file, column, sorted_values)
-            )
-            > MANY_ROWS
-        )
+        return sum(map(file_statistics.row_count, self._files_with(column, sorted(set(values))))) > MANY_ROWS
+
+    def _files_with(self, column: str, sorted_values: Sequence[str]) -> list[dict[str, Any]]:
+        return [each for each in self.files() if file_statistics.may_hold(each, column, sorted_values)]
 
     def takes_rows(self, version: int) -> bool:
         """Go to a version; whether this process may add rows to it, and replace rows by deletion vectors.

@@ -140,7 +140,5 @@ def _signalable(pid: int) -> bool:
 
 
 def _is_alive(pid: object, started: object) -> bool:
-    if not isinstance(pid, int) or pid == os.getpid() and started == _started(pid):
-        return isinstance(pid, int)
-    start = _started(pid)  # empty where /proc hides processes of other users
+    start = _started(pid) if isinstance(pid, int) else None  # empty where /proc hides processes of other users
     return start is not None and (not started or start in ("", started))
