@@ -29,17 +29,15 @@ RESTORED = "restored"
 """Key in the metadata of a claim after a RESTORE: the version that was claimed. Carried over until the layer commits itself."""
 
 
-def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
-    """The newest commits, newest first; all of them without a `limit`. From the log where this process reads it, else by Spark."""
-    is_whole = local_log.folder(table) is not None  # a copied log may lack older commits
-    if is_whole or limit is not None:
-        local_commits = list(itertools.islice(_read_here(spark, table), limit))
-        if len(local_commits) == limit or (is_whole and local_commits):
-            return local_commits
-    suffix = "" if limit is None else f" LIMIT {limit}"
+def commits(spark: SparkSession, table: tables.TableRef, *, limit: int) -> list[Commit]:
+    """The newest commits, newest first. From the log where this process reads it, else by Spark."""
+    local_commits = list(itertools.islice(_read_here(spark, table), limit))
+    # A copied log may lack older commits.
+    if len(local_commits) == limit or (local_commits and local_log.folder(table) is not None):
+        return local_commits
     with table_errors.translating(table):
         rows = (
-            spark.sql(f"DESCRIBE HISTORY {table}{suffix}")
+            spark.sql(f"DESCRIBE HISTORY {table} LIMIT {limit}")
             .select("version", "timestamp", "userMetadata", "operation", "operationParameters")
             .collect()
         )

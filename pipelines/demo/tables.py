@@ -177,7 +177,7 @@ def _arrival(arrivals: Arrivals, batch: int) -> int | None:
 
 
 def _arrivals(stage: DemoStage, table: tables.TableRef, *, position: str, since_ms: int) -> Arrivals:
-    commits = sorted(table_history.commits(stage.spark, table), key=lambda commit: commit.version)
+    commits = sorted(table_history.newest_first(stage.spark, table), key=lambda commit: commit.version)
     return [
         (int(commit.metadata[position]), commit.timestamp_ms)
         for commit in commits

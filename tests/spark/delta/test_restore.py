@@ -173,7 +173,9 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
             hop.silver()
     hop.gold()
     silver = hop.silver_table("restored")
-    version = next(each.version for each in table_history.commits(spark, silver) if (each.metadata or {}).get("to") == 1)
+    version = next(
+        each.version for each in table_history.newest_first(spark, silver) if (each.metadata or {}).get("to") == 1
+    )
     service = silver_run._SilverRun(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
     service.run_round()
     spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch <= 2")

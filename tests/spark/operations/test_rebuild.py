@@ -99,7 +99,7 @@ def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
     after = position(hop)
     assert (after.to, after.high, after.swept) == (before.to, before.high, before.swept)
     assert after.generation and not before.generation
-    commits = [c for c in table_history.commits(hop.spark, hop.silver_table(ORDERS)) if c.version > before.version]
+    commits = [c for c in table_history.newest_first(hop.spark, hop.silver_table(ORDERS)) if c.version > before.version]
     assert [bool((c.metadata or {}).get("generation")) for c in commits] == [True, True, False]  # release, swap, claim
     detail = hop.spark.sql(f"DESCRIBE DETAIL {hop.silver_table(ORDERS)}").first()
     assert detail.clusteringColumns == ["__key"]

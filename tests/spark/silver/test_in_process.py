@@ -264,7 +264,7 @@ def test_a_long_span_whose_first_range_is_sparks_is_sparks(
     for at, text in enumerate(texts):
         hop.bronze.append({"t": [{"op": "u", "key": int(text[7:8] or 0), "at": 20 + at, "text": text}]})
     before, version = by_process["silver"], hop.silver().collections[0].version
-    commits = table_history.commits(hop.spark, hop.silver_table("t"))
+    commits = [*table_history.newest_first(hop.spark, hop.silver_table("t"))]
     reached = {commit.metadata.get("to") for commit in commits if commit.version <= version and commit.metadata}
     assert reached - {None} == {1, 3, 7}
     assert by_process["silver"] == before
@@ -320,7 +320,7 @@ def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch)
     for table in (hop.silver_table("t"), hop.gold_table("t")):
         live = live_files.LiveFiles(Path(table.path or ""))
         assert live.at(table_history.version(hop.spark, table)) and len(live.files()) < 4
-        commits = table_history.commits(hop.spark, table)
+        commits = [*table_history.newest_first(hop.spark, table)]
         assert all(commit.metadata is not None for commit in commits[:-1])  # no commit of a compaction by Spark
     rows = rows_by_spark(hop.spark, hop.gold_table("t"))
     assert [(row["_id"], row["n"]) for row in rows] == [(0, 4), (1, 5), (2, 2)]

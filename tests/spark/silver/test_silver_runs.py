@@ -226,7 +226,7 @@ def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
     hop = Hop(spark, pipeline(lakehouse, **{"max.batch.events": 4}))
     hop.bronze.append({ORDERS: [document(n % 3, n + 1, v=n) for n in range(12)]}, batches=4)
     hop.silver()
-    applied = [c.metadata["to"] for c in table_history.commits(spark, hop.silver_table(ORDERS)) if c.metadata]
+    applied = [c.metadata["to"] for c in table_history.newest_first(spark, hop.silver_table(ORDERS)) if c.metadata]
     assert sorted({to for to in applied if to}) == [1, 2, 3, 4]
     assert [row["v"] for row in hop.rows(ORDERS)] == [9, 10, 11]
 
@@ -316,7 +316,7 @@ def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, 
     assert [span.after for span in spans] == [0, 1, 2]
     idle = hop.silver_table("idle")
     first = max(
-        commit.version for commit in table_history.commits(hop.spark, idle) if (commit.metadata or {}).get("to") == 1
+        commit.version for commit in table_history.newest_first(hop.spark, idle) if (commit.metadata or {}).get("to") == 1
     )
     hop.spark.sql(f"RESTORE TABLE {idle} TO VERSION AS OF {first}").collect()
     assert len(hop.rows("idle")) == 1
@@ -374,12 +374,12 @@ def _apply_many(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(evolve, "evolve", lambda *given, **named: looks.append(hop.bronze.batch) or look(*given, **named))
 
     def applied(*events: Row) -> list[Row]:
-        before = [] if hop.bronze.batch == 0 else table_history.commits(spark, hop.silver_table("many"))
+        before = [] if hop.bronze.batch == 0 else [*table_history.newest_first(spark, hop.silver_table("many"))]
         hop.bronze.append({"many": list(events)})
         hop.silver()
         writes = [
             commit
-            for commit in table_history.commits(spark, hop.silver_table("many"))[: -len(before) or None]
+            for commit in [*table_history.newest_first(spark, hop.silver_table("many"))][: -len(before) or None]
             if commit.metadata
         ]
         assert [commit.metadata["to"] for commit in writes if commit.metadata][0] == hop.bronze.batch

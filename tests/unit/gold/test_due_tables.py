@@ -89,7 +89,9 @@ def test_an_older_copy_of_gold_is_written_anew_where_deletes_are_forgotten(hop: 
 def test_a_restored_gold_table_is_written_anew_once(hop: Hop) -> None:
     """Deletes that it had applied may be forgotten by now. A claim of a killed process does not change this."""
     assert due(hop) is None
-    older = [each.version for each in table_history.commits(SPARK, hop.gold_table) if (each.metadata or {}).get("to") == 1]
+    older = [
+        each.version for each in table_history.newest_first(SPARK, hop.gold_table) if (each.metadata or {}).get("to") == 1
+    ]
     committed(hop.gold_table, "RESTORE", operationParameters={"version": older[0]})
     work = due(hop)
     assert work is not None and work.is_rewrite
@@ -159,5 +161,5 @@ def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed
         committed(hop.silver_table, **stated(to=0))
     with pytest.raises(errors.DecisionNeeded, match="nothing has been applied yet"):
         rebuild.run(SPARK, hop.settings, collection=str(T), layer=tables.Layer.GOLD)
-    commits = table_history.commits(SPARK, hop.gold_table)
+    commits = [*table_history.newest_first(SPARK, hop.gold_table)]
     assert {(each.metadata or {}).get("to") for each in commits[:3]} == {2}
