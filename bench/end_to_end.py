@@ -99,10 +99,7 @@ import sys
 from jobs import command_line
 from pipelines.delta import direct_log, local_log
 
-def unreachable(*_):
-    raise direct_log._NoDirectLog("this benchmark has none")
-
-local_log.folder, direct_log._reached = lambda table: None, unreachable
+local_log.folder, direct_log._reached = lambda table: None, lambda *_: "this benchmark has none"
 sys.exit(command_line.main())
 """
 """A command without direct access to the tables' files and logs."""

@@ -424,10 +424,9 @@ class DeletionVectors:
 
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
     """The table's direct log; None where commits go through Spark. Logs which of the two once per process."""
-    try:
-        direct = _reached(spark, table)
-    except _NoDirectLog as reason:
-        _log_once(f"commits go through Spark: {reason}")
+    direct = _reached(spark, table)
+    if isinstance(direct, str):
+        _log_once(f"commits go through Spark: {direct}")
         return None
     _log_once("commits go straight into Delta's log")
     return direct
@@ -435,32 +434,26 @@ def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
 
 def why_not(spark: SparkSession, table: tables.TableRef) -> str | None:
     """Why commits to the table go through Spark, which takes longer; None where there is a direct log."""
-    try:
-        _reached(spark, table)
-    except _NoDirectLog as reason:
-        return str(reason)
-    return None
+    direct = _reached(spark, table)
+    return direct if isinstance(direct, str) else None
 
 
-class _NoDirectLog(Exception):
-    """Why a table has no direct log."""
-
-
-def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
+def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog | str:
+    """The table's direct log, or why it has none."""
     location, folder = catalog_places.locate(spark, table), local_log.folder(table)
     if location is None:
-        raise _NoDirectLog("a catalog holds the tables")
+        return "a catalog holds the tables"
     if not sparks.is_classic(spark):
-        raise _NoDirectLog("Spark runs in another process (Spark Connect)")
+        return "Spark runs in another process (Spark Connect)"
     if folder is None and sparks.is_databricks():
-        raise _NoDirectLog("Databricks commits to its stores itself")
+        return "Databricks commits to its stores itself"
     files = stored_files.StoredFiles(spark, location) if folder is None else table_files.LocalFiles(folder)
     try:
         return DirectLog(spark, location if folder is None else str(folder), files)
     except (AttributeError, TypeError, Py4JError) as error:  # raised for a missing class or method
         if not isinstance(error, Py4JJavaError) and jvm.is_gone():
             raise
-        raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
+        return f"this Delta's classes are other ones ({type(error).__name__})"
 
 
 @functools.cache
