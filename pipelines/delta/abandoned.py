@@ -88,7 +88,8 @@ class _Folder:
         if not self._files.exists(self._log):
             return not self._list(self._folder)
         statuses = self._list(self._log)
-        files = {status.getPath().getName(): status for status in statuses if status.isFile() and not _is_hidden(status)}
+        names = {str(status.getPath().getName()): status for status in statuses if status.isFile()}
+        files = {name: status for name, status in names.items() if not name.startswith(".")}
         if not files:
             self._remove_empty(statuses)
             return True
@@ -122,7 +123,3 @@ class _Folder:
         configurations = [each["metaData"].get("configuration", {}) for each in actions if "metaData" in each]
         is_ours = any(definition.FORMAT_PROPERTY in each for each in configurations)
         return is_ours and not any("add" in each for each in actions)
-
-
-def _is_hidden(status: Any) -> bool:
-    return str(status.getPath().getName()).startswith(".")

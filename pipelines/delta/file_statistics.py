@@ -68,11 +68,6 @@ def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, hig
     )
 
 
-def present_count(file: Mapping[str, Any]) -> int:
-    """The number of a file's rows that are not deleted."""
-    return row_count(file) - deleted_count(file)
-
-
 def share_deleted(file: Mapping[str, Any]) -> float:
     """The share of a file's rows that are deleted, from 0 to 1."""
     return deleted_count(file) / max(1, row_count(file))

@@ -205,14 +205,12 @@ def _restored_version(folder: Path, version: int) -> int:
     `UNKNOWN` where the log does not reach back to it. A RESTORE to a time does not record which version it found, and its time has no time
     zone. Versions with the same files hold the same rows, so the position of the newest one is right.
     """
-    differing = _changed(folder, version)
-    for earlier in range(version - 1, -1, -1):
-        if not differing:
-            return earlier
-        try:
-            differing = differing ^ _changed(folder, earlier)
-        except (FileNotFoundError, ValueError):  # cleaned up, or damaged
-            break
+    differing: frozenset[tuple[str, str]] = frozenset()
+    with contextlib.suppress(FileNotFoundError, ValueError):  # cleaned up, or damaged
+        for later in range(version, 0, -1):
+            differing ^= _changed(folder, later)
+            if not differing:
+                return later - 1
     return UNKNOWN
 
 

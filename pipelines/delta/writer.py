@@ -262,7 +262,7 @@ class Writer(StatementCommits):
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
         # Compared with the log's statistics: rows that were not read would be lost.
-        if rows.num_rows != sum(map(file_statistics.present_count, parts)):
+        if rows.num_rows != sum(file_statistics.row_count(each) - file_statistics.deleted_count(each) for each in parts):
             return None
         file = None
         if rows.num_rows:
