@@ -44,12 +44,7 @@ class ParquetFile:
 
     @staticmethod
     def write(
-        files: TableFiles,
-        parts: Iterable[pa.Table],
-        *,
-        schema: pa.Schema,
-        statistics: Sequence[str],
-        table: tables.TableRef,
+        files: TableFiles, parts: Iterable[pa.Table], *, schema: pa.Schema, statistics: Sequence[str], table: tables.TableRef
     ) -> ParquetFile:
         """Write the parts, one at a time, into a new file; `statistics` names the columns with minimum, maximum and null count."""
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"

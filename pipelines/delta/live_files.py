@@ -300,14 +300,7 @@ def _bring_vectors(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
     stored_files.bring(folder, ((deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"))
 
 
-def rows_at(
-    live: LiveFiles,
-    places: Places,
-    *,
-    columns: Sequence[str],
-    size_bytes: int,
-    read_bytes: int,
-) -> pa.Table:
+def rows_at(live: LiveFiles, places: Places, *, columns: Sequence[str], size_bytes: int, read_bytes: int) -> pa.Table:
     """Columns of the rows at these places (`LiveFiles.places`) that are not deleted, with the table's types.
 
     Raises `NotReadable` where they have more than `size_bytes`, or where the columns of their row groups have more than `read_bytes`, or

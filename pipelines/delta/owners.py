@@ -48,11 +48,7 @@ def _verdict(last: Commit | None) -> claims.Availability:
         return claims.Availability.FREE
     claim = last.metadata
     return claims.verdict(
-        claim,
-        host=platform.node(),
-        now_ms=clock.now_ms(),
-        is_alive=_has_living_owner(claim),
-        committed_ms=last.timestamp_ms,
+        claim, host=platform.node(), now_ms=clock.now_ms(), is_alive=_has_living_owner(claim), committed_ms=last.timestamp_ms
     )
 
 

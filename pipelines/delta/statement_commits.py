@@ -13,14 +13,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.sql import merge as sql_merge
 from cdc_core.tables import definition
-from pipelines.delta import (
-    catalog_places,
-    fenced_commits,
-    owners,
-    query_execution,
-    table_errors,
-    upsert,
-)
+from pipelines.delta import catalog_places, fenced_commits, owners, query_execution, table_errors, upsert
 from pipelines.delta.fenced_commits import CommitPosition
 from pipelines.delta.log_actions import Fence
 from pipelines.spark import session as sparks
@@ -155,11 +148,7 @@ class StatementCommits(fenced_commits.FencedCommits):
         return self.commit(act, position, is_statement=True)
 
     def _executed(
-        self,
-        sql: Callable[[str], str],
-        source: DataFrame,
-        position: CommitPosition,
-        confs: Mapping[str, str],
+        self, sql: Callable[[str], str], source: DataFrame, position: CommitPosition, confs: Mapping[str, str]
     ) -> int:
         """Run a SQL statement over a view of the source. The session's settings carry the fence, because SQL has no options for it."""
         view = f"source_{uuid.uuid4().hex[:12]}"

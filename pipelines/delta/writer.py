@@ -304,11 +304,7 @@ class Writer(StatementCommits):
         return False
 
     def append_arrow(
-        self,
-        *parts: pa.Table,
-        to: object,
-        statistics: Sequence[str] = (),
-        extra: Mapping[str, object] | None = None,
+        self, *parts: pa.Table, to: object, statistics: Sequence[str] = (), extra: Mapping[str, object] | None = None
     ) -> int:
         """Append Arrow rows as one fenced commit; the new version. Each part becomes one or more row groups.
 
