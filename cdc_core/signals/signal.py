@@ -124,19 +124,19 @@ class SignalRequest:
         texts = dict.fromkeys((*self.collections, *(condition.data_collection for condition in self.conditions)))
         expressions = {_pattern(text): text for text in texts}
         with _refusing():
-            return tuple(expressions[pattern] for pattern in patterns.without_match(expressions, chosen))
+            for pattern, _names in patterns.matched([*expressions], chosen):
+                del expressions[pattern]
+        return tuple(expressions.values())
 
     def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
         """The find filter of each namespace that has one; the first condition that matches it counts. Raises as `chosen`."""
-        filters = {}
-        for name in namespaces:
-            matching = (
-                condition.filter for condition in self.conditions if _pattern(condition.data_collection).matches(name)
-            )
-            with _refusing():
-                text = next(matching, None)
-            if text is not None:
-                filters[name] = text
+        conditions: dict[patterns.Pattern, str] = {}
+        for condition in self.conditions:
+            conditions.setdefault(_pattern(condition.data_collection), condition.filter)
+        filters: dict[str, str] = {}
+        with _refusing():
+            for pattern, names in patterns.matched([*conditions], namespaces):
+                filters = dict.fromkeys(names, conditions[pattern]) | filters
         return filters
 
 

@@ -13,6 +13,7 @@ from cdc_core.properties import types as values
 from cdc_core.signals import signal as signals
 from cdc_core.stream import patterns
 from pipelines.channels import signals as channels
+from tests.harness import pace
 
 NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
 
@@ -30,6 +31,20 @@ NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
 def test_collections_are_regular_expressions(data: dict[str, object], chosen: tuple[str, ...]) -> None:
     request = signals.request(signals.Signal("1", "execute-snapshot", data))
     assert request.chosen(NAMESPACES) == chosen
+
+
+def test_many_expressions_are_compared_with_many_names_together() -> None:
+    """Each with each, a thousand with five thousand take half a minute, in which the capture commits nothing."""
+    names = [f"tenant_{number % 200}.orders_{number}" for number in range(2000)]
+    expressions = [rf"tenant_{number}\..*[0-9]+" for number in range(400)]
+    misspelt = [f"tenant_{number}.ordrs" for number in range(800)]
+    conditions = [{"data-collection": text, "filter": json.dumps({"a": text})} for text in expressions]
+    data = {"data-collections": [*misspelt, *expressions[:300]], "additional-conditions": conditions}
+    request = signals.request(signals.Signal("1", "execute-snapshot", data))
+    with pace.within(2):
+        assert request.chosen(names) == tuple(names)
+        assert request.without_match(names) == (*misspelt, *expressions[200:])
+        assert request.filters(names) == {name: json.dumps({"a": rf"{name.split('.')[0]}\..*[0-9]+"}) for name in names}
 
 
 def test_names_are_compared_together(monkeypatch: pytest.MonkeyPatch) -> None:
