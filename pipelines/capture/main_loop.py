@@ -54,11 +54,8 @@ class RunEnd:
 
     def _is_caught_up(self, read: StreamPosition, until: Timestamp) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time precedes the events of that time."""
-        # An empty queue is required: only then does the last token say how far the reader is.
-        if not self.control.is_idle or not self.threads.queue.is_empty():
-            return False
         read_time = tokens.cluster_time(read.token)
-        return read_time > until or (read_time == until and read.is_drained)
+        return self.control.is_idle and (read_time > until or (read_time == until and read.is_drained))
 
 
 @dataclass(frozen=True)

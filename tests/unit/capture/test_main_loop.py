@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
@@ -83,6 +84,17 @@ def test_signals_of_one_batch_are_committed_in_between(rows_of_each: int) -> Non
     )
     loop.run("8200")
     assert handed_over == [1, 1, 1] * rows_of_each
+
+
+def test_once_ends_at_the_time_of_its_start_although_more_was_read() -> None:
+    """A source that is written to faster than it is captured keeps the queue full: the run would never end."""
+    running = threads.Threads(byte_queue.ByteQueue(10))
+    running.queue.put(change_stream.EventBatch([b"later event"], "8200000009", 1, is_drained=False))
+    control, shutdown = SimpleNamespace(is_idle=True), SimpleNamespace(is_due=lambda: False)
+    end = main_loop.RunEnd(Timestamp(5, 1), True, control, running, shutdown)  # type: ignore[arg-type]
+    before, at, after = (f"820000000{seconds}000000012B022C0100296E04" for seconds in (4, 5, 6))
+    reached = [end.is_reached(main_loop.StreamPosition(token, is_drained=False)) for token in (before, at, after)]
+    assert reached == [False, False, True]
 
 
 def test_events_that_are_not_captured_are_counted_without_a_commit() -> None:
