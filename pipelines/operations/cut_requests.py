@@ -184,6 +184,7 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
     while not stop.is_set():
         try:
             if serving_at is None or time.monotonic() - serving_at > SAY_SECONDS:
+                unrecorded = _unanswered(spark, settings) | unrecorded
                 _record(spark, settings, SERVING)
                 serving_at = time.monotonic()
             _record_outcomes(spark, settings, unrecorded)
@@ -215,6 +216,16 @@ def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     rows = _rows(spark, settings)
     settled_ids = {row["id"] for row in rows if row["state"] not in (ASKED, SERVING)}
     return [row for row in rows if row["state"] == ASKED and row["id"] not in settled_ids]
+
+
+def _unanswered(spark: SparkSession, settings: Settings) -> dict[str, _RequestOutcome]:
+    """The outcome of requests that this process took before its Spark ended, and another one was started: their clients still wait."""
+    identity = owners.identity()
+    rows = [row for row in _rows(spark, settings) if _process(row) == tuple(getattr(identity, name) for name in _PROCESS)]
+    answered_ids = {row["id"] for row in rows if row["state"] in (MADE, FAILED)}
+    message = "Spark ended while the cut was made; nothing was noted. Try again"
+    outcome = _RequestOutcome(FAILED, {"code": errors.Temporary.exit_code, "message": message})
+    return {row["id"]: outcome for row in rows if row["state"] == TAKEN and row["id"] not in answered_ids}
 
 
 def _answer(
