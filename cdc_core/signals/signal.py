@@ -213,7 +213,7 @@ def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ..
         raise SignalRefused("data-collections is missing: which collections shall be read?")
     for text in expressions:
         _pattern(text)
-    return tuple(expressions)
+    return tuple(map(str, expressions))  # BSON's type of code is a text that cannot be hashed.
 
 
 def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:

@@ -2,7 +2,8 @@
 writes.
 
 A channel returns each signal once. Bronze records the marks of the handled ones, by which a restarted capture knows them: the table
-is append-only and shared by the pipelines of a lakehouse, and a capture may be killed before it has removed a handled line of a file.
+is append-only and shared by the pipelines of a lakehouse, and a capture may be killed before it has removed a handled line of a file. Any
+change of a file ends the marks of its lines: those that a kill left between two removals are returned again, which only repeats snapshots.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from bson.code import Code
 
 from cdc_core.bronze import columns
 from cdc_core.bronze import event_rows as events
@@ -77,6 +78,12 @@ def test_a_document_of_the_source_is_a_signal() -> None:
         found = signals.from_document({"_id": "x", "type": "execute-snapshot", **given})
         assert found == signals.Signal("x", "execute-snapshot", data, "source")
     assert signals.from_document({"_id": 5, "type": "pause-snapshot", "data": ""}).data == {}
+
+
+def test_a_text_of_the_type_code_is_a_text() -> None:
+    """An error that is not a refusal would end the capture at this signal, at each of its starts."""
+    request = signals.request(signals.Signal("1", "execute-snapshot", {"data-collections": Code("shop.orders")}))
+    assert request.chosen(NAMESPACES) == ("shop.orders",) and not request.without_match(NAMESPACES)
 
 
 def test_conditions_are_filters_of_collections() -> None:
