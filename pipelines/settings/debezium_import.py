@@ -31,7 +31,7 @@ def read(path: Path, *, root: str) -> Import:
 
     Raises `SettingsError` with all mistakes of the connector, or if the file cannot be read.
     """
-    return settings_text(_connector(path), root=root, where=path.name)
+    return settings_text(_within(_connector(path)), root=root, where=path.name)
 
 
 def settings_text(connector: object, *, root: str, where: str) -> Import:
@@ -49,6 +49,18 @@ def settings_text(connector: object, *, root: str, where: str) -> Import:
 
 def _listed(head: str, lines: tuple[str, ...]) -> list[str]:
     return [head, *(f"  {line}" for line in lines)] if lines else []
+
+
+def _within(document: object) -> object:
+    """The connector in a resource of Strimzi, or in Kafka Connect's answer about all connectors, if there is only one."""
+    match document:
+        case {"kind": "KafkaConnector", "spec": {"class": class_, "config": {**properties}}}:
+            return {"connector.class": class_, **properties}
+        case {**connectors} if len(connectors) == 1:
+            match [*connectors.values()]:
+                case [{"info": connector}]:
+                    return connector
+    return document
 
 
 def _connector(path: Path) -> object:

@@ -261,6 +261,26 @@ def test_options_of_the_transformation(name: str) -> None:
     )
 
 
+def test_a_connector_is_found_in_what_holds_it(tmp_path: Path) -> None:
+    """As Kafka Connect's REST API answers with `?expand=info`, and as Strimzi's resource; another connector's class is refused."""
+
+    def text_of(document: object) -> str:
+        (tmp_path / "x.json").write_text(json.dumps(document))
+        return debezium_connector.read(tmp_path / "x.json", root="lake").text
+
+    config = {"connector.class": "io.debezium.connector.mongodb.MongoDbConnector", **SMALLEST}
+    info = {"shop": {"info": {"name": "shop", "config": config, "tasks": [], "type": "source"}}}
+    spec = {"class": config["connector.class"], "tasksMax": 1, "config": SMALLEST}
+    resource = {"apiVersion": "kafka.strimzi.io/v1beta2", "kind": "KafkaConnector", "metadata": {"name": "x"}, "spec": spec}
+    assert text_of(info) == text_of(resource) == text_of(config)
+    for other in (
+        {**resource, "spec": {**spec, "class": "io.debezium.connector.mysql.MySqlConnector"}},
+        {**info, "b": info},
+    ):
+        with pytest.raises(errors.SettingsError):
+            text_of(other)
+
+
 @pytest.mark.parametrize("connector", ["x", [], None, 5, {"config": []}])
 def test_what_is_no_connector(connector: Any) -> None:
     with pytest.raises(errors.SettingsError):
