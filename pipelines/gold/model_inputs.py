@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
@@ -92,8 +92,18 @@ class ModelInputs:
         # do not count. If its history does not say, it counts if it has rows.
         if standing.metadata.get("to") is None and (standing.position is not None or not files):
             return None
-        version, rows = self._version(name, table)
+        version, rows = self._version(table, self.pinned.get(name))
         return ModelInput(name, table, version, id_, rows)
+
+    def follows(self, name: str, position: Mapping[str, Any]) -> bool:
+        """Whether a table is at a position that a model was made from, or later: another table, and an older copy of its files, have other
+        rows at the same version."""
+        source = self.table(name)
+        assert source is not None
+        version = position["version"]
+        if position["id"] != source.id or version > source.version:
+            return False
+        return self._version(source.table, version) == (version, position["at"])
 
     def _identified(self, table: tables.TableRef) -> tuple[str, int]:
         """Delta's id of a table, and its number of files; without a query if this process can read the log, as a service calls it often."""
@@ -104,10 +114,9 @@ class ModelInputs:
         detail = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id", "numFiles").collect()[0]
         return detail.id, detail.numFiles
 
-    def _version(self, name: str, table: tables.TableRef) -> tuple[int, str]:
-        """The version that is read, and the identity of its rows: `current.rows_of` its last commit with metadata, or, after a RESTORE, the
-        version itself."""
-        version = self.pinned.get(name)
+    def _version(self, table: tables.TableRef, version: int | None) -> tuple[int, str]:
+        """A version, or the newest one, and the identity of its rows: `current.rows_of` its last commit with metadata, or, after a RESTORE,
+        the version itself."""
         # Lazily: there may be a hundred tables with long histories, and the newest commit is nearly always the one.
         for commit in table_history.newest_first(self.spark, table):
             version = commit.version if version is None else version

@@ -121,16 +121,13 @@ class ModelTable:
             # Without a key any row of the model may depend on any row of that table.
             if name in unkeyed_names or name not in keyed_names:
                 return ModelWork("whole", to, live, f"{name} changed, which it reads without a key")
-            if positions[name]["id"] != to[name]["id"] or positions[name]["version"] > to[name]["version"]:
-                return ModelWork("whole", to, live, f"{name} was made anew or pinned before")
+            if not self.inputs.follows(name, positions[name]):
+                return ModelWork("whole", to, live, f"{name} was made anew, pinned before, or is an older copy")
         return ModelWork("changed", to, live, moved=tuple(moved_names))
 
     def written(self, whole: DataFrame) -> tuple[str, int, int | None]:
         """Publish the rows of the query `whole`, or those of changed keys; returns what was done, the number of rows or keys, and the
         version."""
-        work = self.work()
-        if work.kind == "nothing":
-            return "nothing", 0, None
         table = self.table
         columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in whole.columns]
         with ExitStack() as stack:
@@ -138,10 +135,9 @@ class ModelTable:
             if delta.exists(self.spark, table):
                 writer = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
             stack.callback(self.inputs.forget, self.model.name)
-            if writer is not None:
-                work = self.work()  # again: another run may have committed before the claim
-                if work.kind == "nothing":
-                    return "nothing", 0, None
+            work = self.work()  # after the claim: another run may have committed before it
+            if work.kind == "nothing":
+                return "nothing", 0, None
             with queries.errors_of_rows(self.model):
                 if (
                     work.kind == "changed"

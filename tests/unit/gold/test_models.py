@@ -224,6 +224,44 @@ def test_a_model_whose_tables_have_not_moved_takes_no_query(tmp_path: Path, monk
             models.run(without_spark.SPARK, chosen)
 
 
+def test_over_an_older_copy_of_its_table_a_model_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy's version numbers are used again: changes that gold makes in both were not among those since the model's version."""
+    model = sql_model.parse(
+        "each",
+        "{{ config(materialized='incremental', unique_key='k') }} SELECT _id AS k FROM {{ ref('cases.t', key='_id') }}",
+        where="each.sql",
+    )
+    monkeypatch.setattr(local_log, "size", lambda _: local_log.VersionSize(1, 1))  # as from Delta's checksum
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        table, each = hop.gold_table, hop.layout.model("each")
+
+        def changed(key: int) -> str:
+            """What a run would do to the model after a change of its table."""
+            hop.append((key, bson.encode({"_id": key})))
+            hop.run()
+            inputs = ModelInputs(without_spark.SPARK, hop.layout, {}, "shop")
+            work = model_table.ModelTable(without_spark.SPARK, model, inputs, models.no_audit).work()
+            if work.kind == "whole":
+                made_from.update(work.to)
+            return work.kind
+
+        made_from: dict[str, Any] = {}
+        assert changed(1) == "whole", "it is not there yet"
+        shutil.copytree(table.path or "", tmp_path / "copy")
+        hop.append((2, bson.encode({"_id": 2})))
+        hop.run()
+        without_spark.create(without_spark.SPARK, each, columns="`k` INT")
+        assert changed(3) == "whole"
+        Writer.claim(without_spark.SPARK, each).mark(to=made_from, extra={"model": model.digest, "pipeline": "shop"})
+        assert changed(4) == "changed"
+        shutil.rmtree(table.path or "")
+        shutil.copytree(tmp_path / "copy", table.path or "")
+        known_version = made_from["cases.t"]["version"]
+        while (local_log.newest_version(Path(table.path or "")) or 0) <= known_version:
+            assert changed(5) == "whole"
+
+
 def test_of_a_large_table_the_rows_that_changed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads only these rows, not whole files, and no query counts the rows of both versions."""
     spark: Any = SimpleNamespace(createDataFrame=lambda rows: rows)
