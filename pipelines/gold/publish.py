@@ -82,7 +82,7 @@ def run(
             once=once,
             take_over=take_over,
             sessions=sessions,
-            stop=stop_event if models_thread is None else standstill.Either(stop_event, models_thread.ended),
+            stop=stop_event if models_thread is None else models_thread.stop,
             audit=audit,
             silver_news=silver_news,
         )
@@ -152,8 +152,9 @@ class _ModelsThread(threading.Thread):
     ) -> None:
         super().__init__(name="gold-models", daemon=True)
         self.spark = sessions() if sessions is not None else spark
-        self.settings, self.audit, self.take_over, self.stop = settings, audit, take_over, stop
+        self.settings, self.audit, self.take_over = settings, audit, take_over
         self.ended = threading.Event()
+        self.stop = standstill.Either(stop, self.ended)
         self.judged: dict[str, models.ModelVerdict] = {}
         self.lost: errors.SparkLost | None = None
         """Set if Spark was lost, which publishing documents without queries may not notice."""
@@ -161,7 +162,7 @@ class _ModelsThread(threading.Thread):
 
     def run(self) -> None:
         message = ""
-        while not (self.stop.is_set() or self.ended.is_set()):
+        while not self.stop.is_set():
             try:
                 models.run(
                     self.spark,

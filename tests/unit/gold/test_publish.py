@@ -118,6 +118,21 @@ def test_a_spark_that_is_lost_to_models_ends_the_documents_too(tmp_path: Path, m
     assert raised.value is lost and not stop.is_set()
 
 
+def test_models_that_follow_end_after_the_model_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the documents have failed, the service ended only after all models of the round."""
+    began, stops = threading.Event(), []
+
+    def made(*_: Any, stop: threading.Event, **__: Any) -> None:
+        began.set()
+        stops.append(stop.wait(1))
+
+    monkeypatch.setattr(publish.models, "run", made)
+    following = publish._ModelsThread(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
+    assert began.wait(10)
+    following.close()
+    assert stops == [True]
+
+
 def test_a_temporary_error_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that retries forever would never show it: the exit code is that of the error that needs a decision."""
     monkeypatch.setattr(publish.gold, "run", raising(errors.StoreUnreachable("shop.a: the store does not answer")))
