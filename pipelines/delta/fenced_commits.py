@@ -106,15 +106,13 @@ class FencedCommits:
         is_other = own_commit is not None and (own_commit.metadata or {}) != self.metadata
         if newest.version < self.version or is_other:
             raise self._conflict("it was removed and made again, or is an older copy,")
-        late_commit = None
-        for commit in commits:
-            if commit.version <= self.version:
-                break
+        new_commits = [commit for commit in commits if commit.version > self.version]
+        for commit in new_commits:
             if commit.restored is not None:
                 raise self._conflict("it was restored to an earlier version")
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
-            late_commit = late_commit or (commit if commit.metadata is not None else None)
+        late_commit = next((commit for commit in new_commits if commit.metadata is not None), None)
         if late_commit is not None:  # a commit without an answer, which arrived after it had been looked up
             self._keep(late_commit.version, late_commit.metadata or {})
         self.version = newest.version
