@@ -335,8 +335,7 @@ class _DryRun:
             would = f"wait for {', '.join(map(self._with_nearest, missing))}, which gold does not hold yet"
         else:
             frame = queries.frame(self.spark, model, self.inputs.relation)
-            queries.check_columns(self.spark, model, frame, self.inputs.relation)
-            queries.check_lineage(self.spark, model, self.inputs.relation, self.inputs.nonce)
+            queries.check(self.spark, model, frame, self.inputs.relation, self.inputs.nonce)
             _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
             _check_no_view(self.spark, model, self.inputs)
             would = self._would(model)
@@ -428,8 +427,7 @@ class _ModelsRun:
         if not is_view and table.work().kind == "nothing":
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         frame = queries.frame(self.spark, model, self.inputs.relation)
-        queries.check_columns(self.spark, model, frame, self.inputs.relation)
-        queries.check_lineage(self.spark, model, self.inputs.relation, self.inputs.nonce)
+        queries.check(self.spark, model, frame, self.inputs.relation, self.inputs.nonce)
         did, rows, version = self._viewed(model, frame) if is_view else table.written(frame)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 

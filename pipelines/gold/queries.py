@@ -52,50 +52,49 @@ def frame(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_m
         return spark.sql(one_query(model.query(relation)))
 
 
-def check_columns(
-    spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str]
+def check(
+    spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str], nonce: str
 ) -> None:
-    """Raise `SettingsError` if columns cannot be published, or columns that the model names do not exist."""
-    names = frame.columns
-    problems = [errors.Problem(model.where, *each) for each in _unpublished(frame.schema)]
-    for name in (*model.unique_key, *(name for name, _ in model.columns)):
+    """Raise `SettingsError` if the columns of a query, `frame`, cannot be published, if columns that the model names do not exist, or if
+    rows of an incremental model may depend on rows with other keys than theirs, in tables with a `key`.
+
+    `nonce` is a part of the names of temporary views. Where there is no plan to read, as over Spark Connect, the model's rows alone tell
+    of other keys (`model_table`).
+    """
+    is_incremental = model.materialized is sql_model.Materialization.INCREMENTAL
+    schemas = {ref: spark.sql(f"SELECT * FROM {relation(ref)}").schema for ref in model.refs if is_incremental}
+    _check_columns(model, frame.schema, schemas)
+    if is_incremental:
+        _check_key_types(model, schemas)
+        if sparks.is_classic(spark):
+            _check_lineage(spark, model, schemas, nonce)
+
+
+def _check_columns(model: sql_model.Model, published: T.StructType, schemas: Mapping[sql_model.Ref, T.StructType]) -> None:
+    problems = [errors.Problem(model.where, *each) for each in _unpublished(published)]
+    named = [("the model", name, published.names) for name in (*model.unique_key, *(name for name, _ in model.columns))]
+    named += [(f"key: {ref.name}", name, schema.names) for ref, schema in schemas.items() for name in ref.key]
+    for what, name, names in named:
         if name not in names:
             hint = values.did_you_mean(name, names) or f"it has {', '.join(names[:20])}"
-            problems.append(errors.Problem(model.where, f"the model has no column {name}", hint))
-    for ref in model.refs:
-        if ref.key:
-            columns = spark.sql(f"SELECT * FROM {relation(ref)}").columns
-            for name in ref.key:
-                if name not in columns:
-                    hint = values.did_you_mean(name, columns) or f"it has {', '.join(columns[:20])}"
-                    problems.append(errors.Problem(model.where, f"key: {ref.name} has no column {name}", hint))
+            problems.append(errors.Problem(model.where, f"{what} has no column {name}", hint))
     if problems:
         raise errors.SettingsError(problems)
 
 
-def check_lineage(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_model.Ref], str], nonce: str) -> None:
-    """Raise `SettingsError` if rows of an incremental model may depend on rows with other keys than theirs, in tables with a `key`.
-
-    `nonce` is a part of the names of temporary views. Where there is no plan to read, as over Spark Connect, the model's rows alone tell
-    it (`model_table`).
-    """
-    if model.materialized is not sql_model.Materialization.INCREMENTAL or not sparks.is_classic(spark):
-        return
+def _check_lineage(
+    spark: SparkSession, model: sql_model.Model, schemas: Mapping[sql_model.Ref, T.StructType], nonce: str
+) -> None:
     # In lower case, as Spark names temporary views in its plans.
-    views = {ref: f"{model.name}_{number}_{nonce}".lower() for number, ref in enumerate(model.refs)}
-    types: dict[sql_model.Ref, list[T.DataType]] = {}
+    views = {ref: f"{model.name}_{number}_{nonce}".lower() for number, ref in enumerate(schemas)}
     with ExitStack() as stack:
         for ref, view in views.items():
-            schema = spark.sql(f"SELECT * FROM {relation(ref)}").schema
             # Without the tables, of which the plan would have all details.
             nulls = ", ".join(
-                f"CAST(NULL AS {table_columns.ddl(each.dataType)}) AS {identifier(each.name)}" for each in schema
+                f"CAST(NULL AS {table_columns.ddl(each.dataType)}) AS {identifier(each.name)}" for each in schemas[ref]
             )
             spark.sql(f"SELECT {nulls} WHERE false").createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
-            if ref.key:
-                types[ref] = [schema[name].dataType for name in ref.key]
-        _check_key_types(model, types)
         try:
             query = frame(spark, model, lambda ref: identifier(views[ref]))
             analysed = json.loads(query._jdf.queryExecution().analyzed().toJSON())
@@ -103,14 +102,15 @@ def check_lineage(spark: SparkSession, model: sql_model.Model, relation: Callabl
         except (errors.SettingsError, Py4JJavaError):
             return
         try:
-            lineage.check(analysed, {views[ref]: ref.key for ref in types}, model.unique_key)
+            lineage.check(analysed, {views[ref]: ref.key for ref in views if ref.key}, model.unique_key)
         except lineage.Mixed as mixed:
             message = f"the rows of one {', '.join(model.unique_key)} cannot be computed separately: {mixed}"
             raise errors.SettingsError(errors.Problem(model.where, message, "use materialized='table'")) from None
 
 
-def _check_key_types(model: sql_model.Model, types: Mapping[sql_model.Ref, Sequence[T.DataType]]) -> None:
+def _check_key_types(model: sql_model.Model, schemas: Mapping[sql_model.Ref, T.StructType]) -> None:
     """Raise `SettingsError` if the keys of two tables have types of which Spark takes different values for equal."""
+    types = {ref: [schema[name].dataType for name in ref.key] for ref, schema in schemas.items() if ref.key}
     first, *others = types
     for ref in others:
         for name, one, other in zip(ref.key, types[first], types[ref]):

@@ -39,9 +39,9 @@ REFUSED = {
 @pytest.mark.parametrize("told", REFUSED)
 def test_what_no_table_can_hold_is_told_of_its_column(told: str) -> None:
     """At any depth: Delta reports it only after the table exists, without rows, and some readers only when they fail."""
-    frame = cast("Any", SimpleNamespace(columns=REFUSED[told].names, schema=REFUSED[told]))
+    frame = cast("Any", SimpleNamespace(schema=REFUSED[told]))
     with pytest.raises(errors.SettingsError) as refused:
-        queries.check_columns(ANY, MODEL, frame, ANY)
+        queries.check(ANY, MODEL, frame, ANY, "")
     assert f"m.sql: {told}" in str(refused.value).splitlines()
 
 
@@ -49,7 +49,32 @@ def test_what_a_table_can_hold_is_taken() -> None:
     given = struct(
         a=T.MapType(T.StringType(), struct(__gone=INT, b=T.ArrayType(T.DecimalType(38, 2)))), c=T.TimestampNTZType()
     )
-    queries.check_columns(ANY, MODEL, cast("Any", SimpleNamespace(columns=given.names, schema=given)), ANY)
+    queries.check(ANY, MODEL, cast("Any", SimpleNamespace(schema=given)), ANY, "")
+
+
+def test_keys_of_two_types_are_refused_where_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over Spark Connect, too, '0007' and 7 would be one key. Each table is analysed once."""
+    texts = "{{ config(materialized='incremental', unique_key='a') }} SELECT a FROM {{ ref('s.x', key='a') }} JOIN {{ ref('s.y', key='b') }}"
+    schemas = {"s.x": struct(a=INT), "s.y": struct(b=T.StringType())}
+    analysed: list[str] = []
+
+    def sql(statement: str) -> Any:
+        analysed.append(statement.removeprefix("SELECT * FROM "))
+        return SimpleNamespace(schema=schemas[analysed[-1]])
+
+    monkeypatch.setattr(queries.sparks, "is_classic", lambda _: False)
+    frame = cast("Any", SimpleNamespace(schema=struct(a=INT)))
+    with pytest.raises(
+        errors.SettingsError, match=r"the key b of s\.y is string, and that of s\.x int: Spark takes different"
+    ):
+        queries.check(
+            cast("Any", SimpleNamespace(sql=sql)),
+            sql_model.parse("m", texts, where="m.sql"),
+            frame,
+            lambda ref: ref.name,
+            "",
+        )
+    assert analysed == ["s.x", "s.y"]
 
 
 @pytest.mark.parametrize("end", ["", "-- text", "-- text \\", "-- text \\\n", "-- text \\\n\\"])
