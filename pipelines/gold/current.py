@@ -25,7 +25,7 @@ from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql import table_columns
-from cdc_core.sql.names import identifier, literal
+from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry, survey
 from pipelines.delta import query_execution, upsert
@@ -384,5 +384,5 @@ def _has_order(column: StructField) -> bool:
 
 def _statement(columns: Sequence[str], changes: _KeyChanges) -> sql_merge.Merge:
     """The MERGE of the changed keys, with literal bounds on the key, so that Delta skips files."""
-    key_bounds = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
+    key_bounds = key_ranges.condition("t.`__key`", changes.spans)
     return sql_merge.Merge("t.`__key` = s.`__key`", sql_merge.replacing(columns), pruning=key_bounds)

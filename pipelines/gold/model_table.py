@@ -10,17 +10,20 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Sequence
-from contextlib import ExitStack
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_core import errors
+from cdc_core.gold import key_ranges
 from cdc_core.models import sql_model
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql import table_columns
@@ -29,7 +32,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import model_changes, queries
+from pipelines.gold import current, model_changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
 from pipelines.spark import failures as spark_failures
@@ -189,13 +192,10 @@ class ModelTable:
 
     def _merged(self, work: ModelWork, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
         """Replace the rows of the keys that may have changed; returns the number of keys, and the version."""
-        affected = f"keys_{self.model.name}_{self.inputs.nonce}"
         with ExitStack() as stack:
             stack.callback(query_execution.unpersist, keys)
-            keys.createOrReplaceTempView(affected)
-            stack.callback(self.spark.catalog.dropTempView, affected)
-            frame = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected))
-            rows = stack.enter_context(query_execution.held(frame))
+            spans = _spans(keys)
+            rows = stack.enter_context(query_execution.held(stack.enter_context(self._of_keys(keys, spans))))
             self._check_unique(rows)
             self._check_led(rows, [keys])
             self._check_apart(rows, [keys])
@@ -213,17 +213,33 @@ class ModelTable:
             gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
             gone_keys = _as_keys_of(rows.schema, gone_keys, self.model.unique_key)
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
-            version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
+            pruned = [
+                name for name in spans if table_columns.is_same(rows.schema[name].dataType, keys.schema[name].dataType)
+            ]
+            pruning = _within({f"t.{identifier(name)}": spans[name] for name in pruned})
+            statement = _statement(rows.columns, self.model.unique_key, pruning)
+            confs = current.MERGE_CONFS if query_execution.holds_rows(self.spark) else {}
+            version = writer.merge(source, statement, to=work.to, extra=extra, confs=confs)
             return keys.count(), version
 
-    def _restricted(self, ref: sql_model.Ref, affected: str) -> str:
-        """SQL for a reference: the rows of the affected keys if it has a key, otherwise the whole table."""
-        if not ref.key:
-            return self.inputs.relation(ref)
-        on = " AND ".join(
-            f"r.{identifier(column)} <=> k.{identifier(key)}" for column, key in zip(ref.key, self.model.unique_key)
-        )
-        return f"(SELECT r.* FROM {self.inputs.relation(ref)} AS r LEFT SEMI JOIN {identifier(affected)} AS k ON {on})"
+    @contextmanager
+    def _of_keys(self, keys: DataFrame, spans: _Spans) -> Iterator[DataFrame]:
+        """The query over those rows of tables with a `key` that have one of these keys; `spans` are `_spans` of them."""
+        view = f"keys_{uuid.uuid4().hex[:12]}"
+
+        def restricted(ref: sql_model.Ref) -> str:
+            if not ref.key:
+                return self.inputs.relation(ref)
+            columns = {key: f"r.{identifier(column)}" for column, key in zip(ref.key, self.model.unique_key)}
+            on = " AND ".join(f"{column} <=> k.{identifier(key)}" for key, column in columns.items())
+            within = _within({columns[key]: spans[key] for key in spans})
+            return f"(SELECT r.* FROM {self.inputs.relation(ref)} AS r LEFT SEMI JOIN {view} AS k ON {on} WHERE {within})"
+
+        keys.createOrReplaceTempView(view)
+        try:
+            yield queries.frame(self.spark, self.model, restricted)
+        finally:
+            self.spark.catalog.dropTempView(view)
 
     def _affected(self, work: ModelWork) -> DataFrame | None:
         """The keys of the changed rows, both before and after, as a row may move to another key; None if the older version cannot be
@@ -297,14 +313,11 @@ class ModelTable:
         """Raise `SettingsError` if keys without a row get one when the query runs for them alone: then it combines keys or selects among
         them, and the rows of one key cannot be computed without the others."""
         all_keys = functools.reduce(lambda one, other: one.unionByName(other), keys).distinct().alias("k")
-        view = f"without_{self.model.name}_{self.inputs.nonce}"
         with query_execution.held(all_keys.join(rows.alias("l"), self._is_same_key(rows, all_keys), "left_anti")) as rowless:
             if rowless.isEmpty():
                 return
-            rowless.createOrReplaceTempView(view)
-            alone = queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, view))
-            is_apart = alone.isEmpty()
-            self.spark.catalog.dropTempView(view)
+            with self._of_keys(rowless, _spans(rowless)) as alone:
+                is_apart = alone.isEmpty()
         if not is_apart:
             message = (
                 f"the rows of one {', '.join(self.model.unique_key)} depend on documents of several, so they cannot be "
@@ -388,7 +401,35 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
     )
 
 
-def _statement(columns: Sequence[str], keys: Sequence[str]) -> sql_merge.Merge:
+def _statement(columns: Sequence[str], keys: Sequence[str], pruning: str) -> sql_merge.Merge:
     """The MERGE of the keys that may have changed, compared by `<=>`, as a group may have the key NULL."""
     on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
-    return sql_merge.Merge(on, sql_merge.replacing(columns))
+    return sql_merge.Merge(on, sql_merge.replacing(columns), pruning)
+
+
+_Spans: TypeAlias = "Mapping[str, tuple[Sequence[tuple[Any, Any]], bool]]"
+"""For columns of a key: ranges of its values, and whether it may be null."""
+
+
+def _spans(keys: DataFrame) -> _Spans:
+    """Ranges that cover the keys, for each of their columns with texts or whole numbers."""
+    types = {each.name: each.dataType for each in keys.schema}
+    names = [name for name in types if isinstance(types[name], T.IntegralType) or types[name] == T.StringType()]
+    if not names:
+        return {}
+    columns = [F.col(identifier(name)) for name in names]
+    rows = keys.select(*columns).limit(current.FEW_KEYS + 1).toArrow()
+    if is_many := rows.num_rows > current.FEW_KEYS:
+        ends = (keys.agg(*(end(column).alias(name) for column, name in zip(columns, names))) for end in (F.min, F.max))
+        rows = pa.concat_tables(each.toArrow() for each in ends)
+    limit = 1 if is_many else 16
+    return {
+        name: (key_ranges.covering(rows[name].drop_null().to_pylist(), limit=limit), is_many or rows[name].null_count > 0)
+        for name in names
+    }
+
+
+def _within(spans: _Spans) -> str:
+    """SQL that is true for all rows with the keys, given `_spans` by columns in SQL. With its literals files and pages are skipped."""
+    conditions = (key_ranges.condition(column, ranges, or_null=or_null) for column, (ranges, or_null) in spans.items())
+    return " AND ".join(f"({each})" for each in conditions) or "true"
