@@ -16,6 +16,7 @@ Applying a whole history, or its end, to any later state of the document gives t
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -198,11 +199,11 @@ def _are_explained(blocked: Mapping[str, int], updates: Sequence[PartialUpdate])
         for path in (*update.updated_fields, *cuts[number]):
             numbers_by_path.setdefault(path, []).append(number)
     for path, last_number in blocked.items():
-        # Only updates that name the path or a parent of it: there may be a hundred thousand, and as many paths.
-        candidates = itertools.chain.from_iterable(
-            numbers_by_path.get(prefix, ()) for prefix in itertools.accumulate(path.split("."), "{}.{}".format)
-        )
-        if not any(number > last_number and _explains(updates[number], cuts[number], path) for number in candidates):
+        # Only later updates that name the path or a parent of it: there may be a hundred thousand, and as many paths.
+        prefixes = itertools.accumulate(path.split("."), "{}.{}".format)
+        by_prefix = (numbers_by_path.get(prefix, ()) for prefix in prefixes)
+        later = (numbers[at] for numbers in by_prefix for at in range(bisect.bisect(numbers, last_number), len(numbers)))
+        if not any(_explains(updates[number], cuts[number], path) for number in later):
             return False
     return True
 

@@ -495,6 +495,14 @@ def test_many_updates_that_end_at_many_places_are_looked_at_by_their_paths() -> 
         assert fold.fold(reset, [*gone, *(each._replace(sequence="2") for each in of[:1])]) == (reset, True)
 
 
+def test_updates_before_a_path_are_not_looked_at_for_it() -> None:
+    """A field is replaced again and again, and a base that is newer lacks what is set in it then."""
+    resets = [fold.PartialUpdate("0", {"m": {}})] * 20_000
+    updates = [fold.PartialUpdate(f"1{number:08}", {f"m.{number}.x": 1}) for number in range(10_000)]
+    with pace.within(2.5):
+        assert fold.fold({"m": {}}, [*resets, *updates, fold.PartialUpdate("2", {"m": 1})]) == ({"m": 1}, False)
+
+
 def test_an_update_of_a_new_field_in_many_documents_looks_through_their_names_once() -> None:
     seen_names = []
 
