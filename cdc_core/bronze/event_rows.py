@@ -207,6 +207,9 @@ class EventRows:
         if moves is not None and transaction is not None:
             identity = transactions.document(namespace, key)
             sequence = moves.sequence(transactions.ShardWrite(transaction, identity, document_key_text, op, sequence))
+        if rules is not None and op == bronze.Op.DELETE.value:
+            # Of a delete it may become a row, and has the shard key's fields. That of an insert tells shards apart (`ShardMoves`).
+            document_key_text = filtered(document_key_text)
         wall_time = event.get("wallTime")
         # Nothing fails from here on, so an event has all its columns or none.
         block = None

@@ -13,6 +13,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
+from cdc_core.stream import fields as field_filters
 from cdc_core.stream import transactions
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows, shard_moves
@@ -73,6 +74,18 @@ def test_a_start_between_the_events_of_a_move_changes_nothing(steps: list[bytes]
         monkeypatch.setattr(batch_rows, "few_rows", few_rows)
         after = landed(shard_moves.remembered(SPARK, TABLE, POSITION), *steps[cut:])
         assert [*before["sequence"].to_pylist(), *after["sequence"].to_pylist()] == expected
+
+
+def test_a_delete_has_no_excluded_or_renamed_field_of_the_shard_key() -> None:
+    """With `rewrite` its key may become a row. Moves are known all the same."""
+    region, rename = ("region",), field_filters.Rename(("region",), "area")
+    for rules, gives in (({"excluded": (region,)}, '{"_id":7}'), ({"renamed": (rename,)}, '{"_id":7,"area":900}')):
+        filtered, moves = events.EventRows("test"), transactions.ShardMoves()
+        for each in STEPS["the delete comes last"]:
+            filtered.add(each, moves=moves, fields=lambda *_, rules=rules: field_filters.FieldRules(**rules))
+        rows = filtered.table(batch=1, first_offset=0, ts_ms=0)
+        assert rows["documentKey"].to_pylist() == ['{"_id":7,"region":1}', gives]
+        assert rows["sequence"] == landed(transactions.ShardMoves(), *STEPS["the delete comes last"])["sequence"]
 
 
 def test_rows_outside_of_transactions_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
