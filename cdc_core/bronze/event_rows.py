@@ -208,8 +208,8 @@ class EventRows:
             identity = transactions.document(namespace, key)
             sequence = moves.sequence(transactions.ShardWrite(transaction, identity, document_key_text, op, sequence))
         if rules is not None and op == bronze.Op.DELETE.value:
-            # Of a delete it may become a row, and has the shard key's fields. That of an insert tells shards apart (`ShardMoves`).
-            document_key_text = filtered(document_key_text)
+            # Of a delete it may become a row, and has the shard key's paths. That of an insert tells shards apart (`ShardMoves`).
+            document_key_text = raw_event.filtered_key(document_key_text, fields=rules, name_conflicts=self.name_conflicts)
         wall_time = event.get("wallTime")
         # Nothing fails from here on, so an event has all its columns or none.
         block = None

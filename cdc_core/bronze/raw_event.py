@@ -88,6 +88,13 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
     }
 
 
+def filtered_key(text: bytes, *, fields: field_filters.FieldRules, name_conflicts: set[str]) -> bytes:
+    """The same for a `documentKey`, whose names are paths: of the shard key `{"a.b": 1}` it has a field `a.b`."""
+    update, conflicts = field_filters.update(field_filters.UpdateDescription(updated=_by_names(text)), fields=fields)
+    name_conflicts.update(conflicts)
+    return _text_of_names(update.updated)
+
+
 def _by_names(text: bytes) -> dict[str, Any]:
     """A document whose names are paths, with unescaped names."""
     return {wrappers.unescape_key(path): value for path, value in _parsed(text).items()}

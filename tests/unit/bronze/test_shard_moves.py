@@ -88,6 +88,20 @@ def test_a_delete_has_no_excluded_or_renamed_field_of_the_shard_key() -> None:
         assert rows["sequence"] == landed(transactions.ShardMoves(), *STEPS["the delete comes last"])["sequence"]
 
 
+def test_a_delete_has_no_excluded_or_renamed_path_of_the_shard_key() -> None:
+    """Of the shard key `{"at.region": 1}` a `documentKey` has one field, `at.region`."""
+    path = ("at", "region")
+    rename = field_filters.Rename(path, "area")
+    raw = bson.decode(event("delete", 1, at=1)) | {"documentKey": {"at.region": 900, "_id": {"at": 7}}}
+    for rules, gives in (
+        ({"excluded": (path,)}, '{"_id":{"at":7}}'),
+        ({"renamed": (rename,)}, '{"_id":{"at":7},"at.area":900}'),
+    ):
+        rows = events.EventRows("test")
+        rows.add(bson.encode(raw), fields=lambda *_, rules=rules: field_filters.FieldRules(**rules))
+        assert rows.table(batch=1, first_offset=0, ts_ms=0)["documentKey"].to_pylist() == [gives]
+
+
 def test_rows_outside_of_transactions_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an empty bronze nothing is read."""
     raw = bson.decode(event("insert", 1, at=1))
