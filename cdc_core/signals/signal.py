@@ -124,9 +124,7 @@ class SignalRequest:
         texts = dict.fromkeys((*self.collections, *(condition.data_collection for condition in self.conditions)))
         expressions = {_pattern(text): text for text in texts}
         with _refusing():
-            for pattern, _names in patterns.matched([*expressions], chosen):
-                del expressions[pattern]
-        return tuple(expressions.values())
+            return tuple(expressions[pattern] for pattern in patterns.without_match(expressions, chosen))
 
     def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
         """The find filter of each namespace that has one; the first condition that matches it counts. Raises as `chosen`."""

@@ -157,6 +157,15 @@ def matched(entries: Sequence[Pattern], names: Iterable[str]) -> Iterator[tuple[
             yield from matched(entries[start : start + size], matched_names)
 
 
+def without_match(entries: Iterable[Pattern], names: Sequence[str]) -> tuple[Pattern, ...]:
+    """The entries that match none of the names."""
+    # An entry that is one of the names needs no search: usually most of thousands are.
+    known = frozenset(map(folded, names))
+    others = [entry for entry in entries if not (entry._is_name and folded(_ESCAPED.sub(r"\1", entry.text)) in known)]
+    found = {entry for entry, _names in matched(others, names)}
+    return tuple(entry for entry in others if entry not in found)
+
+
 def folded(name: str) -> str:
     """The name in lower case, character by character; two names that the server treats as one give the same text.
 
