@@ -279,7 +279,8 @@ class _MaintenanceRun:
     def _keep_position(self, table: TableRef) -> None:
         """Repeat an old position in new commits: Delta may remove expired commits when it writes a checkpoint with the compaction's commit."""
         standing = table_history.standing(self.spark, table)
-        if standing.is_restored or standing.position is None or standing.position.timestamp_ms > self._before(1):
+        # By the clock, and not by the run's start: Delta removes whole days, and a run over thousands of tables may last past midnight.
+        if standing.is_restored or standing.position is None or clock.now_ms() - standing.position.timestamp_ms < DAY_MS:
             return
         with contextlib.suppress(errors.TableOwned, errors.LeaseHeld, errors.OwnershipLost):  # its writer commits itself
             self._claim(table).release()

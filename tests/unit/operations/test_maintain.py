@@ -114,8 +114,9 @@ def test_an_old_position_is_repeated_before_a_compaction(tmp_path: Path, monkeyp
         hop.append((1, bson.encode({"_id": 1})))
         hop.run()
 
-        def kept() -> tuple[int, registry.SilverPosition]:
-            maintain._MaintenanceRun(SPARK, hop.settings, False, clock.now_ms())._keep_position(hop.silver_table)
+        def kept(running_ms: int = 0) -> tuple[int, registry.SilverPosition]:
+            maintaining = maintain._MaintenanceRun(SPARK, hop.settings, False, clock.now_ms() - running_ms)
+            maintaining._keep_position(hop.silver_table)
             found = registry.silver_position(SPARK, hop.silver_table)
             return found.version, replace(found, version=0)
 
@@ -129,6 +130,8 @@ def test_an_old_position_is_repeated_before_a_compaction(tmp_path: Path, monkeyp
         now_ms += maintain.DAY_MS
         assert kept() == (version + 3, position)
         holder.release()
+        now_ms += maintain.DAY_MS
+        assert kept(running_ms=3_600_000) == (version + 6, position)  # the run began before the position was old
 
 
 @pytest.mark.parametrize("is_old", [True, False])
