@@ -223,7 +223,7 @@ def _unanswered(spark: SparkSession, settings: Settings) -> dict[str, _RequestOu
     identity = owners.identity()
     rows = [row for row in _rows(spark, settings) if _process(row) == tuple(getattr(identity, name) for name in _PROCESS)]
     answered_ids = {row["id"] for row in rows if row["state"] in (MADE, FAILED)}
-    message = "Spark ended while the cut was made; nothing was noted. Try again"
+    message = "Spark ended before the answer was written, so that it is not known whether the cut was noted; try again"
     outcome = _RequestOutcome(FAILED, {"code": errors.Temporary.exit_code, "message": message})
     return {row["id"]: outcome for row in rows if row["state"] == TAKEN and row["id"] not in answered_ids}
 

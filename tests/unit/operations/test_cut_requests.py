@@ -81,12 +81,16 @@ def test_a_lost_spark_ends_the_service_of_requests(tmp_path: Path, monkeypatch: 
             cut_requests.serve(SPARK, chosen, Mock(), stop=threading.Event())
 
 
-def test_a_client_whose_cut_ended_spark_gets_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_made", (False, True))
+def test_a_client_whose_cut_ended_spark_gets_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
     """The pipeline goes on with another Spark in the same process, for whose end the client would wait."""
     say, lost = cut_requests._record, Py4JNetworkError("Answer from Java side is empty")
+    make = Mock(return_value=Mock(made_ms=1)) if is_made else Mock(side_effect=lost)
 
     def say_until_spark_ends(spark: Any, settings: Any, state: str, id_: str = "", **fields: object) -> None:
-        if state == cut_requests.FAILED:
+        if state in (cut_requests.MADE, cut_requests.FAILED):
             raise lost
         say(spark, settings, state, id_, **fields)
 
@@ -95,11 +99,12 @@ def test_a_client_whose_cut_ended_spark_gets_an_answer(tmp_path: Path, monkeypat
         cut_requests._record(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
         monkeypatch.setattr(cut_requests, "_record", say_until_spark_ends)
         with pytest.raises(errors.SparkLost):
-            cut_requests.serve(SPARK, chosen, Mock(side_effect=lost), stop=threading.Event())
+            cut_requests.serve(SPARK, chosen, make, stop=threading.Event())
         monkeypatch.setattr(cut_requests, "_record", say)
         assert cut_requests.serve(SPARK, chosen, Mock(), stop=Mock(is_set=Mock(side_effect=[False, True]))) == 0
         rows = [row for row in cut_requests._rows(SPARK, chosen) if row["id"] == "1"]
     assert [row["state"] for row in rows] == [cut_requests.ASKED, cut_requests.TAKEN, cut_requests.FAILED]
+    assert "nothing was noted" not in rows[-1]["message"]  # it may have been, and only the answer is lost
 
 
 def test_what_hinders_the_looks_is_told_once(
