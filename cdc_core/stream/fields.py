@@ -6,10 +6,10 @@ dot that is part of a name is written with a backslash before it. Paths lead thr
 an index. Exclusions come first, then the renames one after the other, each applied to the result of the one before.
 
 Documents are parsed type-exact Extended JSON: typed values are not documents, and escaped names match unescaped. Update
-descriptions have the plain names. Neither is modified in place. Keys of events are not changed. Intended differences
-from Debezium: a truncated array above or below an excluded field is no error; `$unset` of a document is kept if only a
-field of it is excluded; a rename onto an existing name keeps the field as it is and reports it, instead of ending the
-capture.
+descriptions have the plain names. Neither is modified in place. Of keys, only those of deletes are changed, because they
+may become rows. Intended differences from Debezium: a truncated array above or below an excluded field is no error;
+`$unset` of a document is kept if only a field of it is excluded; a rename onto an existing name keeps the field as it is
+and reports it, instead of ending the capture.
 """
 
 from __future__ import annotations
