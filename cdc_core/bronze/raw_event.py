@@ -89,10 +89,14 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
 
 
 def filtered_key(text: bytes, *, fields: field_filters.FieldRules, name_conflicts: set[str]) -> bytes:
-    """The same for a `documentKey`, whose names are paths: of the shard key `{"a.b": 1}` it has a field `a.b`."""
-    update, conflicts = field_filters.update(field_filters.UpdateDescription(updated=_by_names(text)), fields=fields)
+    """The same for a `documentKey`, whose names are paths: of the shard key `{"a.b": 1}` it has a field `a.b`. Its `_id` stays, as in the
+    connector's key."""
+    names = _by_names(text)
+    shard_key = {name: value for name, value in names.items() if name != "_id"}
+    update, conflicts = field_filters.update(field_filters.UpdateDescription(updated=shard_key), fields=fields)
     name_conflicts.update(conflicts)
-    return _text_of_names(update.updated)
+    kept = {name: names[name] for name in names if name == "_id" or name in update.updated}
+    return _text_of_names({**kept, **update.updated})
 
 
 def _by_names(text: bytes) -> dict[str, Any]:

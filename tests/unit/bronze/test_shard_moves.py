@@ -95,6 +95,7 @@ def test_a_delete_has_no_excluded_or_renamed_path_of_the_shard_key() -> None:
     raw = bson.decode(event("delete", 1, at=1)) | {"documentKey": {"at.region": 900, "_id": {"at": 7}}}
     for rules, gives in (
         ({"excluded": (path,)}, '{"_id":{"at":7}}'),
+        ({"excluded": (path, ("_id",))}, '{"_id":{"at":7}}'),
         ({"renamed": (rename,)}, '{"_id":{"at":7},"at.area":900}'),
     ):
         rows = events.EventRows("test")
