@@ -56,7 +56,7 @@ def due(hop: Hop) -> current.GoldWork | None:
 
 def at(hop: Hop, table: tables.TableRef) -> str:
     """What identifies the rows of a gold table that models read."""
-    return model_inputs.ModelInputs(SPARK, hop.layout, {}, "hand")._version("t", table)[1]
+    return model_inputs.ModelInputs(SPARK, hop.layout, {}, "hand")._version(table, None)[1]
 
 
 @pytest.mark.parametrize("name", ["origin", "log", "generation", "bronze"])
