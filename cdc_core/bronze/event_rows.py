@@ -207,7 +207,7 @@ class EventRows:
         if moves is not None and transaction is not None:
             identity = transactions.document(namespace, key)
             sequence = moves.sequence(transactions.ShardWrite(transaction, identity, document_key_text, op, sequence))
-        if rules is not None and op == bronze.Op.DELETE.value:
+        if rules is not None and op == bronze.Op.DELETE.value and len(document_key) > 1:
             # Of a delete it may become a row, and has the shard key's paths. That of an insert tells shards apart (`ShardMoves`).
             document_key_text = raw_event.filtered_key(document_key_text, fields=rules, name_conflicts=self.name_conflicts)
         wall_time = event.get("wallTime")
