@@ -134,7 +134,8 @@ class SignalRequest:
         filters: dict[str, str] = {}
         with _refusing():
             for pattern, names in patterns.matched([*conditions], namespaces):
-                filters = dict.fromkeys(names, conditions[pattern]) | filters
+                for name in names:
+                    filters.setdefault(name, conditions[pattern])
         return filters
 
 
