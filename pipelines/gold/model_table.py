@@ -213,11 +213,12 @@ class ModelTable:
             gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
             gone_keys = _as_keys_of(rows.schema, gone_keys, self.model.unique_key)
             source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
-            pruned = [
-                name for name in spans if table_columns.is_same(rows.schema[name].dataType, keys.schema[name].dataType)
-            ]
-            pruning = _within({f"t.{identifier(name)}": spans[name] for name in pruned})
-            statement = _statement(rows.columns, self.model.unique_key, pruning)
+            pruned = {
+                f"t.{identifier(name)}": span
+                for name, span in spans.items()
+                if table_columns.is_same(rows.schema[name].dataType, keys.schema[name].dataType)
+            }
+            statement = _statement(rows.columns, self.model.unique_key, _within(pruned))
             confs = current.MERGE_CONFS if query_execution.holds_rows(self.spark) else {}
             version = writer.merge(source, statement, to=work.to, extra=extra, confs=confs)
             return keys.count(), version
