@@ -7,7 +7,7 @@
     │   ├── SourceUnsuitable                no replica set, too old, a view, a time-series collection
     │   ├── PositionLost                    the oplog no longer holds the position
     │   ├── TableNotOurs                    another pipeline or program created the table
-    │   ├── FilesMissing                    a table's log names files that do not exist
+    │   ├── FilesMissing                    a table's log names files that are missing or damaged
     │   ├── TableOwned                      a live writer on this host holds the claim
     │   ├── OwnershipLost                   another writer took over the claim
     │   ├── ConcurrentWritesUnsafe          on this store two drivers can overwrite each other's commits
@@ -91,7 +91,7 @@ class TableNotOurs(DecisionNeeded):
 
 
 class FilesMissing(DecisionNeeded):
-    """A table's log names data files that no longer exist."""
+    """A table's log names data files that are missing or damaged."""
 
 
 class TableOwned(DecisionNeeded):

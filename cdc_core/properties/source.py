@@ -345,7 +345,7 @@ class Source:
     snapshot_max_threads: int | None = _property(
         values.Integer(1, 1024),
         None,
-        "How many chunks of a snapshot are read in parallel. By default as many as Spark has cores.",
+        "How many chunks of a snapshot are read in parallel. By default as many as Spark has cores, and as fit into the driver's memory.",
         debezium_default="1",
     )
     snapshot_include_collection_list: tuple[str, ...] = _property(

@@ -320,7 +320,7 @@ def rebuild(
     options.take_over,
 )
 def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: bool) -> None:
-    """Repair tables whose log names data files that do not exist.
+    """Repair tables whose log names data files that are missing or damaged.
 
     Files get lost when someone deletes them, through a VACUUM without retention, or with a disk; then every read of the table
     fails. This command removes them from the table in a commit that also moves its position back, so that the next run of capture,

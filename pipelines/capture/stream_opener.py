@@ -198,8 +198,8 @@ class StreamOpener:
         if _is_ahead(self.deployment.client, tokens.cluster_time(position.token).time):
             raise errors.SourceUnsuitable(
                 f"source: the server's time is behind bronze's position {tokens.utc(position.token)}. It is not the "
-                "deployment that was captured, or its clock was set back. Nothing was changed. Capture it under another "
-                "name or lakehouse root: in these tables its documents would count as older than the existing ones"
+                "deployment that was captured, or its clock was set back. Nothing was changed. Capture it with another "
+                "lakehouse root (or schema_prefix): in these tables its documents would count as older than the existing ones"
             )
 
     def _wait_for_time_of(self, position: bronze_log.BronzePosition) -> None:
