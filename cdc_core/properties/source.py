@@ -296,10 +296,10 @@ class Source:
     cursor_oversize_handling_mode: OversizeMode = _property(
         values.Choice(OversizeMode),
         OversizeMode.FAIL,
-        "Whether an event above 16 MB stops the capture, is skipped and counted, or arrives in fragments.",
+        "Whether an event above 16 MB stops the capture, is skipped and counted, or arrives in fragments (MongoDB 6.0.9 or later).",
     )
     cursor_oversize_skip_threshold: int = _property(
-        values.Integer(0), 0, "With skip: leave out events whose document is larger than this many bytes."
+        values.Integer(0), 0, "Needed with skip: events whose document is larger than this many bytes are left out."
     )
     provide_transaction_metadata: bool = _property(
         values.Boolean(), False, "Whether events carry their transaction, with extra rows for its begin and end."
@@ -338,7 +338,7 @@ class Source:
         None,
         "custom: the class that decides, as package.module:Class, with should_snapshot_data(has_position, is_snapshot_unfinished), should_stream() and should_snapshot_on_data_error().",
     )
-    snapshot_delay_ms: int = _property(_MILLISECONDS, 0, "How long to wait before the first read of a snapshot.")
+    snapshot_delay_ms: int = _property(_MILLISECONDS, 0, "How long to wait before a snapshot of snapshot.mode.")
     snapshot_fetch_size: int = _property(
         values.Integer(0), 0, "Documents per answer during a snapshot; 0 for the server's default."
     )
@@ -351,14 +351,14 @@ class Source:
     snapshot_include_collection_list: tuple[str, ...] = _property(
         values.Patterns(),
         (),
-        "Which captured collections a snapshot reads; all when empty. Always regular expressions, whatever filters.match.mode is.",
+        "Which captured collections a snapshot of snapshot.mode reads; all when empty. Always regular expressions, whatever filters.match.mode is.",
     )
     snapshot_collection_filter_overrides: Mapping[str, str] = field(
         default_factory=dict,
         metadata={
             "type": values.NameList(),
             "default": (),
-            "doc": "Collections of which a snapshot reads only what the find filter in "
+            "doc": "Collections of which a snapshot (but no incremental one) reads only what the find filter in "
             "snapshot.collection.filter.overrides.<database>.<collection> matches.",
         },
     )
