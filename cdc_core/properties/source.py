@@ -314,7 +314,8 @@ class Source:
     snapshot_mode: SnapshotMode = _property(
         values.Choice(SnapshotMode, {"never": SnapshotMode.NO_DATA}),
         SnapshotMode.INITIAL,
-        "When a start takes a snapshot. no_data (formerly never) takes none.",
+        "When a start takes a snapshot. initial: without a position. when_needed: also if the position was lost. initial_only: as "
+        "initial, and no stream follows. always: at each start. no_data (formerly never): not at all.",
     )
     snapshot_mode_configuration_based_snapshot_data: bool = _property(
         values.Boolean(), False, "configuration_based: whether a start without a position takes a snapshot."
