@@ -2,6 +2,9 @@
 
 A position without an event is a mere time, which the server accepts whatever it holds: also after an older copy of its data was
 restored, and in another deployment. So each commit whose position is such a time carries the token of the last event before it.
+
+A position may also be an event that the stream does not have: of another filter, before the first event of the new one. Its commits
+carry it as forgotten, so that no start looks for it in vain.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from cdc_core.stream import resume_token
 
 NAME = "event"
 """Its name in the metadata of a commit."""
+
+FORGOTTEN = "forgotten"
+"""The name of a forgotten position there."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class LastEvent:
     @staticmethod
     def of(metadata: Mapping[str, Any], position: str | None) -> LastEvent:
         """The last event of a commit."""
-        return LastEvent(metadata.get(NAME)).at(position)
+        return LastEvent(metadata.get(NAME), metadata.get(FORGOTTEN)).at(position)
 
     def at(self, position: str | None) -> LastEvent:
         """The last event at a later position."""
@@ -39,4 +45,9 @@ class LastEvent:
 
     def metadata(self, position: str) -> dict[str, object]:
         """The metadata of a commit at this position."""
-        return {} if self.token in (None, position) else {NAME: self.token}
+        last: dict[str, object] = {} if self.token in (None, position) else {NAME: self.token}
+        return last | ({FORGOTTEN: position} if self.is_forgotten(position) else {})
+
+    def is_forgotten(self, position: str | None) -> bool:
+        """Whether a position is an event that this stream may not have."""
+        return position is not None and position == self.forgotten and not resume_token.resumes_alone(position)

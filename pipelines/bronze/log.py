@@ -59,7 +59,7 @@ COMPACT_EVERY = 400
 FEW_ROWS = 500_000
 """Up to so many rows this process lists the collections itself; with more, Spark is faster."""
 
-OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set", last_event.NAME)
+OF_THE_STREAM = ("stream", "fields", "snapshots", "filters", "replica_set", last_event.NAME, last_event.FORGOTTEN)
 """The names in a commit's metadata that describe the source and the settings, for the next start to compare."""
 
 RowFactory = Callable[[int, int], pa.Table]

@@ -175,7 +175,7 @@ class Capture:
             options,
             self._threads.halt,
             custom=self._custom,
-            is_other_stream=existing.is_other_stream,
+            is_other_stream=existing.is_other_stream or existing.is_forgotten,
             replica_sets=(existing.replica_set, replica_set),
             last_event=existing.last_event,
         )

@@ -43,12 +43,15 @@ AHEAD_SECONDS = 60
 @dataclass(frozen=True)
 class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, whether it was written with another filter, and the
-    name of the replica set that it was captured from and its last event, where its commits name them."""
+    name of the replica set that it was captured from and its last event, where its commits name them.
+
+    `is_forgotten`: the position is an event of an earlier filter, and nothing has come with this one."""
 
     unclaimed: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
     replica_set: str | None = None
     last_event: str | None = None
+    is_forgotten: bool = False
 
     @property
     def position(self) -> bronze_log.BronzePosition | None:
@@ -66,9 +69,10 @@ class ExistingBronze:
         old_fingerprint = metadata.get("stream")
         is_other = old_fingerprint is not None and not filters.is_same_stream(old_fingerprint, fingerprint)
         position = bronze_log.read_position(spark, table)
-        event = last_event.LastEvent.of(metadata, None if position is None else position.token)
+        token = None if position is None else position.token
+        event = last_event.LastEvent.of(metadata, token)
         unclaimed = bronze_log.UnclaimedPosition(standing.version, position)
-        return ExistingBronze(unclaimed, is_other, metadata.get("replica_set"), event.token)
+        return ExistingBronze(unclaimed, is_other, metadata.get("replica_set"), event.token, event.is_forgotten(token))
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class OpenStream:
 class StreamOpener:
     """Opens the change stream of a run.
 
-    `is_other_stream`: bronze was written with another filter, whose tokens may be unknown to this stream. `replica_sets` are the
+    `is_other_stream`: bronze's position is of another filter, whose tokens may be unknown to this stream. `replica_sets` are the
     names of the replica set that bronze was captured from and of the source's, `last_event` the token of bronze's last event; None
     where unknown.
     """

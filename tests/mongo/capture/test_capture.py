@@ -31,6 +31,7 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import status
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
+from tests.harness import without_spark
 from tests.harness.captures import (
     Running,
     check_numbers,
@@ -204,6 +205,28 @@ def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(
         told = [record.getMessage() for record in caplog.records if "captured from now on" in record.getMessage()]
         assert len(told) == offers
         assert all(f"--data-collections {name}.b" in each and f"{name}.a" not in each for each in told)
+
+
+def test_another_database_is_captured_by_its_reader_from_its_first_event(
+    protected_mongodb: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then bronze's position is an event of the first database, which a reader of the other one cannot look up in the oplog."""
+    with without_spark.running(), mongodb.client(protected_mongodb.uri) as root:
+
+        def captured(db: str) -> list[Any]:
+            monkeypatch.setenv("READER", f"mongodb://reader:r@{protected_mongodb.address}/?authSource={db}")
+            found = pipeline("${env:READER}", lakehouse, db, **{"snapshot.mode": "no_data"})
+            capture.run(without_spark.SPARK, found, once=True)
+            return [(row.db, row.key) for row in rows(None, found) if row.kind == "change"]
+
+        for db in ("first", "other"):
+            root[db].command("createUser", "reader", pwd="r", roles=["read"])
+        captured("first")
+        root.first.orders.insert_one({"_id": 1})
+        for db in ("first", "other", "other"):
+            assert captured(db) == [("first", "1")]
+        root.other.orders.insert_one({"_id": 2})
+        assert captured("other") == [("first", "1"), ("other", "2")]
 
 
 def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:

@@ -31,6 +31,14 @@ def test_a_forgotten_event_does_not_come_back() -> None:
     assert unknown.at(ANOTHER) == LastEvent(ANOTHER)
 
 
+def test_commits_at_a_forgotten_position_tell_so() -> None:
+    """A start with the same filter does not look for this event either. A time is in every stream."""
+    metadata = LastEvent(forgotten=AN_EVENT).metadata(AN_EVENT)
+    assert LastEvent.of(metadata, AN_EVENT).is_forgotten(AN_EVENT)
+    assert not LastEvent.of(metadata, ANOTHER).is_forgotten(ANOTHER)
+    assert LastEvent(forgotten=A_TIME).metadata(A_TIME) == LastEvent(forgotten=AN_EVENT).metadata(A_TIME) == {}
+
+
 def test_commits_carry_the_last_event() -> None:
     commits: list[dict[str, Any]] = []
     writer: Any = SimpleNamespace(metadata={}, append_arrow=lambda *_, extra, **__: commits.append(extra))
