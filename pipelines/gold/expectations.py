@@ -76,7 +76,7 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
         raise errors.SettingsError(errors.Problem("gold.expectations", f"there is no folder {folder}", hint))
     problems: list[errors.Problem] = []
     by_table: dict[str, suites.Suite] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS):
+    for path in settings_file.below(folder, *ENDINGS):
         try:
             suite = suites.parse(settings_file.document(path), name=path.stem, where=str(path))
         except errors.SettingsError as error:

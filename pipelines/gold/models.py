@@ -149,7 +149,7 @@ def files(settings: Settings) -> ModelFiles:
         )
     problems: list[errors.Problem] = []
     models: list[sql_model.Model] = []
-    paths = sorted(folder.rglob("*.sql"))
+    paths = settings_file.below(folder, ".sql")
     for path in paths:
         with _gathered(problems):
             models.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
@@ -157,7 +157,7 @@ def files(settings: Settings) -> ModelFiles:
     # After all queries: a description may be in a file before or after that of its model.
     described = tuple(sorted(models, key=lambda each: each.name))
     description_problems: list[errors.Problem] = []
-    for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
+    for path in settings_file.below(folder, ".yml", ".yaml"):
         with _gathered(description_problems):
             described = sql_model.described(described, settings_file.document(path), unread=unread, where=str(path))
     if description_problems:

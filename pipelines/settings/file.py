@@ -7,6 +7,7 @@ are no dates and no base-60 numbers.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,24 @@ def _found(folder: str | None, path: Path) -> str | None:
         return folder
     candidates = [parent / folder for parent in path.resolve().parents[:2]]
     return next((str(candidate) for candidate in candidates if candidate.is_dir()), folder)
+
+
+def below(folder: str | Path, *endings: str) -> list[Path]:
+    """The files below a folder whose names have one of these endings, in order; follows links to folders.
+
+    Leaves out hidden files and all that is in hidden folders: a mounted ConfigMap of Kubernetes has each file a second time in one, and
+    editors keep copies in them.
+    """
+    paths: list[Path] = []
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths += (Path(place, name) for name in names if not name.startswith(".") and name.endswith(endings))
+    return sorted(paths)
 
 
 def content(path: str | Path) -> str:

@@ -23,6 +23,27 @@ from pipelines.gold import model_changes, model_table, models
 from pipelines.gold.model_inputs import ModelInputs
 from tests.harness import layers, without_spark
 
+SETTINGS = {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.connection.string": "mongodb://127.0.0.1"}}
+
+
+def test_files_of_a_mounted_config_map_and_of_editors_count_once(tmp_path: Path) -> None:
+    """Kubernetes mounts a ConfigMap as links into a hidden folder. Jupyter copies a file into one; Emacs locks one by a link to nowhere."""
+    data = tmp_path / "..2026_05_01"
+    (data / "daily").mkdir(parents=True)
+    (data / "totals.sql").write_text("SELECT 1 AS n")
+    (data / "daily" / "sales.sql").write_text("SELECT 2 AS n")
+    (data / "models.yml").write_text("models: [{name: totals, description: all of them}]")
+    (tmp_path / "..data").symlink_to(data.name)
+    for name in ("totals.sql", "models.yml", "daily"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    (tmp_path / "daily" / "back").symlink_to("../..")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "totals-checkpoint.sql").write_text("SELECT")
+    (tmp_path / ".#totals.sql").symlink_to("jane@laptop.4711")
+    (tmp_path / "._totals.sql").write_bytes(b"\x00\x05\x16\x07\xff")  # as macOS leaves it on a network disk
+    read = models.files(settings.parse({**SETTINGS, "gold": {"models": str(tmp_path)}}))
+    assert (read.names, read.models[1].description, read.problems) == (("sales", "totals"), "all of them", ())
+
 
 @pytest.mark.parametrize("at", ["verdict", "made"])
 @pytest.mark.parametrize(
