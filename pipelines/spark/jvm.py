@@ -120,9 +120,20 @@ def _settings(
     settings = {"spark.local.dir": str(_folder()), **settings}
     java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
     option_texts = (java, settings.get("spark.driver.defaultJavaOptions", ""), spark_conf.of_environment())
+    if "-Djava.io.tmpdir=" not in java:
+        _check_executable(_folder().parent)
     java = _with_class_archive(java, option_texts)
     settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {spark_conf.LANGUAGE} {java}'
     return settings
+
+
+def _check_executable(folder: Path) -> None:
+    """Raise `DecisionNeeded` where no library can be loaded from a folder: Spark unpacks Parquet's compression there at its first query."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise errors.DecisionNeeded(
+            f"{folder} is on a file system that is mounted with noexec, and Spark loads libraries from there: set TMPDIR to a folder on "
+            "another one"
+        )
 
 
 def _with_class_archive(java: str, option_texts: Sequence[str]) -> str:

@@ -218,6 +218,16 @@ def test_a_machine_without_a_temporary_folder_is_told_to_name_one(monkeypatch: p
         scratch.folder()
 
 
+def test_a_temporary_folder_without_programs_is_refused(
+    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hardened machines mount /tmp with noexec. Documents came into the tables, and each query of Spark failed with advice to try again."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NODEV | os.ST_NOEXEC))
+    with pytest.raises(errors.DecisionNeeded, match=rf"{tmp_path}.* noexec.* set TMPDIR"):
+        started()
+    assert started(spark__driver__extraJavaOptions="-Djava.io.tmpdir=/var/lib/medallion"), "a folder of the user's own"
+
+
 def test_java_is_started_for_any_temporary_folder_with_its_own_spark(
     started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
