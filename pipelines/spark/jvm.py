@@ -343,8 +343,14 @@ _SCARCE = (
 )
 """What the system, a shell or a JVM says where it has no process, thread or memory left."""
 
-_NO_REASON = ("at ", "... ", "WARNING: ")
-"""The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, and warnings."""
+_NO_REASON = (
+    "at ",
+    "... ",
+    "WARNING: ",
+    "Error: Could not create the Java Virtual Machine",
+    "Error: A fatal exception has occurred",
+)
+"""The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, warnings, and what follows the reason."""
 
 
 def _why_not(error: Exception) -> errors.MedallionError:

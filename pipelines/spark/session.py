@@ -47,22 +47,42 @@ def session(
     `hadoop` are settings of the root's file system, as `spark.hadoop.…`. They may be secrets, and are on no command line.
 
     Raises `SettingsError` where a given session lacks Delta, or a new one would not have `catalog`;
-    `DecisionNeeded` where Java is missing or too old; `Temporary` where Delta's jars could not be downloaded.
+    `DecisionNeeded` where Java is missing or too old, or Spark refuses a setting; `Temporary` where Delta's jars could not be downloaded.
     """
     user_settings = dict(conf or {})
     store = stores.of(root)
     if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **user_settings}:
         store = store.without_log_stores()
     given_session = _active() or (_given(name, store, hadoop or {}) if is_given() else None)
-    spark = given_session or jvm.launch(
-        name, master=master, conf=user_settings, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
-    )
+    with _refusals():
+        spark = given_session or jvm.launch(
+            name, master=master, conf=user_settings, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
+        )
     _CHOSEN.clear()
     _CHOSEN.update(user_settings if given_session else {})
     # Databricks resolves paths in any catalog, and its default catalog has its users' other tables.
     by_path = spark_conf.BY_PATH if root is not None and not is_databricks() else {}
     _apply(spark, {**spark_conf.REQUIRED, **by_path, **user_settings})
     return spark
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise what a new JVM says against its settings, such as too little memory for Spark, as `DecisionNeeded`."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    from pipelines.spark import failures as spark_failures
+
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        java = getattr(error, "java_exception", None)
+        words = str(error if java is None else java.getMessage() or java)
+        reason = words.strip().partition("\n")[0]
+        raise spark_failures.translated(error) or errors.DecisionNeeded(
+            f"Spark did not start: {reason} (log: {jvm.log_file()})"
+        ) from error
 
 
 def lazily(start: Callable[[], SparkSession]) -> SparkSession:

@@ -20,10 +20,12 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from cdc_core import errors
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm, log_store, scratch, stores
+from pipelines.spark import session as sparks
 
 
 class Started(Exception):
@@ -337,6 +339,42 @@ def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
     jvm.log_file().write_text(trace)
     assert str(jvm._why_not(EOFError())) == f"Spark did not start: Caused by: Y: no more (log: {jvm.log_file()})"
+
+
+def test_a_memory_that_java_cannot_read_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And not the last of the lines that Java writes, which only says that it ends."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reason = "Invalid maximum heap size: -Xmx2 GB"
+    output = f"{reason}\nError: Could not create the Java Virtual Machine.\nError: A fatal exception has occurred. Program will exit.\n"
+    jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
+    jvm.log_file().write_text(output)
+    assert str(jvm._why_not(EOFError())) == f"Spark did not start: {reason} (log: {jvm.log_file()})"
+
+
+class Refused(Py4JJavaError):
+    """What Spark says of a memory that is too small for it."""
+
+    def __init__(self) -> None:
+        self.java_exception = SimpleNamespace(
+            getMessage=lambda: "System memory 371720192 must be at least 471859200.\nPlease increase"
+        )
+
+    def __str__(self) -> str:
+        return "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext."
+
+
+def test_what_spark_says_against_a_setting_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--conf spark.driver.memory=400m` on a small machine: the JVM starts, and Spark in it does not."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise Refused
+
+    monkeypatch.setattr(sparks, "_active", lambda: None)
+    monkeypatch.setattr(jvm, "launch", refuse)
+    with pytest.raises(
+        errors.DecisionNeeded, match=r"^Spark did not start: System memory 371720192 must be at least 471859200\. \(log:"
+    ):
+        sparks.session("test")
 
 
 def test_a_jvm_starts_also_where_the_working_directory_was_removed(
