@@ -13,6 +13,7 @@ A command's modules are imported when it runs, so that `--help` is fast.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -80,11 +81,14 @@ def _open_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe that discards output once its reader has ended, as `head` does."""
+    """A pipe or terminal that discards output once its reader has ended, as `head` does, or its window was closed."""
 
     def write(self, data: Any) -> int:
-        with contextlib.suppress(BrokenPipeError):
+        try:
             return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
@@ -92,10 +96,10 @@ class _Pipe(io.FileIO):
 
 
 def _piped(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """The stream, over a `_Pipe` if it writes to a pipe."""
+    """The stream, over a `_Pipe` if it writes to a pipe or a terminal."""
     try:
         descriptor = stream.fileno()
-        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode) or stream.isatty()
     except (OSError, ValueError):
         return stream
     if not is_pipe or isinstance(getattr(stream.buffer, "raw", None), _Pipe):

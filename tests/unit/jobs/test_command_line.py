@@ -625,6 +625,26 @@ def test_a_reader_that_ends_first_changes_nothing() -> None:
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=pipe, stderr=pipe).returncode == 75
 
 
+def test_a_terminal_that_was_closed_changes_nothing() -> None:
+    """As under `medallion run & disown`, then exit: each line was kept, and written again with the next one; a clean stop exited with 75."""
+    program = (
+        "import signal, sys\nfrom jobs import command_line\nfrom pipelines.terminal import live_lines\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\ncommand_line._open_streams()\nwith live_lines.capture_progress():\n"
+        "    print('begun', flush=True)\n    sys.stdin.readline()\n    print('a line', file=sys.stderr)\nprint('done')\nsys.exit(75)\n"
+    )
+    terminal, own = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=own, stderr=own
+    ) as process:
+        os.close(own)
+        shown = b""
+        while b"begun" not in shown:
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
+        process.communicate(b"\n")
+    assert process.returncode == 75
+
+
 @pytest.mark.parametrize(
     ("package", "told"),
     [("pyspark", "pip install 'mongo-medallion[spark]'"), ("pymongo", "pip install 'mongo-medallion'\n")],
