@@ -251,8 +251,10 @@ def _reduced(collection: SilverCollection, batch: LocalBatch) -> LocalBatch:
         raise batches.NeedsSteps
     rows = []
     if whole.marks:
-        added = collection.added(collection.schema.schema)
-        rows.append(in_process_fold.marked(live, whole, batch.number, added=added, size_bytes=size_bytes))
+        added, adds_deleted = collection.added(collection.schema.schema), collection.mode.adds_deleted
+        rows.append(
+            in_process_fold.marked(live, whole, batch.number, added=added, adds_deleted=adds_deleted, size_bytes=size_bytes)
+        )
     return replace(
         batch,
         events=whole.events,

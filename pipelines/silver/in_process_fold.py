@@ -145,15 +145,23 @@ def noted(events: pa.Table, *, shows_deleted: bool = False) -> WholeEvents:
 
 
 def marked(
-    live: live_files.LiveFiles, whole: WholeEvents, number: int, *, added: Iterable[reduce.AddedColumn], size_bytes: int
+    live: live_files.LiveFiles,
+    whole: WholeEvents,
+    number: int,
+    *,
+    added: Iterable[reduce.AddedColumn],
+    adds_deleted: bool,
+    size_bytes: int,
 ) -> pa.Table:
     """The table's rows of the marks: set incomplete or deleted, with the last event's sequence and `number` as `__batch`; deletes also set
-    the columns `added`. Raises `NeedsSteps` if a key has no row, or the rows are too large for this process or
-    unreadable."""
+    the columns `added`. With `adds_deleted` the rows have `__deleted` also where the table lacks it. Raises `NeedsSteps` if a key has no
+    row, or the rows are too large for this process or unreadable."""
     marks = whole.marks
     rows = _rows(live, list(marks), live.schema.names, size_bytes)
     if rows.num_rows != len(marks):
         raise NeedsSteps
+    if adds_deleted and "__deleted" not in rows.column_names:  # the mode is newer than the table
+        rows = rows.append_column("__deleted", pa.nulls(rows.num_rows, pa.bool_()))
     row_marks = [marks[key] for key in rows[upsert.KEY].to_pylist()]
     is_delete = pa.array([mark.delete is not None for mark in row_marks], pa.bool_())
     known, deleted_values = pc.coalesce(rows["__known"], rows["__sequence"]), {}

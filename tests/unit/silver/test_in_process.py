@@ -43,7 +43,7 @@ from pipelines.schema import document_typer, looks
 from pipelines.schema.document_typer import DocumentTyper
 from pipelines.silver import in_process, in_process_fold, ranges
 from pipelines.silver.collection import SilverCollection
-from tests.harness import oracle, without_spark
+from tests.harness import layers, oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
 
 PREFIX = "p" * 31
@@ -753,6 +753,18 @@ def test_an_update_after_a_delete_that_left_its_row_is_of_another_document(tmp_p
         }
         assert (rows["1"]["__known"], rows["3"]["__known"] < rows["3"]["__sequence"]) == ("", True)
         assert oracle.read(hop.gold_table.path or "")["__key"].to_pylist() == ["3"]
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "rewrite-with-tombstone"])
+def test_a_row_that_is_only_marked_gets_the_column_of_a_new_delete_mode(hop: Hop, mode: str) -> None:
+    """As by a MERGE, which adds the column first: false for an update, and true for a delete that leaves its row."""
+    hop.settings = layers.pipeline(Path(hop.layout.root or ""), **{"delete.tombstone.handling.mode": mode})
+    leaves_row = mode == "rewrite"
+    hop.append((1, {"updatedFields": '{"n":2}'}), (2, None if leaves_row else document(2, n=2)))
+    hop.run()
+    silver = oracle.read(hop.silver_table.path or "")
+    marks = dict(zip(silver["__key"].to_pylist(), silver["__deleted"].to_pylist()))
+    assert marks == {"0": None, "1": False, "2": leaves_row, "3": None}
 
 
 def test_a_batch_of_deletes_alone_adds_no_file(hop: Hop) -> None:
