@@ -3,8 +3,9 @@
 A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). A clause only applies if the
 source row's event is newer than what the table's row contains or knows of. So a late delete removes no newer row, a
 statement can be repeated, and ranges can be applied in any order. Only late batches need that
-(`pipelines.silver.ranges._is_late`); newer ones replace rows without a MERGE where possible. `pipelines.silver.deletes`
-keeps late events from restoring deleted documents.
+(`pipelines.silver.ranges._is_late`); newer ones replace rows without a MERGE where possible. In these a source row with
+the table's sequence is of a later event, and replaces or removes the row, as it would without a MERGE.
+`pipelines.silver.deletes` keeps late events from restoring deleted documents.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ class SilverMerge:
         is_newer = "s.`__sequence` > t.`__sequence`"
         is_document = f"s.`__action` = {literal(reduce.Action.DOCUMENT.value)} AND "
         only_documents = not (self.removes or self.has_incomplete)
+        after = ">" if self.is_late else ">="
         if self.removes:
-            yield sql_merge.Clause(None, f"s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer}")
+            is_removed = f"s.`__action` = {literal(reduce.Action.REMOVE.value)}"
+            yield sql_merge.Clause(None, f"{is_removed} AND s.`__sequence` {after} t.`__sequence`")
         # `__known` is the sequence of the row's document, if `__sequence` is that of a later event.
-        holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
+        holds_older = f"s.`__guard` {after} coalesce(t.`__known`, t.`__sequence`)"
+        if self.marks_deleted and not self.is_late:
+            holds_older += " AND s.`__guard` <> ''"  # it is empty for a delete that brings no document
         yield sql_merge.Clause(self._document(), f"{'' if only_documents else is_document}{holds_older}")
         # The first matching clause applies. The next ones are for rows whose document is newer than the source's, while
         # the source knows of a later event: only the marks change.

@@ -15,7 +15,7 @@ def test_only_documents() -> None:
     lines = statement(keys=[("1", "it's")]).splitlines()
     assert lines[0].endswith(r"t.`__key` = s.`__key` AND (t.`__key` BETWEEN '1' AND 'it\u0027s')")
     assert [line.split(" THEN ")[0] for line in lines[1:]] == [
-        "WHEN MATCHED AND s.`__guard` > coalesce(t.`__known`, t.`__sequence`)",
+        "WHEN MATCHED AND s.`__guard` >= coalesce(t.`__known`, t.`__sequence`)",
         "WHEN NOT MATCHED",
     ]
 
