@@ -169,6 +169,8 @@ def run(
     # A run that was stopped ends without an error, and its tables may be anywhere before the cut.
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables had reached the cut; nothing was recorded")
+    if not cut_tables:
+        raise errors.Temporary("gold has no tables yet that a cut could show; nothing was recorded")
     new_cut = Cut(
         name=_name(boundary.time),
         made_ms=clock.now_ms(),
@@ -280,12 +282,13 @@ def _applied(
 
     A collection's position stays at its last event: what counts is whether bronze has more events of it.
     """
-    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    layout = delta.layout(settings.lakehouse)
+    table = layout.bronze(settings.name)
     if not delta.exists(spark, table):
         return 0
     _, newest = _reached(spark, table)
     histories = {registry.Namespace.parse(name): position.to for (name, _), position in table_positions}
-    silver_positions = {namespace: _silver_position(spark, settings, namespace) for namespace in histories}
+    silver_positions = {each: registry.silver_position(spark, layout.silver(*each)) for each in histories}
     log = bronze_log.newest(spark, table).log
     # From another bronze log, none of this one's events are applied.
     applied_logs = [*(each.log for each in silver_positions.values()), *(position.log for _, position in table_positions)]
@@ -351,17 +354,17 @@ def _awaited(
 
 def _chosen(spark: SparkSession, settings: Settings, requested: str | None) -> times.CutBoundary:
     # Tables cannot go back: the cut must not be before the furthest one.
-    namespaces, history = registry.read(spark, settings).namespaces, delta.layout(settings.lakehouse).history
+    namespaces, layout = registry.read(spark, settings).namespaces, delta.layout(settings.lakehouse)
     positions: list[registry.SilverPosition | history_position.HistoryPosition] = [
-        *(_silver_position(spark, settings, each) for each in namespaces),
+        *(registry.silver_position(spark, layout.silver(*each)) for each in namespaces),
         # Where silver was restored, a history stays where it is until silver has passed it.
         *(
-            history_position.position(spark, history(*each))
+            history_position.position(spark, layout.history(*each))
             for each in namespaces
             if settings.silver.for_collection(str(each)).history
         ),
     ]
-    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    table = layout.bronze(settings.name)
     log = bronze_log.newest(spark, table).log if delta.exists(spark, table) else None
     # Silver itself refuses tables that were made from another bronze log, and says what to do.
     at_least = max((each.to for each in positions if not registry.is_other_log(each.log, log)), default=0)
@@ -407,17 +410,12 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
     return [times.BatchTimes(*row) for row in zip(*(column.to_pylist() for column in rows.columns))]
 
 
-def _silver_position(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
-    layout = delta.layout(settings.lakehouse)
-    return registry.silver_position(spark, layout.silver(*namespace))
-
-
 def _collections(spark: SparkSession, settings: Settings, boundary: times.CutBoundary) -> list[CutTable]:
     """The collections' tables with the versions that show the cut; raises `CommitConflict` if another run has advanced one."""
     layout = delta.layout(settings.lakehouse)
     cut_tables = []
     for namespace in registry.read(spark, settings).namespaces:
-        silver_position = _silver_position(spark, settings, namespace)
+        silver_position = registry.silver_position(spark, layout.silver(*namespace))
         locations = {str(namespace): layout.gold}
         if settings.silver.for_collection(str(namespace)).history:
             locations[f"{namespace}_history"] = layout.history
@@ -458,30 +456,33 @@ def _note(spark: SparkSession, settings: Settings, cut: Cut) -> None:
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:
     """The pipeline's cuts, newest first; a cut that was made again is listed once, as it was made last."""
-    table = delta.layout(settings.lakehouse).ops("cuts")
+    layout = delta.layout(settings.lakehouse)
+    table = layout.ops("cuts")
     if not delta.exists(spark, table):
         return []
     # A cut that was made again has the same name: `made_ms` distinguishes the rows.
     by_cut: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
-        if row["name"] not in (None, settings.name):
-            continue
-        by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)
+        if row["name"] in (None, settings.name):
+            by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)
     cuts: dict[str, Cut] = {}
     for _, rows in sorted(by_cut.items(), reverse=True):
-        cut = _cut_of_rows(rows)
+        cut = _cut_of_rows(rows, layout)
         cuts.setdefault(cut.name, cut)
     return list(cuts.values())
 
 
-def _cut_of_rows(rows: Sequence[Mapping[str, Any]]) -> Cut:
-    first = rows[0]
-    cut_tables = sorted((row["table"], row["identifier"], row["version"]) for row in rows)
+def _cut_of_rows(rows: Sequence[Mapping[str, Any]], layout: tables.Layout) -> Cut:
+    first, cut_tables = rows[0], []
+    for name, version in sorted((row["table"], row["version"]) for row in rows):
+        # Not the identifier of the row: the lakehouse may have been moved. Only names of models have no dot.
+        place = layout.gold(*registry.Namespace.parse(name)) if "." in name else layout.model(name)
+        cut_tables.append(CutTable(name, str(place), version))
     return Cut(
         name=first["cut"],
         **{name: first[name] for name in _OF_ALL_ROWS},
         missing=tuple(first["missing"] or ()),
-        tables=tuple(CutTable(*each) for each in cut_tables),
+        tables=tuple(cut_tables),
     )
 
 

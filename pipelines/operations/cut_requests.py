@@ -138,6 +138,10 @@ def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threadi
             raise _error(states[FAILED])
         if not is_served:
             end_message = "the pipeline that runs ended before the cut was made; nothing was noted. Try again"
+            if TAKEN in states:  # killed between the cut and its answer, it has noted the cut
+                end_message = (
+                    "the pipeline that ran ended before it answered; medallion cut list shows whether the cut was made"
+                )
             return _withdrawn(spark, settings, id_, end_message)
         taken_row = states.get(TAKEN)
         if taken_row is None and time.monotonic() > until:

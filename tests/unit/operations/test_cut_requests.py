@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
+from cdc_core.gold import cut as times
+from cdc_core.settings.parse import Settings
+from pipelines.delta import tables as delta
 from pipelines.operations import cut, cut_requests
 from tests.harness import layers, without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -131,12 +135,43 @@ def test_what_hinders_the_looks_is_told_once(
 
 def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
     """Two pipelines that share a lakehouse may make cuts of the same name; each only shows its own."""
-    made = dataclasses.replace(MADE, tables=(cut.CutTable("shop.orders", "gold", 5),))
     with without_spark.running():
         chosen = Hop(tmp_path).settings
+        made = made_cut(chosen)
         cut._note(SPARK, chosen, made)
         assert cut.read(SPARK, chosen) == [made]
         assert cut.read(SPARK, dataclasses.replace(chosen, name="other")) == []
+
+
+def test_a_cut_names_the_tables_of_the_lakehouse_that_it_is_read_from(tmp_path: Path) -> None:
+    """The lakehouse was copied to another root: the query over a cut of before would read what is left at the old one."""
+    with without_spark.running():
+        hop = Hop(tmp_path / "old")
+        cut._note(SPARK, hop.settings, made_cut(hop.settings))
+        shutil.copytree(tmp_path / "old", tmp_path / "new")
+        moved = layers.pipeline(tmp_path / "new")
+        assert cut.read(SPARK, moved) == [made_cut(moved)]
+
+
+def test_no_cut_is_made_of_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not be among the recorded ones: a client of a running pipeline was told to make one first, as a mistake of its arguments."""
+    monkeypatch.setattr(cut, "_awaited", lambda *_, **__: times.CutBoundary(1, "a", "b"))
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        with pytest.raises(errors.Temporary, match="no tables yet"):
+            cut.run(SPARK, hop.settings, as_of="now")
+        assert cut.read(SPARK, hop.settings) == []
+
+
+def made_cut(of: Settings) -> cut.Cut:
+    """A cut of a collection's tables and a model."""
+    layout = delta.layout(of.lakehouse)
+    places = {
+        "shop.a.b": layout.gold("shop", "a.b"),
+        "shop.a.b_history": layout.history("shop", "a.b"),
+        "totals": layout.model("totals"),
+    }
+    return dataclasses.replace(MADE, tables=tuple(cut.CutTable(name, str(place), 5) for name, place in places.items()))
 
 
 def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +184,11 @@ def test_a_request_counts_whatever_the_clock_says_of_who_asks(tmp_path: Path, mo
         assert [each["id"] for each in cut_requests._open(SPARK, chosen)] == ["1"]
 
 
-def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has recorded the cut before it ended, so the request succeeds."""
+@pytest.mark.parametrize("is_killed", (False, True))
+def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """It has recorded the cut before it ended, so the request succeeds; killed before its answer, it is not said to have noted nothing."""
 
     def ends(spark: Any, settings: Any, by: Any = None) -> bool:
         rows = cut_requests._rows(spark, settings)
@@ -158,13 +196,17 @@ def test_a_pipeline_that_ends_right_behind_the_cut_has_made_it(tmp_path: Path, m
         if len(rows) == 1:
             cut_requests._record(spark, settings, cut_requests.TAKEN, asked)
             return True
-        cut_requests._record(spark, settings, cut_requests.MADE, asked, cut="c1", made_ms=5)
+        if not is_killed:
+            cut_requests._record(spark, settings, cut_requests.MADE, asked, cut="c1", made_ms=5)
         return False
 
-    made = dataclasses.replace(MADE, tables=(cut.CutTable("shop.orders", "gold", 5),))
     monkeypatch.setattr(cut_requests, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(cut_requests, "_is_served", ends)
     with without_spark.running():
         chosen = Hop(tmp_path).settings
-        cut._note(SPARK, chosen, made)
-        assert cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event()) == made
+        cut._note(SPARK, chosen, made_cut(chosen))
+        if is_killed:
+            with pytest.raises(errors.Temporary, match="medallion cut list"):
+                cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event())
+        else:
+            assert cut_requests._asked(SPARK, chosen, as_of="now", stop=threading.Event()) == made_cut(chosen)
