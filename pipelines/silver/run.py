@@ -75,7 +75,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTED_SECONDS = 60.0
-"""How often a service checks that `ops/collections` has its collections."""
+"""How often a service checks that `ops/collections` has its collections, and that nobody moved its tables back."""
+
+LOOK_SHARE = 20
+"""How many times as long as looking at all tables takes passes before they are looked at again."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,8 @@ class _SilverRun:
     """How long the survey of the last round took."""
     noted_at: float = field(default_factory=time.monotonic)
     """When it last checked that `ops/collections` has its collections."""
+    next_look: float = field(default_factory=lambda: time.monotonic() + NOTED_SECONDS)
+    """When it looks again whether tables were moved back."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -212,6 +217,8 @@ class _SilverRun:
         self._release_idle()
         self.failures.begin_round()
         reread_namespaces = self._retry_failed()
+        if not self.once:
+            self._reread_moved()
         positions.check_log()
         survey_start = time.monotonic()
         works = due.works(self.spark, self.bronze, positions, to)
@@ -245,6 +252,31 @@ class _SilverRun:
                 registry.note(
                     self.spark, self.settings, new=lost, discovered=self.positions.discovered or 0, log=self.positions.log
                 )
+
+    def _reread_moved(self) -> None:
+        """Read again the tables that were moved back, by a RESTORE for example: of a collection without new events nothing else would notice
+        it, and gold publishes the older rows. Not in a store, where each table is a request."""
+        if time.monotonic() < self.next_look or local_log.folder(self.bronze) is None:
+            return
+        began = time.monotonic()
+        for namespace, position in [*self.positions.known.items()]:
+            # One that failed is read again by itself (`_retry_failed`).
+            if str(namespace) not in self.failures.by_name and self._is_behind(namespace, position.to):
+                log.warning(
+                    "%s: its table was restored, repaired or removed; applying the events again that it lacks", namespace
+                )
+                self._release(namespace)
+                self.positions.reread(namespace)
+        # There may be thousands of tables: it takes little of the time.
+        self.next_look = time.monotonic() + max(NOTED_SECONDS, LOOK_SHARE * (time.monotonic() - began))
+
+    def _is_behind(self, namespace: registry.Namespace, to: int) -> bool:
+        """Whether a collection's table is at a batch before `to`; false where that is not known: a claim then tells why."""
+        with suppress(Exception):
+            standing = table_history.standing(self.spark, self.positions.table(namespace))
+            table_to = standing.metadata.get("to") if standing.version >= 0 else 0
+            return table_to is not None and int(table_to) < to
+        return False
 
     def _retry_failed(self) -> set[registry.Namespace]:
         """Release and read again the collections that failed and may be retried now; returns those that could be read.

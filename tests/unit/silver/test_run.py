@@ -527,3 +527,31 @@ def test_a_service_notes_again_what_the_record_of_collections_lost(tmp_path: Pat
             shutil.rmtree(hop.layout.ops("collections").path or "")
         silver_run.close()
         gold_run.close()
+
+
+@pytest.mark.parametrize("is_removed", (False, True))
+def test_a_service_applies_again_what_was_taken_from_a_table_without_new_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    """By a RESTORE, a repair or a removal: gold published the older rows, until the collection's next event."""
+    monkeypatch.setattr(silver, "NOTED_SECONDS", 0.0)
+    monkeypatch.setattr(silver, "LOOK_SHARE", 0)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        service = hop.silver_run()
+        hop.append((0, bson.encode({"_id": 0})))
+        service.run_round()
+        earlier = registry.silver_position(SPARK, hop.silver_table)
+        hop.append((1, bson.encode({"_id": 1})))
+        service.run_round()
+        if is_removed:
+            shutil.rmtree(hop.silver_table.path or "")
+        else:
+            other = Writer.claim(SPARK, hop.silver_table, take_over=True)
+            other.mark(to=earlier.to, extra=earlier.extra)
+            other.release()
+        assert service.run_round().events == (2 if is_removed else 1)
+        service.close()
+        position = registry.silver_position(SPARK, hop.silver_table)
+        keys = oracle.read(hop.silver_table.path or "")["__key"].to_pylist()
+    assert position.to == 2 and sorted(keys) == ["0", "1"]
