@@ -35,7 +35,7 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, registry, survey
-from pipelines.delta import maintenance, ops_tables, owners, table_history
+from pipelines.delta import maintenance, ops_tables, owners, table_errors, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history_position, models
@@ -327,7 +327,8 @@ class _MaintenanceRun:
         if last is not None:  # recorded before they are removed: a gold table that has not applied them must be rewritten
             earlier_batch = int(delta.properties(self.spark, table.ref).get(registry.FORGOTTEN_TO) or 0)
             entry = f"'{registry.FORGOTTEN_TO}' = '{max(last, earlier_batch)}'"
-            self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({entry})").collect()
+            with table_errors.translating(table.ref):  # two runs at once
+                self.spark.sql(f"ALTER TABLE {table.ref} SET TBLPROPERTIES ({entry})").collect()
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:

@@ -14,6 +14,7 @@ import bson
 import duckdb
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from cdc_core import errors
 from cdc_core.properties.source import CaptureMode
@@ -245,3 +246,27 @@ def test_the_days_of_a_year_are_found_by_one_query() -> None:
         days = maintain._days(*given)
     assert days == [f"batch >= {low} AND batch <= {high}" for low, high in ((1, 2), (3, 3), (4, 4))]
     assert len(texts) == 1
+
+
+def test_two_runs_that_note_forgotten_deletes_at_once_are_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduled run beside the quiet hours of a service: the one that comes second leaves the deletes to the next run."""
+
+    class MetadataChangedException(PySparkException):
+        pass
+
+    def sql(text: str) -> Any:
+        if text.startswith("ALTER"):
+            raise MetadataChangedException("another commit came first")
+        return SimpleNamespace(collect=lambda: [SimpleNamespace(found=3)])
+
+    monkeypatch.setattr(maintain._MaintenanceRun, "_compacted", lambda *_: None)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.append((1, None))
+        hop.silver()
+        run = maintain._MaintenanceRun(SPARK, hop.settings, False, clock.now_ms())
+        [deletes] = [each for each in run.tables(None) if each.kind is maintain.TableKind.DELETES]
+        run.spark = SimpleNamespace(sql=sql)  # type: ignore[assignment]  # the two statements
+        run._remove_and_compact(deletes, words := maintain._ResultLines())
+    assert words.left == ["nothing removed: another process committed first"]
