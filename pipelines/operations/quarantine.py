@@ -138,6 +138,10 @@ def replay(
     if not delta.exists(spark, table):
         _check([], tokens, texts)
         return ReplayResult(0, None)
+    if not delta.exists(spark, bronze_table := layout.bronze(name)):
+        raise errors.DecisionNeeded(
+            f"{bronze_table.label}: bronze is gone, into which events are replayed; restore it first"
+        )
     # Before the events: silver may be about to end the stay of some.
     applied = registry.silver_position(spark, layout.silver(*namespace)).to
     held_events = quarantine_rules.held(spark.table(str(table))).drop("reason")
@@ -155,7 +159,7 @@ def replay(
     if not portions:
         return result
     since = max(applied, pc.min(documents["to"]).as_py())
-    rows = _with_copies(held_events, spark.table(str(layout.bronze(name))), since=since)
+    rows = _with_copies(held_events, spark.table(str(bronze_table)), since=since)
     with contextlib.ExitStack() as stack:
         if len(portions) > 1:
             rows = stack.enter_context(query_execution.held(rows))
@@ -167,7 +171,7 @@ def replay(
             result = replace(result, held=result.held + len(portion_rows) - len(readable_rows))
             if new_rows:
                 if log is None:
-                    log = _opened(spark, layout.bronze(name), take_over=take_over)
+                    log = _opened(spark, bronze_table, take_over=take_over)
                     stack.callback(log.close)
                 batch = _appended(log, new_rows, now_ms)
                 result = replace(result, events=result.events + len(new_rows), batch=batch)

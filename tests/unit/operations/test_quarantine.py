@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 from cdc_core import errors
+from cdc_core.silver.quarantine import Reason
 from pipelines.bronze.registry import Namespace
 from pipelines.operations import quarantine
 from pipelines.spark import parallel
-from tests.harness import layers, pace
+from tests.harness import bronze_rows, layers, pace, without_spark
 
 CHUNK = "snapshot:s1:1"
 HELD: list[dict[str, Any]] = [
@@ -113,3 +115,15 @@ def test_events_are_told_as_they_come() -> None:
 
 HELD_STATE = quarantine.EventState.HELD
 EVENT = quarantine.QuarantinedEvent("shop.b", "t", "change", "u", "1", "5", 1, "it has no document", HELD_STATE)
+
+
+def test_nothing_is_replayed_into_a_bronze_that_is_gone(tmp_path: Path) -> None:
+    """The command said that this was a bug."""
+    with without_spark.running():
+        hop = without_spark.Hop(tmp_path)
+        hop.note_fact(1, Reason.UNREADABLE_AFTER, to=1)
+        shutil.rmtree(hop.bronze.path or "")
+        with pytest.raises(errors.DecisionNeeded, match="bronze is gone"):
+            quarantine.replay(
+                without_spark.SPARK, hop.layout, name=hop.settings.name, namespace=(bronze_rows.DB, "t"), now_ms=1
+            )
