@@ -59,7 +59,7 @@ def applicable(
     stored = _stored(rows(), events, concerned_keys)
     split = quarantine_rules.split(events, waiting=held_events, stored=stored, to=span.to, keys=concerned_keys)
     # Before the range is applied: after a crash in between the range is repeated, and no event is lost.
-    split.facts.writeTo(str(table)).append()
+    ops_tables.append(split.facts, table)
     return split.events
 
 
@@ -182,7 +182,7 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
     end_columns = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
     facts = held_events.withColumns(end_columns).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
-        facts.writeTo(str(table)).append()
+        ops_tables.append(facts, table)
 
 
 def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef, to: int, replaces: bool) -> None:
@@ -209,7 +209,7 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, other: tables.TableRef
     # As of the whole range: these facts must be newer than this quarantine's own.
     facts = changed_facts.withColumn("to", F.lit(to).cast("bigint")).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
-        facts.writeTo(str(table)).append()
+        ops_tables.append(facts, table)
 
 
 def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:

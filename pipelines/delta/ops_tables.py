@@ -18,7 +18,7 @@ from pipelines.delta import catalog_places, data_file, direct_log, local_log, st
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "false",
@@ -48,6 +48,19 @@ def append_rows(
     file = data_file.ParquetFile.write(direct.store, [rows], schema=rows.schema, statistics=statistics, table=table)
     with _APPENDING[table]:
         return _appended(direct, file, table)
+
+
+def append(rows: DataFrame, table: tables.TableRef) -> None:
+    """Append rows to a table of facts by a statement of Spark.
+
+    Raises `CommitConflict` where the rows are read from the table itself, and a compaction of it, which is no claim, was committed meanwhile.
+    """
+    try:
+        rows.writeTo(str(table)).append()
+    except table_errors.SPARK_ERRORS as error:
+        if table_errors.is_conflict(error):
+            raise table_errors.conflict(table) from error
+        raise  # it may be one of the tables that the rows are read from
 
 
 def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> int:

@@ -100,7 +100,7 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
     facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
     # Without a fence, unlike documents: a delete stays true, whoever stores it and however often.
     if deletes.events > survey.MAX_DRIVER_ROWS:
-        facts.writeTo(str(collection.deletes)).append()
+        ops_tables.append(facts, collection.deletes)
         collection.remembered = registry.deletes_version(collection.spark, collection.deletes)
     else:
         _append(collection, facts.toArrow())

@@ -37,7 +37,7 @@ from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collection_events, quarantine_table, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import table_comparison
+from pipelines.delta import ops_tables, table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison
 from pipelines.delta.writer import Writer
@@ -312,7 +312,7 @@ class SilverRebuild:
         rows = new_deletes.select("__key", "__sequence", "__batch")
         if not rows.isEmpty():
             silver_tables.create_deletes(self.spark, table)
-            rows.writeTo(str(table)).append()
+            ops_tables.append(rows, table)
 
 
 class _Renewal:
