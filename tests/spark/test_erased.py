@@ -1,0 +1,40 @@
+"""A person's document is removed from all layers, as `docs/operations.md` says, and stays removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.harness import bronze_rows
+from tests.harness.layers import Hop, document, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MODES = ("tombstone", "drop", "rewrite")
+
+
+def test_an_erased_document_is_in_no_table_and_the_others_go_on(spark: SparkSession, lakehouse: Path) -> None:
+    """After its delete: its events and versions, and its row where the mode keeps one."""
+    collections = {mode: {"delete.tombstone.handling.mode": mode, "history": True} for mode in MODES}
+    hop = Hop(spark, pipeline(lakehouse, collections), log="one")
+    hop.bronze.append({mode: [document(key, 10 + key, "c", name=f"p{key}") for key in (1, 2)] for mode in MODES})
+    hop.bronze.append({mode: [{"op": "d", "key": 1, "at": 21, "before": {"_id": 1, "name": "p1"}}] for mode in MODES})
+    hop.bronze.append({"other": [document(1, 22, "c")]})
+    hop.run()
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    spark.sql(f"DELETE FROM {hop.bronze.table} WHERE db = '{bronze_rows.DB}' AND collection <> 'other' AND key = '1'")
+    for mode in MODES:
+        kept = {"rewrite": [hop.silver_table(mode)], "drop": [hop.silver_table(mode), hop.gold_table(mode)]}
+        for table in [hop.layout.history(bronze_rows.DB, mode), *kept.get(mode, [])]:
+            spark.sql(f"DELETE FROM {table} WHERE __key = '1'")
+    hop.bronze.append({mode: [document(2, 31, name="p2 later"), document(3, 32, "c", name="p3")] for mode in MODES})
+    hop.run()
+    for mode in MODES:
+        history = hop.layout.history(bronze_rows.DB, mode)
+        versions = [(row["_id"], row["name"]) for row in spark.table(str(history)).orderBy("__sequence", "_id").collect()]
+        assert versions == [(2, "p2"), (2, "p2 later"), (3, "p3")], mode
+        names = {2: "p2 later", 3: "p3"}
+        assert {row["_id"]: row["name"] for row in hop.rows(mode)} == names, mode
+        assert {row["_id"]: row["name"] for row in hop.documents(mode)} == names, mode
+    assert hop.documents("other") == [{"_id": 1, "__key": "1"}]
