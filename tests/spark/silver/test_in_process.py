@@ -96,7 +96,9 @@ def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
     types = {each.name: each.dataType.simpleString() for each in hop.spark.table(str(table)).schema}
     live = live_files.LiveFiles(Path(table.path or ""))
     assert live.at(table_history.version(hop.spark, table))
-    return types, sorted(map(_row, live.rows(live.files()).to_pylist()))
+    rows = [*map(_row, live.rows(live.files()).to_pylist())]
+    # A delete is stored a second time where Spark continues after this process has stored it (`deletes.remember`).
+    return types, sorted(set(rows) if kind == "deletes" else rows)
 
 
 def _row(row: dict[str, Any]) -> str:
