@@ -104,7 +104,8 @@ def below(folder: str | Path, *endings: str) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += (Path(place, name) for name in names if not name.startswith(".") and name.endswith(endings))
+        # A folder with such a name is a mistake, which whoever reads it reports.
+        paths += (Path(place, name) for name in (*folders, *names) if not name.startswith(".") and name.endswith(endings))
     return sorted(paths)
 
 
