@@ -142,6 +142,7 @@ class ModelTable:
             if work.kind == "nothing":
                 return "nothing", 0, None
             with queries.errors_of_rows(self.model):
+                keys = None
                 if (
                     work.kind == "changed"
                     and writer is not None
@@ -149,11 +150,11 @@ class ModelTable:
                     and _fits(self.spark, table, whole)
                 ):
                     keys = self._affected(work)
-                    if keys is not None:
-                        result = self._merged(work, writer, keys)
-                        maintenance.compact(writer)  # each MERGE adds a file, and reads all files
-                        return "changed", *result
-                return "whole", *self._replaced(work, writer, whole.select(*columns))
+                if keys is None or writer is None:
+                    return "whole", *self._replaced(work, writer, whole.select(*columns))
+                result = self._merged(work, writer, keys)
+            _compact(writer)
+            return "changed", *result
 
     def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
         """Replace all rows by those of the query, after the audit; returns their number, and the version."""
@@ -178,6 +179,7 @@ class ModelTable:
             # Delta enables the feature only for the first columns of a table.
             if _NTZ in frame.schema.simpleString() and _NTZ not in self.spark.table(str(table)).schema.simpleString():
                 owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
+            count = rows.count()
             version = owner.overwrite(
                 rows.select(
                     *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
@@ -185,7 +187,7 @@ class ModelTable:
                 to=work.to,
                 extra={**verdict, **self._made_by},
             )
-            return rows.count(), version
+            return count, version
 
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
@@ -220,8 +222,8 @@ class ModelTable:
             }
             statement = _statement(rows.columns, self.model.unique_key, _within(pruned))
             confs = current.MERGE_CONFS if query_execution.holds_rows(self.spark) else {}
-            version = writer.merge(source, statement, to=work.to, extra=extra, confs=confs)
-            return keys.count(), version
+            count = keys.count()
+            return count, writer.merge(source, statement, to=work.to, extra=extra, confs=confs)
 
     @contextmanager
     def _of_keys(self, keys: DataFrame, spans: _Spans) -> Iterator[DataFrame]:
@@ -338,6 +340,17 @@ class ModelTable:
                 f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeats} keys occur "
                 "more than once. Nothing was published; use GROUP BY, or add columns to unique_key"
             )
+
+
+def _compact(writer: Writer) -> None:
+    """Compact the files that changes have added. The version is published: a failure is only logged, and the next change tries again."""
+    try:
+        maintenance.compact(writer)
+    except Exception as error:
+        failure = spark_failures.translated(error) or error
+        if isinstance(failure, errors.SparkLost):
+            raise failure from error
+        log.warning("%s: the files could not be compacted (%s)", writer.table.label, type(error).__name__)
 
 
 def view_owner(pipeline: str) -> str:
