@@ -2,11 +2,12 @@
 
 work        compares the positions in the table's last commit with those of the tables that the model refers to
 whole       replaces all rows by those of the query
-changed     replaces the rows of the keys that may have changed, in one MERGE
+changed     replaces the rows of the keys that may have changed: in deletion vectors and new files, or else by a MERGE
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -28,13 +29,16 @@ from cdc_core.models import sql_model
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier, literal
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import maintenance, query_execution, table_history
+from pipelines.bronze import survey
+from pipelines.delta import maintenance, query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, model_changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
+from pipelines.gold.table_claims import TableClaims
 from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
@@ -43,7 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROPERTIES = {
-    "delta.enableDeletionVectors": "false",
     "delta.enableTypeWidening": "false",
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 30 days",
@@ -77,6 +80,8 @@ class ModelTable:
     audit: Audit
     take_over: bool = False
     is_anew: bool = False
+    deletion_vectors: bool | None = None
+    """The setting for deletion vectors."""
 
     @property
     def table(self) -> tables.TableRef:
@@ -114,7 +119,7 @@ class ModelTable:
         moved_names = [name for name in to if not is_same(positions.get(name), to[name])]
         if not moved_names and positions.keys() == to.keys():
             return ModelWork("nothing", to, live)
-        if model.materialized is not sql_model.Materialization.INCREMENTAL:
+        if not self._is_incremental:
             return ModelWork("whole", to, live)
         if positions.keys() != to.keys():
             return ModelWork("whole", to, live, "it refers to other tables")
@@ -134,9 +139,8 @@ class ModelTable:
         table = self.table
         columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in whole.columns]
         with ExitStack() as stack:
-            writer = None
-            if delta.exists(self.spark, table):
-                writer = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
+            claims = stack.enter_context(contextlib.closing(TableClaims(self.take_over, self._vectors)))
+            writer = claims.writer(self.spark, table) if delta.exists(self.spark, table) else None
             stack.callback(self.inputs.forget, self.model.name)
             work = self.work()  # after the claim: another run may have committed before it
             if work.kind == "nothing":
@@ -151,12 +155,31 @@ class ModelTable:
                 ):
                     keys = self._affected(work)
                 if keys is None or writer is None:
-                    return "whole", *self._replaced(work, writer, whole.select(*columns))
+                    return "whole", *self._replaced(work, claims, writer, whole.select(*columns))
                 result = self._merged(work, writer, keys)
             _compact(writer)
             return "changed", *result
 
-    def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
+    @property
+    def _vectors(self) -> bool | None:
+        """The setting for deletion vectors, as far as it concerns this model: a table that is only made whole is not given any."""
+        return self.deletion_vectors if self._is_incremental or not self.deletion_vectors else None
+
+    @property
+    def _is_incremental(self) -> bool:
+        return self.model.materialized is sql_model.Materialization.INCREMENTAL
+
+    def switch_vectors(self) -> None:
+        """Apply the setting for deletion vectors to a table without changes; the others get it when they are claimed."""
+        if self._vectors is None or maintenance.are_vectors_switched(self.spark, self.table, self._vectors):
+            return
+        with contextlib.closing(TableClaims(self.take_over, self._vectors)) as claims:
+            claims.writer(self.spark, self.table)
+        self.inputs.forget(self.model.name)
+
+    def _replaced(
+        self, work: ModelWork, claims: TableClaims, writer: Writer | None, frame: DataFrame
+    ) -> tuple[int, int | None]:
         """Replace all rows by those of the query, after the audit; returns their number, and the version."""
         table = self.table
         with ExitStack() as stack:
@@ -172,21 +195,18 @@ class ModelTable:
                     check_view(self.spark, table, self.inputs.pipeline)
                     self.spark.sql(f"DROP VIEW IF EXISTS {table}")  # the model was one before
                 ddl = ", ".join(f"{identifier(each.name)} {table_columns.ddl(each.dataType)}" for each in frame.schema)
-                delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
-                owner = stack.enter_context(Writer.claim(self.spark, table, take_over=self.take_over).released())
+                vectors = claims.table_properties() if self._is_incremental else {definition.DELETION_VECTORS: "false"}
+                delta.create(self.spark, table, columns=ddl, properties=PROPERTIES | vectors)
+                owner = claims.writer(self.spark, table)
             if self.model.description != self._description(table):
                 owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
             # Delta enables the feature only for the first columns of a table.
             if _NTZ in frame.schema.simpleString() and _NTZ not in self.spark.table(str(table)).schema.simpleString():
                 owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
             count = rows.count()
-            version = owner.overwrite(
-                rows.select(
-                    *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
-                ),
-                to=work.to,
-                extra={**verdict, **self._made_by},
-            )
+            columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns]
+            extra = {**verdict, **self._made_by}
+            version = owner.overwrite(rows.select(*columns), to=work.to, extra=extra)
             return count, version
 
     def _description(self, table: tables.TableRef) -> str:
@@ -211,18 +231,30 @@ class ModelTable:
                 Candidate(self.model.name, writer.table, lambda: all_rows, rows, keys=self._named(rows), live=work.live),
             )
             extra = {**verdict, **self._made_by}
-            # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
-            gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
-            gone_keys = _as_keys_of(rows.schema, gone_keys, self.model.unique_key)
-            source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
+            count = keys.count()
             pruned = {
                 f"t.{identifier(name)}": span
                 for name, span in spans.items()
                 if table_columns.is_same(rows.schema[name].dataType, keys.schema[name].dataType)
             }
+
+            def touched() -> DataFrame:
+                held = self.spark.table(str(writer.table)).alias("t").where(_within(pruned))
+                own = held.select(*map(identifier, self.model.unique_key), *writer.row_locations()).alias("l")
+                return own.join(keys.alias("k"), is_same_key, "left_semi").select(*upsert.ROW_LOCATION)
+
+            if writer.can_upsert():
+                columns = [F.col(identifier(name)) for name in live.columns]
+                few = count <= survey.MAX_DRIVER_ROWS
+                version = writer.upsert(rows.select(*columns), touched=touched, to=work.to, extra=extra, few=few)
+                if version is not None:
+                    return count, version
+            # Keys for which the query has no row: the MERGE needs a source row to delete theirs.
+            gone_keys = keys.alias("k").join(rows.alias("l"), is_same_key, "left_anti").withColumn("__gone", F.lit(True))
+            gone_keys = _as_keys_of(rows.schema, gone_keys, self.model.unique_key)
+            source = rows.withColumn("__gone", F.lit(False)).unionByName(gone_keys, allowMissingColumns=True)
             statement = _statement(rows.columns, self.model.unique_key, _within(pruned))
             confs = current.MERGE_CONFS if query_execution.holds_rows(self.spark) else {}
-            count = keys.count()
             return count, writer.merge(source, statement, to=work.to, extra=extra, confs=confs)
 
     @contextmanager

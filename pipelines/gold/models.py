@@ -262,7 +262,8 @@ def run(
     failed_names: set[str] = set()
     results: list[ModelResult] = []
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}), settings.name)
-    run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, {} if judged is None else judged)
+    verdicts = {} if judged is None else judged
+    run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, verdicts, settings.gold.deletion_vectors)
     try:
         for model in order.models:
             if stop is not None and stop.is_set():
@@ -399,6 +400,7 @@ class _ModelsRun:
     take_over: bool
     is_anew: bool
     judged: dict[str, ModelVerdict]
+    deletion_vectors: bool | None = None
 
     def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
         """The last verdict, if the model's query and input rows are still the same."""
@@ -422,9 +424,12 @@ class _ModelsRun:
             queries.check_syntax(self.spark, model)
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
         is_view = model.materialized is sql_model.Materialization.VIEW
-        table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)
+        table = model_table.ModelTable(
+            self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew, self.deletion_vectors
+        )
         # Before Spark analyses the query: the result of nearly every run in a service.
         if not is_view and table.work().kind == "nothing":
+            table.switch_vectors()
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         frame = queries.frame(self.spark, model, self.inputs.relation)
         queries.check(self.spark, model, frame, self.inputs.relation, self.inputs.nonce)

@@ -1,8 +1,9 @@
-"""How the table of an incremental model takes in changed keys."""
+"""How the table of an incremental model takes in changed keys: in deletion vectors, if the setting allows it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from pipelines.delta import maintenance
+from pipelines.delta import tables as delta
 from tests.harness import gold_shop
 
 if TYPE_CHECKING:
@@ -30,6 +32,38 @@ def _made(spark: SparkSession, root: Path, files: Mapping[str, str]) -> gold_sho
     made.change("orders", *({"_id": n, "customer": n % 4 or None, "amount": n} for n in range(12)))
     assert set(made.run().values()) == {"whole"}
     return made
+
+
+def test_an_incremental_model_has_deletion_vectors_as_the_setting_says(spark: SparkSession, tmp_path: Path) -> None:
+    """A changed key rewrote the file that it was in. The setting is also applied if no rows changed; without it a table stays as it is; a
+    model that is always made whole has none.
+    """
+    made = _made(spark, tmp_path, {"totals": TOTALS, "all": ALL})
+    place = delta.layout(made.settings.lakehouse).model
+
+    def run(vectors: bool | None) -> tuple[str, bool]:
+        """What a run with this setting did, and whether readers must support deletion vectors after it."""
+        made.settings = replace(made.settings, gold=replace(made.settings.gold, deletion_vectors=vectors))
+        did = made.run()["totals"]
+        assert not delta.features(spark, place("all"))
+        return did, "deletionVectors" in delta.features(spark, place("totals"))
+
+    def operations() -> list[str]:
+        return [row.operation for row in spark.sql(f"DESCRIBE HISTORY {place('totals')}").collect()]
+
+    files = {*spark.table(str(place("totals"))).inputFiles()}
+    made.change(
+        "orders", {"_id": 6, "customer": 2, "amount": 60}, {"_id": 12, "customer": None, "amount": 3}, gone=(3, 7, 11)
+    )
+    assert run(None) == ("changed", True)
+    assert made.rows("totals") == {(None, 15), (1, 15), (2, 72)} and made.rows("all") == {(102,)}
+    assert files & {*spark.table(str(place("totals"))).inputFiles()} and "MERGE" not in operations()
+    assert run(False) == ("nothing", False)
+    made.change("orders", {"_id": 6, "customer": 1, "amount": 6}, gone=(12, 3, 7, 11))
+    assert run(False) == ("changed", False)
+    assert run(None) == ("nothing", False)
+    assert made.rows("totals") == {(None, 12), (1, 21), (2, 12)} and "MERGE" in operations()
+    assert run(True) == ("nothing", True)
 
 
 def test_a_version_whose_files_cannot_be_compacted_is_published(
