@@ -205,7 +205,9 @@ class ModelTable:
                 owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
             count = rows.count()
             columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns]
-            extra = {**verdict, **self._made_by}
+            # The positions stay where they were, but models over this one must be made again, and a kill may come before that.
+            made_anew = {current.REBUILT: owner.identity.writer} if self.is_anew else {}
+            extra = {**verdict, **self._made_by, **made_anew}
             version = owner.overwrite(rows.select(*columns), to=work.to, extra=extra)
             return count, version
 

@@ -24,6 +24,7 @@ TOTALS = """\
 {{ config(materialized='incremental', unique_key='customer') }}
 SELECT customer, sum(amount) AS total FROM {{ ref('cases.orders', key='customer') }} GROUP BY customer
 """
+AFTER = "SELECT * FROM {{ ref('times') }}"
 ALL = "SELECT sum(total) AS total FROM {{ ref('totals') }}"
 
 
@@ -75,3 +76,16 @@ def test_a_version_whose_files_cannot_be_compacted_is_published(
     monkeypatch.setattr(maintenance, "compact", Mock(side_effect=PySparkException("Job aborted: a task was lost")))
     assert made.run() == {"totals": "changed", "all": "whole"}
     assert made.rows("all") == {(111,)}
+
+
+def test_a_full_refresh_that_ends_early_reaches_the_models_over_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A model had other rows at the same position, and the models over it stayed as they were until one of its tables changed."""
+    made = _made(
+        spark, tmp_path, {"times": "SELECT max(amount) AS n, now() AS at FROM {{ ref('cases.orders') }}", "after": AFTER}
+    )
+    stop = Mock(is_set=Mock(side_effect=[False, True]))
+    assert made.run(is_anew=True, stop=stop) == {"times": "whole"}
+    assert made.rows("after") != made.rows("times")
+    assert made.run() == {"times": "nothing", "after": "whole"}
+    assert made.rows("after") == made.rows("times")
+    assert set(made.run().values()) == {"nothing"}
