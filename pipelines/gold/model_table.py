@@ -208,8 +208,16 @@ class ModelTable:
             # The positions stay where they were, but models over this one must be made again, and a kill may come before that.
             made_anew = {current.REBUILT: owner.identity.writer} if self.is_anew else {}
             extra = {**verdict, **self._made_by, **made_anew}
-            version = owner.overwrite(rows.select(*columns), to=work.to, extra=extra)
+            version = owner.overwrite(self._by_key(rows).select(*columns), to=work.to, extra=extra)
             return count, version
+
+    def _by_key(self, rows: DataFrame) -> DataFrame:
+        """The rows in the order of `unique_key`, so that later changes read only files that may have their keys.
+
+        As they are where the platform keeps no rows: the query would be computed again for the order.
+        """
+        keys = [F.col(identifier(name)) for name in self.model.unique_key]
+        return rows.sort(*keys) if keys and query_execution.holds_rows(self.spark) else rows
 
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
