@@ -108,7 +108,7 @@ def _piped(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         io.BufferedWriter(_Pipe(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
-        line_buffering=stream.line_buffering,
+        line_buffering=stream.line_buffering or stream.write_through,  # `python -u` has no buffer, and this stream one
         write_through=stream.write_through,
     )
 

@@ -91,15 +91,16 @@ def _found(folder: str | None, path: Path) -> str | None:
 
 
 def below(folder: str | Path, *endings: str) -> list[Path]:
-    """The files below a folder whose names have one of these endings, in order; follows links to folders.
+    """The files below a folder whose names have one of these endings, in order; follows links to folders in it.
 
     Leaves out hidden files and all that is in hidden folders: a mounted ConfigMap of Kubernetes has each file a second time in one, and
     editors keep copies in them.
     """
     paths: list[Path] = []
-    seen: set[str] = set()
+    top, seen = os.path.realpath(folder), set[str]()
     for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # a link that leads back
+        # A link that leads back, or to another place.
+        if (real := os.path.realpath(place)) in seen or not Path(real).is_relative_to(top):
             folders.clear()
             continue
         seen.add(real)

@@ -47,7 +47,8 @@ def session(
     `hadoop` are settings of the root's file system, as `spark.hadoop.…`. They may be secrets, and are on no command line.
 
     Raises `SettingsError` where a given session lacks Delta, or a new one would not have `catalog`;
-    `DecisionNeeded` where Java is missing or too old, or Spark refuses a setting; `Temporary` where Delta's jars could not be downloaded.
+    `DecisionNeeded` where Java is missing or too old, or Spark refuses a setting; `Temporary` where Delta's jars could not be downloaded, or
+    Spark does not start for another reason.
     """
     user_settings = dict(conf or {})
     store = stores.of(root)
@@ -68,7 +69,8 @@ def session(
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise what a new JVM says against its settings, such as too little memory for Spark, as `DecisionNeeded`."""
+    """Raise what a new JVM says against its settings, such as too little memory for Spark, as `DecisionNeeded`, and other errors as
+    `Temporary`: a port that is still in use, or a cluster that does not answer yet."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -80,9 +82,14 @@ def _refusals() -> Iterator[None]:
         java = getattr(error, "java_exception", None)
         words = str(error if java is None else java.getMessage() or java)
         reason = words.strip().partition("\n")[0]
-        raise spark_failures.translated(error) or errors.DecisionNeeded(
-            f"Spark did not start: {reason} (log: {jvm.log_file()})"
-        ) from error
+        # Spark's own check of its metrics fails where a cluster's master could not be reached.
+        is_setting = spark_failures.is_caused_by(error, _SETTINGS_ERRORS) and "MetricsSystem" not in words
+        kind = errors.DecisionNeeded if is_setting else errors.Temporary
+        raise spark_failures.translated(error) or kind(f"Spark did not start: {reason} (log: {jvm.log_file()})") from error
+
+
+_SETTINGS_ERRORS = ("IllegalArgumentException", "SparkIllegalArgumentException", "NumberFormatException")
+"""What Spark raises at its start for a setting that it refuses."""
 
 
 def lazily(start: Callable[[], SparkSession]) -> SparkSession:

@@ -27,7 +27,15 @@ SETTINGS = {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.c
 
 
 def test_files_of_a_mounted_config_map_and_of_editors_count_once(tmp_path: Path) -> None:
-    """Kubernetes mounts a ConfigMap as links into a hidden folder. Jupyter copies a file into one; Emacs locks one by a link to nowhere."""
+    """Kubernetes mounts a ConfigMap as links into a hidden folder. Jupyter copies a file into one; Emacs locks one by a link to nowhere.
+
+    Links to folders elsewhere are not followed.
+    """
+    elsewhere, tmp_path = tmp_path / "old", tmp_path / "models"
+    for each in (elsewhere, tmp_path):
+        each.mkdir()
+    (elsewhere / "totals.sql").write_text("SELECT 0")
+    (tmp_path / "old").symlink_to(elsewhere)
     data = tmp_path / "..2026_05_01"
     (data / "daily").mkdir(parents=True)
     (data / "totals.sql").write_text("SELECT 1 AS n")

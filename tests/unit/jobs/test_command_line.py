@@ -645,6 +645,12 @@ def test_a_terminal_that_was_closed_changes_nothing() -> None:
     assert process.returncode == 75
 
 
+def test_unbuffered_output_comes_line_by_line() -> None:
+    """With `python -u` or PYTHONUNBUFFERED, as in most containers."""
+    program = "import os\nfrom jobs import command_line\ncommand_line._open_streams()\nprint('a line')\nos._exit(0)"
+    assert subprocess.check_output([sys.executable, "-u", "-c", program], cwd=ROOT) == b"a line\n"
+
+
 @pytest.mark.parametrize(
     ("package", "told"),
     [("pyspark", "pip install 'mongo-medallion[spark]'"), ("pymongo", "pip install 'mongo-medallion'\n")],

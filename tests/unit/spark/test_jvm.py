@@ -351,30 +351,40 @@ def test_a_memory_that_java_cannot_read_is_quoted(monkeypatch: pytest.MonkeyPatc
     assert str(jvm._why_not(EOFError())) == f"Spark did not start: {reason} (log: {jvm.log_file()})"
 
 
-class Refused(Py4JJavaError):
-    """What Spark says of a memory that is too small for it."""
+class StartFailed(Py4JJavaError):
+    """An error of Spark while it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, message: str) -> None:
         self.java_exception = SimpleNamespace(
-            getMessage=lambda: "System memory 371720192 must be at least 471859200.\nPlease increase"
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: name), getMessage=lambda: message
         )
 
     def __str__(self) -> str:
         return "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext."
 
 
-def test_what_spark_says_against_a_setting_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--conf spark.driver.memory=400m` on a small machine: the JVM starts, and Spark in it does not."""
+@pytest.mark.parametrize(
+    ("name", "message", "expected"),
+    [
+        ("SparkIllegalArgumentException", "System memory 371720192 must be at least 471859200.", errors.DecisionNeeded),
+        ("BindException", "Address already in use: Service 'sparkDriver' failed after 16 retries.", errors.Temporary),
+        ("IllegalArgumentException", "requirement failed: on a running MetricsSystem", errors.Temporary),
+    ],
+)
+def test_what_spark_says_against_a_start_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, name: str, message: str, expected: type[errors.MedallionError]
+) -> None:
+    """The JVM starts, and Spark in it does not: `--conf spark.driver.memory=400m`, a port in use, a master that does not answer yet."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise Refused
+        raise StartFailed(name, f"{message}\nmore")
 
     monkeypatch.setattr(sparks, "_active", lambda: None)
     monkeypatch.setattr(jvm, "launch", refuse)
-    with pytest.raises(
-        errors.DecisionNeeded, match=r"^Spark did not start: System memory 371720192 must be at least 471859200\. \(log:"
-    ):
+    with pytest.raises(errors.MedallionError) as caught:
         sparks.session("test")
+    assert type(caught.value) is expected
+    assert str(caught.value).startswith(f"Spark did not start: {message} (log:")
 
 
 def test_a_jvm_starts_also_where_the_working_directory_was_removed(
