@@ -167,7 +167,9 @@ class Positions:
 
     def settled_metadata(self) -> dict[str, object]:
         """Commit metadata about all tables, with which the next start need not search the batches up to `settled`."""
-        return {"settled": asdict(registry.CaughtUp.at(self.settled, self.known)), "bronze": self.bronze}
+        # Less where a table went back since (`reread`): it lacks events again.
+        settled = min([self.settled, *map(self.start, self.known)])
+        return {"settled": asdict(registry.CaughtUp.at(settled, self.known)), "bronze": self.bronze}
 
     def is_left_out(self, namespace: registry.Namespace) -> bool:
         """Whether a collection found in bronze gets no table: it is temporary, or has failed."""

@@ -77,8 +77,8 @@ log = logging.getLogger(__name__)
 NOTED_SECONDS = 60.0
 """How often a service checks that `ops/collections` has its collections, and that nobody moved its tables back."""
 
-LOOK_SHARE = 20
-"""How many times as long as looking at all tables takes passes before they are looked at again."""
+LOOK_SECONDS = 0.2
+"""How long a round of a service looks at tables for that. There may be thousands: the next round goes on."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,8 @@ class _SilverRun:
     """When it last checked that `ops/collections` has its collections."""
     next_look: float = field(default_factory=lambda: time.monotonic() + NOTED_SECONDS)
     """When it looks again whether tables were moved back."""
+    not_looked_at: list[registry.Namespace] = field(default_factory=list)
+    """The collections whose tables a look has not reached yet."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -256,19 +258,20 @@ class _SilverRun:
     def _reread_moved(self) -> None:
         """Read again the tables that were moved back, by a RESTORE for example: of a collection without new events nothing else would notice
         it, and gold publishes the older rows. Not in a store, where each table is a request."""
-        if time.monotonic() < self.next_look or local_log.folder(self.bronze) is None:
-            return
-        began = time.monotonic()
-        for namespace, position in [*self.positions.known.items()]:
+        now = time.monotonic()
+        if now >= self.next_look and local_log.folder(self.bronze) is not None:
+            self.not_looked_at, self.next_look = [*self.positions.known], now + NOTED_SECONDS
+        while self.not_looked_at and time.monotonic() <= now + LOOK_SECONDS:
+            namespace = self.not_looked_at.pop()
             # One that failed is read again by itself (`_retry_failed`).
-            if str(namespace) not in self.failures.by_name and self._is_behind(namespace, position.to):
+            if str(namespace) not in self.failures.by_name and self._is_behind(
+                namespace, self.positions.known[namespace].to
+            ):
                 log.warning(
                     "%s: its table was restored, repaired or removed; applying the events again that it lacks", namespace
                 )
                 self._release(namespace)
                 self.positions.reread(namespace)
-        # There may be thousands of tables: it takes little of the time.
-        self.next_look = time.monotonic() + max(NOTED_SECONDS, LOOK_SHARE * (time.monotonic() - began))
 
     def _is_behind(self, namespace: registry.Namespace, to: int) -> bool:
         """Whether a collection's table is at a batch before `to`; false where that is not known: a claim then tells why."""

@@ -535,7 +535,6 @@ def test_a_service_applies_again_what_was_taken_from_a_table_without_new_events(
 ) -> None:
     """By a RESTORE, a repair or a removal: gold published the older rows, until the collection's next event."""
     monkeypatch.setattr(silver, "NOTED_SECONDS", 0.0)
-    monkeypatch.setattr(silver, "LOOK_SHARE", 0)
     with without_spark.running():
         hop = Hop(tmp_path)
         service = hop.silver_run()
@@ -555,3 +554,26 @@ def test_a_service_applies_again_what_was_taken_from_a_table_without_new_events(
         position = registry.silver_position(SPARK, hop.silver_table)
         keys = oracle.read(hop.silver_table.path or "")["__key"].to_pylist()
     assert position.to == 2 and sorted(keys) == ["0", "1"]
+
+
+def test_what_was_taken_from_a_table_is_applied_by_the_next_start_of_a_stopped_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service noticed it just before it was stopped. What it says then of all tables must not cover the older one."""
+    monkeypatch.setattr(silver, "NOTED_SECONDS", 0.0)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        service = hop.silver_run()
+        positions = []
+        for number, collection in enumerate(("t", "t", "u")):
+            hop.append((number, bson.encode({"_id": number})), collection=collection)
+            service.run_round()
+            positions.append(registry.silver_position(SPARK, hop.silver_table))
+        other = Writer.claim(SPARK, hop.silver_table, take_over=True)
+        other.mark(to=positions[0].to, extra=positions[0].extra)
+        other.release()
+        service.stop.set()
+        service.run_round()
+        service.close()
+        assert silver.run(SPARK, hop.settings).events == 1
+        assert registry.silver_position(SPARK, hop.silver_table).to >= positions[1].to
