@@ -246,15 +246,16 @@ def run(
     is_anew: bool = False,
     pinned: Mapping[str, int] | None = None,
     judged: dict[str, ModelVerdict] | None = None,
+    switched: set[str] | None = None,
     stop: threading.Event | None = None,
 ) -> ModelsResult:
     """Bring every model up to date with the tables that it refers to; `is_anew` makes all of them whole.
 
     `pinned` gives versions of collections' gold tables by name; others are read at their newest version. A service passes the same `judged`
-    to each run: refused models, and views, are not audited again while their tables stay the same. A model that fails, or has a mistake in
-    its file, stops only the models that refer to it, and is raised at the end: `SettingsError` for a wrong query, `GateFailed`,
-    `DecisionNeeded` for a query that fails on these rows, `TableOwned`, `LeaseHeld`, `CommitConflict`. A refused model keeps its last good
-    version.
+    and `switched` to each run: refused models, and views, are not audited again while their tables stay the same, and the setting for
+    deletion vectors is applied once to a model without changes. A model that fails, or has a mistake in its file, stops only the models
+    that refer to it, and is raised at the end: `SettingsError` for a wrong query, `GateFailed`, `DecisionNeeded` for a query that fails on
+    these rows, `TableOwned`, `LeaseHeld`, `CommitConflict`. A refused model keeps its last good version.
     """
     started = time.monotonic()
     order = ordered(spark, settings)
@@ -262,8 +263,8 @@ def run(
     failed_names: set[str] = set()
     results: list[ModelResult] = []
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}), settings.name)
-    verdicts = {} if judged is None else judged
-    run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, verdicts, settings.gold.deletion_vectors)
+    verdicts, switched = {} if judged is None else judged, set() if switched is None else switched
+    run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, verdicts, switched, settings.gold.deletion_vectors)
     try:
         for model in order.models:
             if stop is not None and stop.is_set():
@@ -400,6 +401,7 @@ class _ModelsRun:
     take_over: bool
     is_anew: bool
     judged: dict[str, ModelVerdict]
+    switched: set[str]
     deletion_vectors: bool | None = None
 
     def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
@@ -429,7 +431,9 @@ class _ModelsRun:
         )
         # Before Spark analyses the query: the result of nearly every run in a service.
         if not is_view and table.work().kind == "nothing":
-            table.switch_vectors()
+            if model.name not in self.switched:
+                self.switched.add(model.name)  # before: a failure is told once, and the model is as good as it was
+                table.switch_vectors()
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         frame = queries.frame(self.spark, model, self.inputs.relation)
         queries.check(self.spark, model, frame, self.inputs.relation, self.inputs.nonce)

@@ -156,6 +156,7 @@ class _ModelsThread(threading.Thread):
         self.ended = threading.Event()
         self.stop = standstill.Either(stop, self.ended)
         self.judged: dict[str, models.ModelVerdict] = {}
+        self.switched: set[str] = set()
         self.lost: errors.SparkLost | None = None
         """Set if Spark was lost, which publishing documents without queries may not notice."""
         self.start()
@@ -170,6 +171,7 @@ class _ModelsThread(threading.Thread):
                     audit=self.audit,
                     take_over=self.take_over,
                     judged=self.judged,
+                    switched=self.switched,
                     stop=self.stop,
                 )
                 message = ""

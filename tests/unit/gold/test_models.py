@@ -143,7 +143,7 @@ def test_a_view_is_made_when_the_table_that_it_was_is_removed(tmp_path: Path) ->
     view = sql_model.parse("daily", "{{ config(materialized='view') }} SELECT 1 AS n", where="daily.sql")
     with without_spark.running():
         inputs = models.ModelInputs(without_spark.SPARK, layout, {}, "shop")
-        run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {})
+        run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {}, set())
         without_spark.create(without_spark.SPARK, layout.model("daily"), columns="`n` INT")
         with pytest.raises(errors.SettingsError, match="its former table still exists") as refused:
             models._check_no_table(without_spark.SPARK, view, layout.model("daily"))
@@ -160,7 +160,7 @@ def test_a_model_is_made_when_the_table_in_its_place_is_removed(tmp_path: Path) 
     model = sql_model.parse("daily", "SELECT 1 AS n", where="daily.sql")
     with without_spark.running():
         inputs = models.ModelInputs(without_spark.SPARK, layout, {}, "second")
-        run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {})
+        run = models._ModelsRun(without_spark.SPARK, inputs, models.no_audit, False, False, {}, set())
         without_spark.create(without_spark.SPARK, layout.model("daily"), columns="`n` INT")
         Writer.claim(without_spark.SPARK, layout.model("daily")).mark(to={}, extra={"model": "other", "pipeline": "first"})
         with pytest.raises(errors.SettingsError, match="or remove this table") as refused:
@@ -206,7 +206,7 @@ def test_a_view_that_is_as_it_was_made_is_not_made_again(monkeypatch: pytest.Mon
     def run(text: str, schema: str = "n INT") -> int:
         model = sql_model.parse("number", "{{ config(materialized='view') }} " + text, where="number.sql")
         frame: Any = SimpleNamespace(columns=["n"], schema=SimpleNamespace(json=lambda: schema))
-        models._ModelsRun(spark, inputs, audit, False, False, judged)._viewed(model, frame)
+        models._ModelsRun(spark, inputs, audit, False, False, judged, set())._viewed(model, frame)
         return len(made)
 
     assert [run("SELECT 1 AS n"), run("SELECT 1 AS n")] == [1, 1]
