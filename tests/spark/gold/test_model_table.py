@@ -1,16 +1,25 @@
-"""What an incremental model reads of its tables: the rows of some keys."""
+"""What an incremental model reads of its tables, the rows of some keys, and how its own table takes in changed keys: in deletion vectors,
+if the setting allows it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark.errors import PySparkException
 
 from cdc_core.models import sql_model
+from pipelines.delta import maintenance
+from pipelines.delta import tables as delta
 from pipelines.gold import current, model_table
 from pipelines.gold.candidate import no_audit
+from tests.harness import gold_shop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,3 +67,77 @@ def test_only_files_that_may_have_the_keys_are_read(
         assert len(found.inputFiles()) == files
         kept = [row for row in rows.select("id", *columns).collect() if row[1:] in values]
         assert sorted(found.collect()) == sorted(kept) != []
+
+
+TOTALS = """\
+{{ config(materialized='incremental', unique_key='customer') }}
+SELECT customer, sum(amount) AS total FROM {{ ref('cases.orders', key='customer') }} GROUP BY customer
+"""
+AFTER = "SELECT * FROM {{ ref('times') }}"
+ALL = "SELECT sum(total) AS total FROM {{ ref('totals') }}"
+
+
+def _made(spark: SparkSession, root: Path, files: Mapping[str, str]) -> gold_shop.Shop:
+    made = gold_shop.made(spark, root, files)
+    made.change("orders", *({"_id": n, "customer": n % 4 or None, "amount": n} for n in range(12)))
+    assert set(made.run().values()) == {"whole"}
+    return made
+
+
+@pytest.mark.journey  # minutes on a slow machine
+def test_an_incremental_model_has_deletion_vectors_as_the_setting_says(spark: SparkSession, tmp_path: Path) -> None:
+    """A changed key rewrote the file that it was in. The setting is also applied if no rows changed; without it a table stays as it is; a
+    model that is always made whole has none.
+    """
+    made = _made(spark, tmp_path, {"totals": TOTALS, "all": ALL})
+    place = delta.layout(made.settings.lakehouse).model
+
+    def run(vectors: bool | None) -> tuple[str, bool]:
+        """What a run with this setting did, and whether readers must support deletion vectors after it."""
+        made.settings = replace(made.settings, gold=replace(made.settings.gold, deletion_vectors=vectors))
+        did = made.run()["totals"]
+        assert not delta.features(spark, place("all"))
+        return did, "deletionVectors" in delta.features(spark, place("totals"))
+
+    def operations() -> list[str]:
+        return [row.operation for row in spark.sql(f"DESCRIBE HISTORY {place('totals')}").collect()]
+
+    files = {*spark.table(str(place("totals"))).inputFiles()}
+    made.change(
+        "orders", {"_id": 6, "customer": 2, "amount": 60}, {"_id": 12, "customer": None, "amount": 3}, gone=(3, 7, 11)
+    )
+    assert run(None) == ("changed", True)
+    assert made.rows("totals") == {(None, 15), (1, 15), (2, 72)} and made.rows("all") == {(102,)}
+    assert files & {*spark.table(str(place("totals"))).inputFiles()} and "MERGE" not in operations()
+    assert run(False) == ("nothing", False)
+    made.change("orders", {"_id": 6, "customer": 1, "amount": 6}, gone=(12, 3, 7, 11))
+    assert run(False) == ("changed", False)
+    assert run(None) == ("nothing", False)
+    assert made.rows("totals") == {(None, 12), (1, 21), (2, 12)} and "MERGE" in operations()
+    assert run(True) == ("nothing", True)
+
+
+@pytest.mark.journey  # minutes on a slow machine
+def test_a_version_whose_files_cannot_be_compacted_is_published(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run failed with "Nothing was published", and models over this one were not made."""
+    made = _made(spark, tmp_path, {"totals": TOTALS, "all": ALL})
+    made.change("orders", {"_id": 5, "customer": 2, "amount": 50})
+    monkeypatch.setattr(maintenance, "compact", Mock(side_effect=PySparkException("Job aborted: a task was lost")))
+    assert made.run() == {"totals": "changed", "all": "whole"}
+    assert made.rows("all") == {(111,)}
+
+
+@pytest.mark.journey  # minutes on a slow machine
+def test_a_full_refresh_that_ends_early_reaches_the_models_over_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A model had other rows at the same position, and the models over it stayed as they were until one of its tables changed."""
+    made = _made(
+        spark, tmp_path, {"times": "SELECT max(amount) AS n, now() AS at FROM {{ ref('cases.orders') }}", "after": AFTER}
+    )
+    stop = Mock(is_set=Mock(side_effect=[False, True]))
+    assert made.run(is_anew=True, stop=stop) == {"times": "whole"}
+    assert made.rows("after") != made.rows("times")
+    assert made.run() == {"times": "nothing", "after": "whole"}
+    assert made.rows("after") == made.rows("times")
+    assert set(made.run().values()) == {"nothing"}
