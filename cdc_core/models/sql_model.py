@@ -289,6 +289,9 @@ def _columns(value: object) -> tuple[str, ...]:
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
     """The query without a final semicolon and the comments after it."""
     query_parts = [part for part in parts if part != ""]
+    # A configuration may come after the semicolon.
+    while len(query_parts) > 1 and isinstance(last := query_parts[-1], str) and isinstance(one := query_parts[-2], str):
+        query_parts[-2:] = [one + last]
     if query_parts and isinstance(query_parts[-1], str):
         query_parts[-1] = _OPAQUE_OR_END.sub(lambda each: each["opaque"] or "", query_parts[-1])
     return tuple(query_parts)
@@ -339,8 +342,8 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
     section = _section(document, ("models", "version"), where, problems)
     for number, entry in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
         location = f"{where}: models[{number}]"
-        section = _section(entry, ("name", "description", "columns"), location, problems)
-        name = section.get("name")
+        model_section = _section(entry, ("name", "description", "columns"), location, problems)
+        name = model_section.get("name")
         if name in unread:
             continue
         if not isinstance(name, str):
@@ -350,8 +353,8 @@ def described(models: Sequence[Model], document: object, *, where: str, unread: 
             hint = values.did_you_mean(name, by_name) or f"known are {', '.join(by_name)}"
             problems.append(errors.Problem(f"{location}.name", f"there is no model {values.shown(name)}", hint))
             continue
-        columns = tuple(_described_columns(section.get("columns"), location, problems))
-        by_name[name] = replace(by_name[name], description=_text(section.get("description")), columns=columns)
+        columns = tuple(_described_columns(model_section.get("columns"), location, problems))
+        by_name[name] = replace(by_name[name], description=_text(model_section.get("description")), columns=columns)
     if problems:
         raise errors.SettingsError(problems)
     return tuple(by_name.values())

@@ -92,6 +92,14 @@ def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
     assert found.query(lambda ref: ref.name).rstrip() == f"{quiet}c.d -- {{{{ ref('e') }}}};"
 
 
+def test_the_configuration_may_follow_the_final_semicolon() -> None:
+    """The query ends at the semicolon, also where a configuration and comments come after it."""
+    tail = "; -- done;\n{{ config(materialized='view') }}\n/* ; */\n"
+    model = sql_model.parse("m", f"SELECT * FROM {{{{ ref('a.b') }}}} o{tail}", where="m.sql")
+    assert model.query(lambda ref: ref.name).rstrip() == "SELECT * FROM a.b o"
+    assert model.materialized is sql_model.Materialization.VIEW
+
+
 @pytest.mark.parametrize("last", ["'a; -- b'", "`;/**/`", '"x;"', "'a' -- b; -- c"])
 def test_what_looks_like_the_end_of_a_query_in_its_last_string_is_text(last: str) -> None:
     """Only a semicolon outside strings and comments ends the query."""
