@@ -133,7 +133,8 @@ class EmbeddedMongoDB:
     def kill(self) -> None:
         """End the server with SIGKILL, as in a crash; `start()` then recovers from its journal."""
         if self.pid:  # 0 would be this process and all of its group
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         self.stop()
 
     def __enter__(self) -> EmbeddedMongoDB:
@@ -206,13 +207,20 @@ class EmbeddedMongoDB:
             status = self._process.poll()
             if status is not None:
                 return status
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            if self._listens():
                 return None
             if time.monotonic() > deadline:
                 raise errors.Temporary(
                     f"mongod does not answer yet; the machine may be busy. Try again later (log: {self.log_file})"
                 )
             time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        """Whether this server listens at its port, and not another one that has taken the port just before."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            with contextlib.closing(mongodb.client(self._uri("directConnection=true"))) as client:
+                return client.admin.command("serverStatus")["pid"] == self.pid
+        return False
 
     def _become_primary(self, deadline: float) -> None:
         """Make the server the primary of a replica set with its current address."""
@@ -227,7 +235,9 @@ class EmbeddedMongoDB:
                 config["members"][0]["host"] = self.address
                 config["version"] += 1
                 _reconfigure(client, config, deadline)
-            _await_primary(client, deadline, failure=f"{self.address} did not become primary (log: {self.log_file})")
+            _await_primary(
+                client, deadline, failure=f"{self.address} is not the primary yet; try again (log: {self.log_file})"
+            )
 
 
 def find(binary: Path | None = None) -> Path:
@@ -262,7 +272,7 @@ def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], de
 def _await_primary(client: MongoClient[dict[str, Any]], deadline: float, *, failure: str) -> None:
     while not client.admin.command("hello").get("isWritablePrimary"):
         if time.monotonic() > deadline:
-            raise errors.DecisionNeeded(failure)
+            raise errors.Temporary(failure)
         time.sleep(0.05)
 
 
@@ -281,7 +291,9 @@ def _check_version(command: Path) -> None:
         lines = (result.stderr or result.stdout).strip().splitlines()
         raise errors.DecisionNeeded(f"{command} does not run here: {lines[-1] if lines else 'it said nothing'}")
     if (int(version[1]), int(version[2])) < OLDEST:
-        raise errors.DecisionNeeded(f"{command} is MongoDB {version[1]}.{version[2]}; 6.0 or later is required")
+        raise errors.DecisionNeeded(
+            f"{command} is MongoDB {version[1]}.{version[2]}; {OLDEST[0]}.{OLDEST[1]} or later is required"
+        )
 
 
 def _last_words(*logs: Path) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -56,10 +58,39 @@ def test_the_replica_set_follows_to_another_port(tmp_path: Path) -> None:
             assert count(server, add=1) == 3
 
 
+def test_a_port_that_another_server_takes_just_before_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other server answers at the port until this one has found out; it is not taken for this one."""
+    (tmp_path / "second").mkdir()
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path / "first") as first:
+        count(first, add=2)
+        (tmp_path / "second" / "port").write_text(str(first.port))
+        monkeypatch.setattr(
+            embedded_mongodb, "_is_free", lambda port: not (tmp_path / "tried").exists() or port != first.port
+        )
+        spawn = embedded_mongodb.EmbeddedMongoDB._spawn
+
+        def spawned(server: embedded_mongodb.EmbeddedMongoDB, command: Path) -> None:
+            spawn(server, command)
+            (tmp_path / "tried").touch()
+
+        monkeypatch.setattr(embedded_mongodb.EmbeddedMongoDB, "_spawn", spawned)
+        with embedded_mongodb.EmbeddedMongoDB(tmp_path / "second") as second:
+            assert second.port != first.port
+            assert count(second) == 0
+
+
 def test_the_server_recovers_from_a_crash(tmp_path: Path) -> None:
     """Written documents survive SIGKILL and a new start."""
     with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
         count(server, add=3)
+        server.kill()
+        server.start()
+        assert count(server) == 3
+        os.kill(server.pid, signal.SIGKILL)
+        while Path("/proc", str(server.pid)).exists():
+            time.sleep(0.05)
         server.kill()
         server.start()
         assert count(server) == 3
