@@ -145,7 +145,9 @@ class Settings:
         """
         # Without full updates an event has no document: the table must have one to fold it onto.
         keep_document = self.silver.for_collection(namespace).keep_document
-        return not self.source.capture_mode.has_full_updates or has_waiting() if keep_document is None else keep_document
+        if keep_document is not None:
+            return keep_document
+        return not self.source.capture_mode.has_full_updates or has_waiting()
 
 
 def parse(document: object, *, where: str = "") -> Settings:
@@ -170,7 +172,10 @@ _LAKEHOUSE: Mapping[str, SectionKey] = {
     "schema_prefix": SectionKey(values.Location("a prefix for schemas"), ""),
     "single_driver": SectionKey(values.Boolean(), False),
 }
-_CREDENTIAL = re.compile(r"secret|password|token|\.sas\b|\.key\b", re.IGNORECASE)
+_CREDENTIAL = re.compile(
+    r"(?!.*\.(?:provider(?:\.type)?|binding)$).*(?:secret|password|token|\.sas\b|\.key\b)", re.IGNORECASE
+)
+"""The names of options that hold a credential, and not the name of a class that gets one."""
 _GOLD: Mapping[str, SectionKey] = {
     "models": SectionKey(values.Text("a folder"), None),
     "expectations": SectionKey(values.Text("a folder"), None),
@@ -249,7 +254,7 @@ def _store(reader: SectionReader, content: object) -> dict[str, values.Reference
             reader.refuse(path, "a setting of Hadoop's file systems is expected", "fs.s3a.endpoint, for example")
             continue
         text = values.written(value) if isinstance(value, (bool, int)) else value
-        type_ = values.Secret() if _CREDENTIAL.search(name) else values.Referable()
+        type_ = values.Secret() if _CREDENTIAL.match(name) else values.Referable()
         store[name] = reader.value(path, type_, text, values.Reference(""))
     return store
 
@@ -303,12 +308,12 @@ def _silver(reader: SectionReader, content: object, source: Source) -> SilverSet
         for namespace, options in collection_sections.items()
     }
     _check_namespaces(reader, collections, source)
-    folds_nothing = not source.capture_mode.has_full_updates
+    has_partial_updates = not source.capture_mode.has_full_updates
     for path, collection in [
         ("silver.defaults", defaults),
         *((f"silver.collections.{name}", collections[name]) for name in collection_sections),
     ]:
-        if collection.history and collection.keep_document is False and folds_nothing:
+        if collection.history and collection.keep_document is False and has_partial_updates:
             mode = source.capture_mode.value
             reader.warnings.append(f"{path}.history: without keep.document updates of capture.mode: {mode} are incomplete")
     if not source.tombstones_on_delete:

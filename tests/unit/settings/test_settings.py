@@ -44,6 +44,7 @@ def problems(**sections: Any) -> list[str]:
 
 
 STORE = {"fs.s3a.endpoint": "https://s3.example.com", "fs.s3a.path.style.access": True, "fs.s3a.secret.key": "${env:KEY}"}
+STORE["fs.azure.sas.token.provider.type"] = "org.example.Provider"
 
 
 def test_a_store_is_named_with_its_credentials_as_references() -> None:
