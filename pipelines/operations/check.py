@@ -349,6 +349,8 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
     options = connections.stream_options(checked.settings.source, checked.client)
     stream = change_stream.ChangeStream(checked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
+    if options.collection:
+        where = f"the collection {options.db}.{options.collection}"
     try:
         with mongodb_failures.translating_opening():
             stream.open()

@@ -117,6 +117,13 @@ def test_a_stream_that_is_refused_is_told_with_the_reason(
     assert reason in finding.found and "source.cursor.pipeline" in finding.found and "capture.target" in finding.found
 
 
+def test_a_stream_of_one_collection_is_named(checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str) -> None:
+    """With `capture.scope: collection` the stream is that of the collection, not of its database."""
+    database["orders"].insert_one({})
+    found = checked(mongodb_uri, capture_scope="collection", capture_target=f"{database.name}.orders")
+    assert [each.found for each in found["change stream"]] == [f"can be opened on the collection {database.name}.orders"]
+
+
 def test_a_name_that_no_database_can_have_matches_nothing(checked: Checked, mongodb_uri: str) -> None:
     """The server refuses to list the collections of a database with such a long name; the check was a bug then."""
     found = checked(mongodb_uri, collection_include_list=f"{'d' * 70}.orders")
