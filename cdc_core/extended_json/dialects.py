@@ -141,7 +141,7 @@ def _wrapper(pairs: Pairs) -> EjsonValue | _No:
     if len(pairs) == 1:
         return _single(*pairs[0])
     if len(pairs) == 2:
-        return _double_key(dict(pairs))
+        return _two_keys(dict(pairs))
     return _NO_WRAPPER
 
 
@@ -176,7 +176,7 @@ def _single(name: str, value: EjsonValue) -> EjsonValue | _No:
             return _NO_WRAPPER
 
 
-def _double_key(value: Mapping[str, EjsonValue]) -> EjsonValue | _No:
+def _two_keys(value: Mapping[str, EjsonValue]) -> EjsonValue | _No:
     match value:
         case {"$binary": str(data), "$type": str(subtype)}:
             return _wrapped_binary(data, subtype)
@@ -365,7 +365,7 @@ def _as_written(value: EjsonValue, comma: str) -> str:
 def _iso_date(milliseconds: int) -> str:
     moment = datetime.datetime(1970, 1, 1) + datetime.timedelta(milliseconds=milliseconds)
     fraction = f".{milliseconds % 1000:03d}".rstrip("0") if milliseconds % 1000 else ""
-    return moment.strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0") + fraction + "Z"
+    return moment.strftime("%Y-%m-%dT%H:%M:%S") + fraction + "Z"
 
 
 def _java_double(number: float) -> str:

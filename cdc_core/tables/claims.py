@@ -4,6 +4,8 @@ A JSON object: `to` (the position), `writer` (a UUID), `host`, `process` (its pi
 the operating system reports it, so that a reused pid is not taken for the owner), `lease` (milliseconds since 1970
 until which the claim is valid), `commit` (the name of this commit, see `commit_name`), and fields of the layer.
 `released`: the owner stopped cleanly. `errand`: the owner holds the table for this short task, such as `maintain`.
+
+`pipelines.delta.owners` refuses a second writer at its start, `pipelines.delta.fenced_commits` stops one that lost its claim.
 """
 
 from __future__ import annotations

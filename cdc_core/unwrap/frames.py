@@ -64,7 +64,7 @@ def unwrapped(df: DataFrame, *, options: UnwrapOptions, schema: DocumentSchema |
 
 
 def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
-    """The schema of the events' documents; the first type of a field counts, by partition."""
+    """The schema of the events' documents; the first type of a field counts, in the first partition that has it."""
 
     def shapes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

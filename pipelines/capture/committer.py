@@ -126,7 +126,7 @@ class Committer:
         """Commit the rows, then run what waits for them: a snapshot begins, a channel drops its signal."""
         ts_ms, operations, newest_time = clock.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
-        # After the commit: a capture that is killed before it reads the signal or the event again.
+        # After the commit. If the capture is killed before it, the next run reads the signal or the event again.
         for action in rows.then:
             action()
         for name in rows.name_conflicts - self._names_in_use:

@@ -37,7 +37,7 @@ MERGE_CONFS = {
 }
 """A MERGE reads its source up to three times. The source is computed before it, so that Delta need not materialize it."""
 
-_ENGINE = ("__guard", "__action")
+_CONTROL = ("__guard", "__action")
 """Columns that control the commit and are not in the table."""
 
 
@@ -56,7 +56,7 @@ def committed(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """
     if collection.is_empty():
         # Documents deleted within the first range get no row; `remembered` has stored their deletes.
-        first_rows = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
+        first_rows = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_CONTROL)
         _append(collection, first_rows, batch)
         return batch
     if _is_upsert(collection, batch) and _upserted(collection, batch):
@@ -101,7 +101,7 @@ def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
         return False
     # Read again: `table_rows` may have altered the table.
     schema = collection.rows().schema
-    return table_columns.is_same(schema, batch.rows.drop(*_ENGINE).schema)
+    return table_columns.is_same(schema, batch.rows.drop(*_CONTROL).schema)
 
 
 def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
@@ -109,7 +109,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     if batch.deletes is not None:
         # A removed key is in `touched` and not in `rows`: its row is deleted and none is written.
         documents = documents.where(F.col("__action") == reduce.Action.DOCUMENT.value)
-    rows = documents.drop(*_ENGINE)
+    rows = documents.drop(*_CONTROL)
     assert batch.touched is not None
     version = collection.writer.upsert(
         rows,
@@ -149,14 +149,14 @@ def _typed(collection: SilverCollection, batch: RowBatch, table_type: StructType
         "__sequence",
         _uncompiled(batch.number).alias("__batch"),
         *(_left(each) for each in table_type if each.name not in names),
-        *_ENGINE,
+        *_CONTROL,
     )
 
 
 def _make_room(collection: SilverCollection, source: DataFrame, table_type: StructType, *, before: int) -> None:
     """Add columns that the table lacks, and widen types, for the source. A batch that is repeated after a crash finds them."""
     table = collection.writer.table
-    changes = table_columns.alterations(table_type, source.drop(*_ENGINE).schema)
+    changes = table_columns.alterations(table_type, source.drop(*_CONTROL).schema)
     if changes.impossible:
         raise errors.DecisionNeeded(
             f"{table.label}: columns cannot be changed in place ({'; '.join(changes.impossible)}). Settings of its columns were "
@@ -176,7 +176,7 @@ def _make_room(collection: SilverCollection, source: DataFrame, table_type: Stru
 
 def _statement(collection: SilverCollection, batch: RowBatch) -> merge.SilverMerge:
     return merge.SilverMerge(
-        columns=[name for name in batch.rows.columns if name not in _ENGINE],
+        columns=[name for name in batch.rows.columns if name not in _CONTROL],
         added=[each.name for each in collection.added(batch.plan.schema)],
         removes=batch.deletes is not None and collection.mode.removes_row,
         marks_deleted=batch.deletes is not None and collection.mode.marks_deleted,
