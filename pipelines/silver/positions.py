@@ -60,7 +60,7 @@ class Positions:
     trimmed_to: int = 0
     """The last batch from which maintenance removed events of bronze."""
     _first_batches: dict[tuple[str, str], int] | None = None
-    """The first remaining batch of each collection, once it was read."""
+    """The first remaining batch of each collection in the bronze that was last looked at, once it was read."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Positions:
             newest_schemas = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             known_collections = registry.read(self.spark, self.settings, log=self.log)
             self._note_refused(known_collections)
-            self._read_trims()
+            self.trimmed_to = bronze_log.trimmed_to(self.spark, self._bronze)
             positions = zip(known_collections.namespaces, pool.map(self._readable_position, known_collections.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # Positions that count another bronze's batches mean nothing here: all of this bronze is searched.
@@ -88,7 +88,9 @@ class Positions:
     def reread(self, namespace: registry.Namespace) -> bool:
         """Read one collection's position and schema again after its error; whether they could be read."""
         try:
-            self._read_trims()  # maintenance may have run since the start of a service
+            self.trimmed_to = bronze_log.trimmed_to(
+                self.spark, self._bronze
+            )  # maintenance may have run since the start of a service
             position = self._position(namespace)
             previous = self.known.get(namespace)
             if previous is None or (position.to, position.generation) != (previous.to, previous.generation):
@@ -216,11 +218,13 @@ class Positions:
 
     def look(self, newest: bronze_log.BronzeHead) -> None:
         """Take over the newest state of bronze. Raises `CommitConflict` if an older copy of it was restored since the last call."""
-        if self.bronze != newest.commit and bronze_log.is_held(self.spark, self._bronze, self.bronze) is False:
-            raise errors.CommitConflict(
-                f"{self._bronze.label}: an older copy of it was restored while silver read it; nothing was applied after "
-                "that. Start again to continue from there"
-            )
+        if self.bronze != newest.commit:
+            self._first_batches = None  # maintenance, whose removals are commits too, may have run
+            if bronze_log.is_held(self.spark, self._bronze, self.bronze) is False:
+                raise errors.CommitConflict(
+                    f"{self._bronze.label}: an older copy of it was restored while silver read it; nothing was applied after "
+                    "that. Start again to continue from there"
+                )
         self.log, self.bronze = newest.log, newest.commit
 
     def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
@@ -243,9 +247,6 @@ class Positions:
         return first_batch > found_batch or (
             is_new and bool(table_history.standing(self.spark, self.layout.gold(*namespace)).metadata.get("to"))
         )
-
-    def _read_trims(self) -> None:
-        self.trimmed_to, self._first_batches = bronze_log.trimmed_to(self.spark, self._bronze), None
 
     @property
     def _bronze(self) -> tables.TableRef:

@@ -169,6 +169,7 @@ class _SilverRun:
     """Whether it ends when everything is applied, instead of running as a service."""
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
+    """Collections whose table has no rescued values that a rebuild would bring into columns, but maybe in new rows."""
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     warned: set[registry.Namespace] = field(default_factory=set)
     began_ms: int = field(default_factory=clock.now_ms)
@@ -270,8 +271,7 @@ class _SilverRun:
                 log.warning(
                     "%s: its table was restored, repaired or removed; applying the events again that it lacks", namespace
                 )
-                self._release(namespace)
-                self.positions.reread(namespace)
+                self._reread(namespace)
 
     def _is_behind(self, namespace: registry.Namespace, to: int) -> bool:
         """Whether a collection's table is at a batch before `to`; false where that is not known: a claim then tells why."""
@@ -292,11 +292,17 @@ class _SilverRun:
         for namespace in [each for each in all_namespaces if str(each) in self.failures.by_name]:
             if self.failures.is_set_aside(str(namespace)):
                 continue
-            self._release(namespace)
             # Another run may have moved or rebuilt the table while it was not claimed here.
-            if self.positions.reread(namespace):
+            if self._reread(namespace):
                 readable_namespaces.add(namespace)
         return readable_namespaces
+
+    def _reread(self, namespace: registry.Namespace) -> bool:
+        """Release a collection's table, and read it again; whether it could be read."""
+        self._release(namespace)
+        # A table that was restored may have rescued values of before its rebuild.
+        self.retyped.discard(namespace)
+        return self.positions.reread(namespace)
 
     def _release(self, namespace: registry.Namespace) -> None:
         """Release a collection's table, if it is claimed; its next events claim it again."""

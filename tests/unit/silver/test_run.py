@@ -577,3 +577,31 @@ def test_what_was_taken_from_a_table_is_applied_by_the_next_start_of_a_stopped_s
         service.close()
         assert silver.run(SPARK, hop.settings).events == 1
         assert registry.silver_position(SPARK, hop.silver_table).to >= positions[1].to
+
+
+def test_all_rows_of_a_table_that_was_restored_are_looked_at_for_rescued_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are those of before the rebuild: their rescued values stayed out of the columns until the next start."""
+    monkeypatch.setattr(silver, "NOTED_SECONDS", 0.0)
+    looked_at_after: list[int] = []
+
+    def rebuilt(_: object, __: object, position: registry.SilverPosition, *, after: int, stop: object) -> Any:
+        looked_at_after.append(after)
+        return position
+
+    monkeypatch.setattr(silver.silver_rebuild, "rebuilt_for_rescued", rebuilt)
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"schema.on.conflict": "retype"})
+        service = hop.silver_run()
+        positions = []
+        for number in range(2):
+            hop.append((number, bson.encode({"_id": number})))
+            service.run_round()
+            positions.append(registry.silver_position(SPARK, hop.silver_table))
+        other = Writer.claim(SPARK, hop.silver_table, take_over=True)
+        other.mark(to=positions[0].to, extra=positions[0].extra)
+        other.release()
+        service.run_round()
+        service.close()
+    assert looked_at_after == [0, 1, 0]

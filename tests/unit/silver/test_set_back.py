@@ -170,6 +170,23 @@ def test_a_copy_of_silver_asks_for_what_was_trimmed_since(
     assert position(hop).to == (2 if is_lost else 6)
 
 
+def test_of_many_tables_that_went_back_bronze_is_read_once(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a trimmed bronze is a query over all of it: it was repeated for each of them."""
+    positions = hop.silver_run().positions
+    positions.look(bronze_log.newest(SPARK, hop.bronze))
+    positions.read()
+    bring_back(hop, "silver", "ops", batch=4)
+    read: list[object] = []
+    monkeypatch.setattr(bronze_log, "first_batches", lambda *_: read.append(_) or {})
+    monkeypatch.setattr(bronze_log, "trimmed_to", lambda *_: 4)
+    for _ in range(2):
+        for namespace in positions.known:
+            assert positions.reread(namespace) and len(read) == 1
+    hop.append((5, bson.encode({"_id": 5})))
+    positions.look(bronze_log.newest(SPARK, hop.bronze))
+    assert positions.reread(namespace) and len(read) == 2, "as maintenance may have removed more"
+
+
 @pytest.mark.parametrize(("taken", "left", "is_lost"), [(2, 2, True), (2, 3, True), (1, 2, False)])
 def test_a_removed_table_asks_for_what_was_trimmed(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, taken: int, left: int, is_lost: bool
