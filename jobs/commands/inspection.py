@@ -157,6 +157,7 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
     ),
     click.option("--repair", is_flag=True, help="Read what differs again, through bronze, and compare once more."),
     options.as_json,
+    options.take_over,
 )
 def verify(
     file: options.SettingsFile,
@@ -167,6 +168,7 @@ def verify(
     max_docs_per_second: int | None,
     repair: bool,
     as_json: bool,
+    take_over: bool,
 ) -> None:
     """Compare gold (or silver, or bronze) with MongoDB, document by document.
 
@@ -187,6 +189,8 @@ def verify(
     # Refuse an invalid time before Spark starts.
     if verify.as_of(as_of) is not None and sample is not None:
         raise click.UsageError("--sample compares current documents: leave out --as-of")
+    if take_over and not repair:
+        raise click.UsageError("--take-over is an option of --repair: a comparison claims no table")
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "verify", quiet=True)
         verify_options = verify.VerifyOptions(
@@ -196,6 +200,7 @@ def verify(
             as_of=as_of,
             documents_per_second=max_docs_per_second,
             repair=repair,
+            take_over=take_over,
         )
         result = verify.run(spark, settings, verify_options, stop=stop)
     click.echo(verify.to_json(result)) if as_json else report.verified(result)

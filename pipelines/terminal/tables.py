@@ -190,7 +190,7 @@ def verified(verification: Verification) -> None:
             screen.print(_text(f"… and {more:,} more in {collection.collection}; --json lists all"))
     compared_names = {collection.collection for collection in verification.collections}
     for name, error in verification.failures.items():
-        what = "the result could not be stored" if name in compared_names else "not compared"
+        what = "compared, and then" if name in compared_names else "not compared"
         screen.print(_text(f"{name}: {what}: ").append(errors.message_of(error)))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from cdc_core.bronze.batch_range import BatchRange
 from cdc_core.properties.source import Operation, SnapshotMode
 from cdc_core.settings.parse import OnGone, Settings
+from cdc_core.snapshot import key_filter
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import literal
@@ -44,7 +45,12 @@ class Explanations:
         differences = []
         for difference in key_differences:
             kind = difference.kind
-            if kind is KeyVerdict.EXTRA and (is_kept or difference.key in dropped_keys):
+            # A row with another key was no document's, which the settings could keep.
+            if (
+                kind is KeyVerdict.EXTRA
+                and (is_kept or difference.key in dropped_keys)
+                and key_filter.is_key(difference.key)
+            ):
                 kind = KeyVerdict.KEPT
             elif kind.is_wrong and difference.key in quarantined:
                 kind = KeyVerdict.QUARANTINED

@@ -47,6 +47,7 @@ def through_bronze(
     keys: Sequence[str],
     *,
     layer: Layer,
+    take_over: bool = False,
     stop: threading.Event,
 ) -> None:
     """Read these keys from the source into bronze; without a running capture also apply them, up to the layer's table.
@@ -57,11 +58,12 @@ def through_bronze(
     channels.check_table_channel(settings)
     # All signals are sent before the wait: the capture handles them one after the other.
     ids = [_send(spark, settings, namespace, portion) for portion in key_filter.portions(keys, most=KEYS)]
-    if owners.is_held(spark, delta.layout(settings.lakehouse).bronze(settings.name)):
+    bronze = delta.layout(settings.lakehouse).bronze(settings.name)
+    if owners.is_held(spark, bronze, take_over=take_over, since_ms=clock.now_ms()):
         # The running pipeline's silver and gold claim tables only when there is something to write: a run here could stop them.
         _wait(spark, settings, ids, stop=stop)
         return
-    _run(spark, settings, ids, layer=layer, stop=stop)
+    _run(spark, settings, ids, layer=layer, take_over=take_over, stop=stop)
 
 
 def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace, keys: Sequence[str]) -> str:
@@ -102,7 +104,15 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
             )
 
 
-def _run(spark: SparkSession, settings: Settings, ids: Sequence[str], *, layer: Layer, stop: threading.Event) -> None:
+def _run(
+    spark: SparkSession,
+    settings: Settings,
+    ids: Sequence[str],
+    *,
+    layer: Layer,
+    take_over: bool = False,
+    stop: threading.Event,
+) -> None:
     """Run each layer once, up to the one that is compared."""
     # Imported here: only a repair without a running pipeline needs the layers.
     from pipelines.capture import service as capture
@@ -111,7 +121,7 @@ def _run(spark: SparkSession, settings: Settings, ids: Sequence[str], *, layer: 
 
     sessions = sparks.sessions(spark)
     # In this order: each layer applies what the one before has committed.
-    capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+    capture.run(sessions(), settings, once=True, take_over=take_over, stop=stop, sessions=sessions)
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     states = snapshot_state.states(bronze_log.snapshot_heartbeats(spark, table))
     # A run ends without a paused snapshot.
@@ -122,6 +132,6 @@ def _run(spark: SparkSession, settings: Settings, ids: Sequence[str], *, layer: 
             table.label,
         )
     if layer is not Layer.BRONZE:
-        silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+        silver.run(sessions(), settings, once=True, take_over=take_over, stop=stop, sessions=sessions)
     if layer is Layer.GOLD:
-        publish.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+        publish.run(sessions(), settings, once=True, take_over=take_over, stop=stop, sessions=sessions)

@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -84,6 +84,8 @@ class VerifyOptions:
     as_of: str = "now"
     documents_per_second: float | None = None
     repair: bool = False
+    take_over: bool = False
+    """Whether a repair claims tables whose owner a person knows to be gone."""
     patience: float = PATIENCE_SECONDS
 
 
@@ -93,7 +95,7 @@ def run(
     """Compare the collections, and append the results to `ops/verifications`.
 
     The result's `failures` are collections that could not be compared, were not reached before `stop` or because the source does not
-    answer, or whose result could not be appended. Raises `SettingsError`, `DecisionNeeded` if the pipeline never ran, and errors of a source that does not list its collections.
+    answer, or that were compared, but not repaired or noted. Raises `SettingsError`, `DecisionNeeded` if the pipeline never ran, and errors of a source that does not list its collections.
     Differences are not raised here, but by `refuse`.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
@@ -102,7 +104,7 @@ def run(
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
         namespaces = run_.chosen()
-        results, failures = [], parallel.Failures()
+        results, failures = [], run_.failures
         with sparks.cancelling(spark, stop):
             for namespace in namespaces:
                 try:
@@ -183,6 +185,7 @@ class _VerifyRun:
     options: VerifyOptions
     sources: Mapping[str, catalog.SourceCollection]
     known: registry.KnownCollections
+    failures: parallel.Failures = field(default_factory=parallel.Failures)
 
     @staticmethod
     def begin(
@@ -271,15 +274,21 @@ class _VerifyRun:
                 len(wrong_keys) - len(repairable_keys),
             )
         if self.options.repair and repairable_keys:
-            repair.through_bronze(
-                self.context.spark,
-                self.context.settings,
-                namespace,
-                repairable_keys,
-                layer=self.options.layer,
-                stop=self.context.stop,
-            )
-            result = comparison.repaired(result, repairable_keys)
+            try:
+                repair.through_bronze(
+                    self.context.spark,
+                    self.context.settings,
+                    namespace,
+                    repairable_keys,
+                    layer=self.options.layer,
+                    take_over=self.options.take_over,
+                    stop=self.context.stop,
+                )
+                result = comparison.repaired(result, repairable_keys)
+            except (
+                errors.MedallionError
+            ) as error:  # the result of the comparison, which may have taken hours, is told all the same
+                self.failures.note(str(namespace), error)
         return replace(result, seconds=round(time.monotonic() - began, 3))
 
     def _comparison(self, namespace: registry.Namespace) -> CollectionComparison:

@@ -38,6 +38,18 @@ def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kin
     assert found.kind is (KeyVerdict.WAITING if is_being_read else kind)
 
 
+@pytest.mark.parametrize(("key", "kind"), [("1", KeyVerdict.KEPT), ("garbage", KeyVerdict.EXTRA)])
+def test_only_rows_of_documents_are_kept_by_the_settings(
+    monkeypatch: pytest.MonkeyPatch, key: str, kind: KeyVerdict
+) -> None:
+    """Another program wrote a row with a key that no document can have, and `drop` seemed to have kept it."""
+    unused: Any = None
+    for name, said in {"keeps_rows": True, "_is_being_read": False, "_in_silver": set(), "_quarantined": set()}.items():
+        monkeypatch.setattr(Explanations, name, lambda *_, said=said: said)
+    (found,) = Explanations(unused, unused, has_source=True).explained([KeyDifference(key, KeyVerdict.EXTRA)])
+    assert found.kind is kind
+
+
 @pytest.mark.parametrize(
     ("snapshot_mode", "kind", "is_paused", "is_awaited"),
     [

@@ -26,6 +26,7 @@ from pipelines.bronze.registry import Namespace
 from pipelines.delta.writer import Writer
 from pipelines.schema import batch_evolution
 from pipelines.schema import log as schemas
+from pipelines.spark import parallel
 from pipelines.terminal import tables as report
 from pipelines.verify import comparison, table_progress
 from pipelines.verify import run as verify
@@ -46,6 +47,7 @@ class Run:
         self.error, self.stop = error, stop
         self.compared_: list[str] = []
         self.noted: list[str] = []
+        self.failures = parallel.Failures()
 
     def chosen(self) -> list[Namespace]:
         return [Namespace("shop", "a"), Namespace("shop", "b")]
@@ -131,10 +133,23 @@ def test_a_result_that_cannot_be_written_down_is_told(
     found = verified(run, tmp_path, monkeypatch)
     assert [each.different for each in found.collections] == [1, 1]
     report.verified(found)
-    assert "shop.a: the result could not be stored: ops/verifications: no space left" in capsys.readouterr().out
+    assert "shop.a: compared, and then: ops/verifications: no space left" in capsys.readouterr().out
     with pytest.raises(errors.CollectionsFailed, match=r"shop\.a, shop\.b: gold differs") as raised:
         verify.refuse(found)
     assert errors.code(raised.value) == 3
+
+
+def test_a_repair_that_takes_too_long_loses_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture is paused or behind: what differs, after an hour of reading, was neither shown nor noted."""
+    error, different = errors.Temporary("bronze: not read again"), (KeyDifference("1", KeyVerdict.MISSING),)
+    compared = replace(result("shop.a", missing=1), differences=different)
+    monkeypatch.setattr(verify._VerifyRun, "_comparison", lambda *_: SimpleNamespace(whole=lambda: compared))
+    monkeypatch.setattr(verify.repair, "through_bronze", lambda *_, **__: _raise(error))
+    context: Any = SimpleNamespace(spark=SPARK, settings=None, layer=verify.Layer.GOLD, stop=None)
+    sources: Any = {"shop.a": None}
+    run = verify._VerifyRun(context, verify.VerifyOptions(repair=True), sources, registry.KnownCollections())
+    assert run.compared(Namespace("shop", "a")).differences == different
+    assert run.failures.by_name == {"shop.a": error}
 
 
 def test_of_nothing_it_is_not_said_that_it_is_equal() -> None:
