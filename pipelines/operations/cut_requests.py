@@ -187,10 +187,12 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
     unrecorded: dict[str, _RequestOutcome] = {}
     while not stop.is_set():
         try:
-            if serving_at is None or time.monotonic() - serving_at > SAY_SECONDS:
+            is_said = serving_at is not None and time.monotonic() - serving_at <= SAY_SECONDS
+            # Also where somebody has removed the table: until then no client would ask.
+            if not (is_said and delta.exists(spark, _table(settings))):
                 unrecorded = _unanswered(spark, settings) | unrecorded
                 _record(spark, settings, SERVING)
-                serving_at = time.monotonic()
+                serving_at, last_version = time.monotonic(), -1
             _record_outcomes(spark, settings, unrecorded)
             # Reading the version is cheaper than reading rows, and requests are rare.
             version = table_history.version(spark, _table(settings))

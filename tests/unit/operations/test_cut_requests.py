@@ -133,6 +133,17 @@ def test_what_hinders_the_looks_is_told_once(
     assert [each.rpartition(" ")[2] for each in caplog.messages] == ["away", "away", "full"]
 
 
+def test_who_removes_the_requests_keeps_no_client_from_asking(tmp_path: Path) -> None:
+    """The pipeline said only twice a day that it serves requests; until then clients tried to make a cut beside it, and were refused."""
+    stop = threading.Event()
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        folder = Path(delta.layout(chosen.lakehouse).ops("cut_requests").path or "")
+        waits = iter([lambda: shutil.rmtree(folder), stop.set])
+        cut_requests.serve(SPARK, chosen, Mock(), stop=Mock(is_set=stop.is_set, wait=lambda _: next(waits)()))
+        assert [row["state"] for row in cut_requests._rows(SPARK, chosen)] == [cut_requests.SERVING]
+
+
 def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
     """Two pipelines that share a lakehouse may make cuts of the same name; each only shows its own."""
     with without_spark.running():
