@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error.show()
         return WRONG
     except errors.MedallionError as error:
-        _say(str(error))
-        return _debugged(argv, error.exit_code)
+        return _failed(argv, error)
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
     except Exception as error:
@@ -52,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _interrupted()
         medallion_error = _translated(error)
         if medallion_error is not None:
-            _say(str(medallion_error))
-            return _debugged(argv, medallion_error.exit_code)
+            return _failed(argv, medallion_error)
         _say(f"this is a bug: {type(error).__name__} {_place(error)}; use --debug to see the traceback")
         return _debugged(argv, BUG)
     finally:
@@ -246,6 +244,17 @@ def _say(message: str) -> None:
     text = "\n".join(map(signs.escaped, message.split("\n")))
     with contextlib.suppress(OSError):  # a closed terminal or a full disk must not change the exit code
         click.echo(f"medallion: {text}", err=True)
+
+
+_GENERAL = (errors.MedallionError, errors.SettingsError, errors.DecisionNeeded, errors.Temporary, errors.CollectionsFailed)
+"""Errors whose messages alone say what to do: for the others docs/operations.md has advice, under their names."""
+
+
+def _failed(arguments: Sequence[str], error: errors.MedallionError) -> int:
+    """Say what happened, with the error's name; returns the exit code."""
+    name = "" if type(error) in _GENERAL else f" [{type(error).__name__}]"
+    _say(f"{error}{name}")
+    return _debugged(arguments, error.exit_code)
 
 
 def _place(error: BaseException) -> str:

@@ -94,7 +94,8 @@ class Failures:
             self._waiting.add(name)
         self._until[name] = time.monotonic() + self._pauses[name]
         if previous is None or errors.message_of(previous) != errors.message_of(known_error):
-            log.error("%s: %s; continuing with the other collections", name, errors.message_of(known_error))
+            kind = {"error": type(known_error).__name__}
+            log.error("%s: %s; continuing with the other collections", name, errors.message_of(known_error), extra=kind)
 
     def passed(self, name: str) -> None:
         """Forget a temporary error of a collection that has nothing left to do.

@@ -148,10 +148,11 @@ def test_wrong_arguments_end_with_two(arguments: list[str], capsys: pytest.Captu
     ),
 )
 def test_each_error_ends_with_its_code(raising, error, code, capsys: pytest.CaptureFixture[str]) -> None:
-    """There is one clear message on stderr, no traceback, and the exit code of the error's class."""
+    """There is one clear message on stderr, no traceback, and the exit code of the error's class, by whose name the documents give advice."""
     assert raising(error) == code
     shown = capsys.readouterr()
-    assert shown.err == f"medallion: {error}\n"
+    name = "" if type(error) in (errors.SettingsError, errors.MedallionError) else f" [{type(error).__name__}]"
+    assert shown.err == f"medallion: {error}{name}\n"
     assert not shown.out
 
 
