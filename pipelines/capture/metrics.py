@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 2.0
 """Seconds for which `scrape` waits for a capture's metrics."""
+MOST_BYTES = 1 << 24
+"""The most that `scrape` reads: another program at the port may never end its answer."""
 PREFIX = "debezium_metrics_"
 KEPT_LAGS = 10_000
 """Commits over which the statistics of the lag are computed."""
@@ -266,7 +268,7 @@ def scrape(name: str, *, port: int | None, address: str) -> dict[str, float]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics", timeout=PATIENCE) as answer:
-            families = [*text_string_to_metric_families(answer.read().decode())]
+            families = [*text_string_to_metric_families(answer.read(MOST_BYTES).decode())]
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     samples = (sample for family in families for sample in family.samples if sample.labels.get("name") == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -235,6 +236,27 @@ def test_what_somebody_else_shows_at_the_port_is_not_the_captures(monkeypatch: p
     with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
         assert metrics.scrape("mall", port=port, address="127.0.0.1") == {}
         assert metrics.scrape("shop", port=port, address="127.0.0.1")["medallion_restarts"] == 0
+
+
+def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program at the port, which sends for as long as somebody reads, held up status for ever."""
+    monkeypatch.setattr(metrics, "MOST_BYTES", 1000)
+    is_left = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def speak() -> None:
+            connection = other.accept()[0]
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for _ in range(1000):
+                    connection.sendall(b"# and so on\n" * 10_000)
+                return
+            is_left.set()
+
+        threading.Thread(target=speak, daemon=True).start()
+        assert metrics.scrape("shop", port=other.getsockname()[1], address="127.0.0.1") == {}
+        assert is_left.wait(10)
 
 
 def has_ipv6() -> bool:
