@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
+    from pipelines.delta.local_log import Commit
 
 log = logging.getLogger(__name__)
 
@@ -252,15 +253,16 @@ class TableChannel(Channel):
     table: tables.TableRef
     name: str
     done: set[str]
-    _version: int = -1
+    _newest: Sequence[Commit] = ()
+    """The newest commit that was read, in a list."""
 
     def poll(self) -> list[signals.ReceivedSignal]:
         """The signals of new rows; the table is read only after a new commit."""
         if not delta.exists(self.spark, self.table):
             return []
-        # Reading the version is cheaper than a query, and the table hardly ever changes.
-        version = table_history.version(self.spark, self.table)
-        if version == self._version:
+        # Cheaper than a query, and the table hardly ever changes. Not by the version: a table that was removed begins again at 0.
+        newest = table_history.commits(self.spark, self.table, limit=1)
+        if newest == self._newest:
             return []
         rows = self.spark.table(str(self.table)).where(F.col("name") == self.name).orderBy("ts_ms", "row")
         new_signals, row_ids = [], set()
@@ -274,7 +276,7 @@ class TableChannel(Channel):
             except signals.SignalRefused as error:
                 log.warning("%s: skipping the signal %s, which cannot be read: %s", self.table.label, row["id"], error)
         self.done |= row_ids  # Only when all are read: a failure would lose the first ones.
-        self._version = version
+        self._newest = newest
         return new_signals
 
 

@@ -31,7 +31,7 @@ def read(path: Path, *, root: str) -> Import:
 
     Raises `SettingsError` with all mistakes of the connector, or if the file cannot be read.
     """
-    return settings_text(_within(_connector(path)), root=root, where=path.name)
+    return settings_text(_within(_connector(path), where=path.name), root=root, where=path.name)
 
 
 def settings_text(connector: object, *, root: str, where: str) -> Import:
@@ -51,15 +51,21 @@ def _listed(head: str, lines: tuple[str, ...]) -> list[str]:
     return [head, *(f"  {line}" for line in lines)] if lines else []
 
 
-def _within(document: object) -> object:
-    """The connector in a resource of Strimzi, or in Kafka Connect's answer about all connectors, if there is only one."""
+def _within(document: object, *, where: str) -> object:
+    """The connector in a resource of Strimzi, or in Kafka Connect's answer about all connectors, if there is only one.
+
+    Raises `SettingsError` if there are several.
+    """
     match document:
         case {"kind": "KafkaConnector", "spec": {"class": class_, "config": {**properties}}}:
             return {"connector.class": class_, **properties}
-        case {**connectors} if len(connectors) == 1:
+        case {**connectors}:
             match [*connectors.values()]:
                 case [{"info": connector}]:
                     return connector
+                case [{"info": _}, *_]:
+                    names = ", ".join(map(str, connectors))
+                    raise errors.SettingsError(errors.Problem(where, f"it has the connectors {names}", "keep one of them"))
     return document
 
 

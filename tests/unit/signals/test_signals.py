@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from bson.code import Code
@@ -14,6 +15,7 @@ from cdc_core.properties import types as values
 from cdc_core.signals import signal as signals
 from cdc_core.stream import patterns
 from pipelines.channels import signals as channels
+from pipelines.delta.local_log import Commit
 from tests.harness import pace
 
 NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
@@ -266,6 +268,19 @@ def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(MemoryError):
             channel.poll()
     assert [each.signal.id for each in channel.poll()] == ["1", "2"]
+
+
+def test_signals_in_a_table_that_was_removed_meanwhile_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next signal makes it again, with the same version: it waited for another one, or for the next start."""
+    rows = [{"row": str(number), "id": str(number), "type": "log", "data": '{"message": "x"}'} for number in (1, 2)]
+    commits = iter([Commit(1, at_ms, {}, None) for at_ms in (1, 1, 9)])
+    spark, contents = Mock(), iter([rows[:1], rows[1:]])
+    spark.table().where().orderBy().toArrow().to_pylist = lambda: next(contents)
+    monkeypatch.setattr(channels, "F", Mock())
+    monkeypatch.setattr(channels.delta, "exists", lambda *_: True)
+    monkeypatch.setattr(channels.table_history, "commits", lambda *_, **__: [next(commits)])
+    channel = channels.TableChannel(spark, Mock(), "shop", set())
+    assert [[each.signal.id for each in channel.poll()] for _ in range(3)] == [["1"], [], ["2"]]
 
 
 def test_a_document_that_no_mapping_holds_is_refused() -> None:
