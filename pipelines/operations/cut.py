@@ -28,6 +28,7 @@ from cdc_core.gold import cut as times
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
+from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
@@ -61,7 +62,7 @@ SCHEMA = pa.schema(
 )
 """`name` is the pipeline's (pipelines may share a lakehouse); null in rows of earlier versions. `time` and `until` are cluster times as 16
 hex digits: the tables show the source at every time from `time` to before `until`. `documents` is `exact`, or `as captured` if updates
-are looked up. `missing` names collections that are incomplete in bronze, and models that wait for a table and were not updated."""
+are looked up. `missing` names collections that are incomplete or not captured, and models that wait for a table and were not updated."""
 
 _OF_ALL_ROWS = ("made_ms", "time", "until", "batch", "documents")
 """The columns with the fields of a cut of these names."""
@@ -191,9 +192,8 @@ def _name(time_: str) -> str:
 
 def _documents(settings: Settings) -> str:
     """`EXACT` or `AS_CAPTURED`: a document that is looked up after its event may be newer than the event."""
-    is_looked_up = settings.source.capture_mode.has_full_updates and (
-        settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
-    )
+    source = settings.source
+    is_looked_up = source.capture_mode.has_full_updates and source.capture_mode_full_update_type is FullUpdateType.LOOKUP
     return AS_CAPTURED if is_looked_up else EXACT
 
 
@@ -438,9 +438,10 @@ def _collections(spark: SparkSession, settings: Settings, boundary: times.CutBou
 def _missing(
     spark: SparkSession, settings: Settings, boundary: times.CutBoundary, *, at: str | None = None
 ) -> tuple[str, ...]:
-    """The collections that are incomplete up to the cut's batch, or at a time after it: a snapshot is unfinished, or changes were lost."""
-    table = delta.layout(settings.lakehouse).bronze(settings.name)
-    names = {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=boundary.batch))}
+    """The collections that are incomplete up to the cut's batch, or at a later time (a snapshot is unfinished, or changes were lost), or left out."""
+    table, source_filter = delta.layout(settings.lakehouse).bronze(settings.name), filters.of(settings.source)
+    names = {str(each) for each in registry.read(spark, settings).namespaces if not source_filter.includes(*each)}
+    names |= {*snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=boundary.batch))}
     if at is not None:  # the capture notes a gap at its end: in a later batch than that of a time within it
         names |= snapshot_state.lost_at(bronze_log.gap_and_snapshot_heartbeats(spark, table), at)
     return tuple(sorted(names))

@@ -15,6 +15,7 @@ from py4j.protocol import Py4JNetworkError
 from cdc_core import errors
 from cdc_core.gold import cut as times
 from cdc_core.settings.parse import Settings
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.operations import cut, cut_requests
 from tests.harness import layers, without_spark
@@ -152,6 +153,17 @@ def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
         cut._note(SPARK, chosen, made)
         assert cut.read(SPARK, chosen) == [made]
         assert cut.read(SPARK, dataclasses.replace(chosen, name="other")) == []
+
+
+def test_a_cut_names_a_collection_that_is_no_longer_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table shows an earlier time than the others, and nothing said so."""
+    monkeypatch.setattr(cut.bronze_log, "gap_and_snapshot_heartbeats", lambda *_, **__: [])
+    names = registry.Namespace("shop", "a"), registry.Namespace("shop", "b")
+    monkeypatch.setattr(cut.registry, "read", lambda *_: registry.KnownCollections(1, names))
+    chosen = layers.pipeline(Path("/nowhere"))
+    source = dataclasses.replace(chosen.source, collection_include_list=("shop.a",), database_include_list=())
+    only_a = dataclasses.replace(chosen, source=source)
+    assert cut._missing(SPARK, only_a, times.CutBoundary(1, "a", "b")) == ("shop.b",)
 
 
 def test_a_cut_names_the_tables_of_the_lakehouse_that_it_is_read_from(tmp_path: Path) -> None:
