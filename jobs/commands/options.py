@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from cdc_core.settings.parse import Settings
+    from cdc_core.settings.parse import Lakehouse, Settings
 
 _config = click.option(
     "--config",
@@ -93,19 +93,17 @@ class SettingsFile:
         refuse_unusable(self.root or "/")
         if not tables.SCHEMA_PREFIX.fullmatch(self.schema_prefix or ""):
             raise click.UsageError(f"--schema-prefix {self.schema_prefix}: letters, digits and _ are expected")
-        settings = settings_file.load(self.path)
+        return settings_file.load(self.path, placed=self._placed)
+
+    def _placed(self, lakehouse: Lakehouse) -> Lakehouse:
+        """The lakehouse of the file, in the deployment's place."""
         if self.catalog:
-            return replace(
-                settings,
-                lakehouse=replace(
-                    settings.lakehouse, root=None, catalog=self.catalog, schema_prefix=self.schema_prefix or "", store={}
-                ),
-            )
-        return (
-            replace(settings, lakehouse=replace(settings.lakehouse, root=self.root, catalog=None, schema_prefix=""))
-            if self.root
-            else settings
-        )
+            return replace(lakehouse, root=None, catalog=self.catalog, schema_prefix=self.schema_prefix or "", store={})
+        if not self.root:
+            return lakehouse
+        # A folder of this machine needs no settings of a store, whose references this machine may not resolve.
+        store = lakehouse.store if "://" in self.root else {}
+        return replace(lakehouse, root=self.root, catalog=None, schema_prefix="", store=store)
 
 
 def with_settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from cdc_core.tables import layout as tables
 from pipelines.settings import secrets
 
 
-def load(path: str | Path) -> settings.Settings:
-    """The validated settings in the file at `path`.
+def load(
+    path: str | Path, *, placed: Callable[[settings.Lakehouse], settings.Lakehouse] = lambda lakehouse: lakehouse
+) -> settings.Settings:
+    """The validated settings in the file at `path`, with the tables where `placed` puts them.
 
     Raises `SettingsError` if the file is missing or not YAML (with line and column), for duplicate keys, and with all mistakes in
     its content, each with its line. Resolves variables in `lakehouse`, so that one file serves several environments; other references
@@ -35,7 +37,9 @@ def load(path: str | Path) -> settings.Settings:
         raise errors.SettingsError(duplicates)
     settings_document = _constructed(root, where)
     try:
-        return _placed(settings.parse(settings_document, where=where), Path(path))
+        parsed = settings.parse(settings_document, where=where)
+        # Before its variables are resolved: a deployment with a place of its own need not have those of another one.
+        return _resolved(dataclasses.replace(parsed, lakehouse=placed(parsed.lakehouse)), Path(path))
     except errors.SettingsError as error:
         problems = sorted(error.problems, key=lambda problem: _line(problem.path, lines))
         raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
@@ -54,7 +58,7 @@ def document(path: str | Path) -> object:
     return _constructed(root, where)
 
 
-def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
+def _resolved(parsed: settings.Settings, path: Path) -> settings.Settings:
     """The settings with the variables in `lakehouse` resolved, and gold's folders located."""
     problems: list[errors.Problem] = []
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 
+from cdc_core import errors
 from jobs.commands import application
 from jobs.commands.options import SettingsFile
 from pipelines.delta import local_log
@@ -91,3 +92,29 @@ def test_an_option_with_a_login_is_refused_without_it(tmp_path: Path) -> None:
 def test_an_option_that_no_schema_can_begin_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="--schema-prefix dev.eu_: letters, digits and _ are expected"):
         SettingsFile(tmp_path / "shop.yml", "main", "dev.eu_", None, {}).load()
+
+
+@pytest.mark.parametrize(
+    "place", ["root: '${env:NO_LAKE}/shop'", "catalog: '${env:NO_CATALOG}', schema_prefix: a_", "root: ~/lake"]
+)
+def test_an_option_stands_for_a_place_that_this_deployment_does_not_have(tmp_path: Path, place: str) -> None:
+    """The file's variables are those of other deployments: only the place that is used has to be one."""
+    path = tmp_path / "shop.yml"
+    path.write_text(f"name: shop\nlakehouse: {{{place}}}\nsource: {{mongodb.connection.string: mongodb://127.0.0.1}}\n")
+    below = SettingsFile(path, None, None, str(tmp_path), {}).load().lakehouse
+    assert (below.root, below.catalog, below.schema_prefix) == (str(tmp_path), None, "")
+    inside = SettingsFile(path, "main", "dev_", None, {}).load().lakehouse
+    assert (inside.root, inside.catalog, inside.schema_prefix) == (None, "main", "dev_")
+    with pytest.raises(errors.SettingsError, match="lakehouse"):
+        SettingsFile(path, None, None, None, {}).load()
+
+
+def test_a_folder_of_this_machine_needs_no_settings_of_a_store(tmp_path: Path) -> None:
+    """The file may be that of a deployment with a bucket, whose credentials this machine does not have."""
+    path = tmp_path / "shop.yml"
+    store = "{fs.s3a.endpoint: http://store, fs.s3a.secret.key: '${env:NO_KEY}'}"
+    path.write_text(
+        f"name: shop\nlakehouse: {{root: s3a://lake, store: {store}}}\nsource: {{mongodb.connection.string: mongodb://127.0.0.1}}\n"
+    )
+    assert not SettingsFile(path, None, None, str(tmp_path), {}).load().lakehouse.store
+    assert len(SettingsFile(path, None, None, "s3a://other", {}).load().lakehouse.store) == 2
