@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from pipelines import standstill
 from pipelines.capture import service as capture
-from pipelines.capture.progress import CaptureProgress
+from pipelines.capture.progress import CaptureProgress, CaptureResult, refuse_unread
 from pipelines.delta import owners, query_execution
 from pipelines.gold import expectations, publish
 from pipelines.gold.run import GoldResult
@@ -300,6 +300,12 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
             ended.failures.append((error, stop.is_set()))
     # `run` raises the first failure: put the most severe one there.
     if ended.failures:
+        # Without other failures, the command tells of snapshots that failed after it has shown the results.
+        if isinstance(captured := ended.results.get("capture"), CaptureResult):
+            try:
+                refuse_unread(captured, is_stopped=stop.is_set())
+            except errors.CollectionsFailed as error:
+                ended.failures.append((error, False))
         worst = errors.worst([each for each, _ in ended.failures])
         ended.failures.sort(key=lambda failure: failure[0] is not worst)
 

@@ -17,6 +17,7 @@ from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import run as pipeline
 from pipelines import standstill
+from pipelines.capture.progress import CaptureResult
 from pipelines.delta import local_log, owners, query_execution
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -82,6 +83,15 @@ def test_once_the_error_that_says_most_is_raised(monkeypatch: pytest.MonkeyPatch
         Layers(monkeypatch, **raised)
         with pytest.raises(errors.GateFailed):
             pipeline.run(None, SETTINGS, once=True, stop=threading.Event())  # type: ignore[arg-type]
+
+
+def test_once_a_snapshot_that_failed_is_not_hidden_by_a_temporary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run would not tell of it, where it came with a signal."""
+    Layers(monkeypatch, silver=errors.CommitConflict("again"))
+    captured = CaptureResult(3, 0, 1, None, failed_snapshots={"shop.a": "the server refuses to read it"})
+    monkeypatch.setattr(pipeline.capture, "run", lambda *_, **__: captured)
+    with pytest.raises(errors.CollectionsFailed, match=r"shop\.a"):
+        pipeline.run(None, SETTINGS, once=True, stop=threading.Event())  # type: ignore[arg-type]
 
 
 def test_once_a_stop_that_cancels_a_layer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
