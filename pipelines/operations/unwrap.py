@@ -26,6 +26,7 @@ import orjson
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
+from cdc_core.settings import debezium_import
 from cdc_core.unwrap import new_document_state, printed_records
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import DroppedRecord, ExtractedRecord, UnchangedRecord
@@ -33,7 +34,7 @@ from pipelines import output_file
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]
-_SMT = "ExtractNewDocumentState"
+_SMT_NAMES = tuple(class_name.rpartition(".")[2] for class_name in debezium_import.UNWRAP)
 _Result = ExtractedRecord | UnchangedRecord | DroppedRecord
 
 
@@ -94,8 +95,8 @@ def _of_connector(connector: Mapping[str, object]) -> Mapping[str, object]:
     config = connector.get("config")
     properties = config if isinstance(config, dict) else connector
     aliases = {name.split(".")[1] for name in properties if name.startswith("transforms.") and name.count(".") > 1}
-    types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT)) for alias in sorted(aliases)}
-    smt_aliases = [alias for alias, type_ in types.items() if type_.endswith(_SMT)]
+    types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT_NAMES[0])) for alias in sorted(aliases)}
+    smt_aliases = [alias for alias, type_ in types.items() if type_.endswith(_SMT_NAMES)]
     if not smt_aliases:
         return {} if aliases or "connector.class" in properties else properties
     starts = tuple(f"transforms.{alias}." for alias in smt_aliases)

@@ -194,6 +194,14 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: pathlib.Path, options: 
             },
             True,
         ),
+        (
+            {
+                "transforms": "u",
+                "transforms.u.type": "io.debezium.connector.mongodb.transforms.UnwrapFromMongoDbEnvelope",
+                "transforms.u.flatten.struct": "true",
+            },
+            True,
+        ),
         ({"connector.class": "x", "mongodb.connection.string": "y"}, False),
     ],
 )
