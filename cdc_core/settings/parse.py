@@ -313,9 +313,11 @@ def _silver(reader: SectionReader, content: object, source: Source) -> SilverSet
         ("silver.defaults", defaults),
         *((f"silver.collections.{name}", collections[name]) for name in collection_sections),
     ]:
-        if collection.history and collection.keep_document is False and has_partial_updates:
-            mode = source.capture_mode.value
-            reader.warnings.append(f"{path}.history: without keep.document updates of capture.mode: {mode} are incomplete")
+        if collection.keep_document is False and has_partial_updates:
+            updates = f"updates of capture.mode: {source.capture_mode.value}"
+            reader.warnings.append(
+                f"{path}.keep.document: {updates} are not applied without it, and make their rows incomplete"
+            )
     if not source.tombstones_on_delete:
         _warn_of_missing_tombstones(reader, defaults, collections)
     return SilverSettings(defaults, collections)
@@ -358,9 +360,10 @@ def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], s
 def _collection(reader: SectionReader, path: str, shared: Mapping[str, Any], own: Mapping[str, Any]) -> CollectionSettings:
     """One collection's settings: its own keys, else the defaults; mistakes in the defaults are only reported there."""
     is_default = path == "silver.defaults"
-    section = shared if is_default else own
-    merged = {**shared, **own}
-    reader.unknown(path, section, _COLLECTION_NAMES)
+    reader.unknown(path, shared if is_default else own, _COLLECTION_NAMES)
+    # A key without a value is not set, and does not hide an inherited one.
+    section = {name: value for name, value in (shared if is_default else own).items() if value is not None}
+    merged = {**shared, **section}
     # Mistakes in inherited values are reported with the defaults, so this reader's are dropped.
     silent_reader = SectionReader()
     options = {

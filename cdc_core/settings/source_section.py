@@ -183,7 +183,8 @@ def _check_fields(reader: SectionReader, source: Source, name: str) -> None:
 def _check_collections(reader: SectionReader, source: Source, name: str) -> None:
     for entry in source.collection_include_list:
         if "." not in entry and patterns.literal(entry).text == entry:
-            hint = f"{entry}.*" if source.filters_match_mode is MatchMode.LITERAL else rf"{entry}\..*"
+            is_literal = source.filters_match_mode is MatchMode.LITERAL
+            hint = "database.include.list names whole databases" if is_literal else rf"{entry}\..*"
             reader.refuse("source.collection.include.list", f"database.collection is expected, found {entry}", hint)
 
 

@@ -133,6 +133,19 @@ def test_a_delete_that_only_a_tombstone_would_complete(unwrap: dict[str, str], i
     assert not [warning for warning in parsed(silver={"defaults": unwrap}).warnings if warning.startswith("silver")]
 
 
+@pytest.mark.parametrize("mode", ["change_streams", "change_streams_with_pre_image", "change_streams_update_full"])
+def test_updates_without_anything_to_apply_them_to(mode: str) -> None:
+    """A collection that keeps no documents stays as it was at its inserts, which nothing else would say before the first update."""
+    silver = {
+        "defaults": {"keep.document": False},
+        "collections": {"shop.a": {"keep.document": True}, "shop.b": {"history": True}},
+    }
+    found = [each for each in parsed(source={"capture.mode": mode}, silver=silver).warnings if "keep.document" in each]
+    said = f"keep.document: updates of capture.mode: {mode} are not applied without it, and make their rows incomplete"
+    paths = ("silver.defaults", "silver.collections.shop.b")
+    assert found == ([] if mode.endswith("full") else [f"{path}.{said}" for path in paths])
+
+
 def test_a_pinned_type_is_over_a_field_of_any_map() -> None:
     """`schema` of a collection overrides `map.fields` of the defaults: it gives the type of the map's values, or another type."""
     own = settings.CollectionSettings(map_fields=("a", "b", "c"), schema={"a": "map<double>", "b": "string"})
@@ -193,6 +206,25 @@ def test_collections_override_defaults_key_by_key() -> None:
     assert (own.map_fields, silver.for_collection("mall.x").map_fields) == (("a.b", "c"), ())
     assert silver.for_collection("mall.x").on_conflict is settings.OnConflict.RETYPE
     assert silver.for_collection("mall.x").keep_document is False
+
+
+def test_a_collections_key_without_a_value_is_not_set() -> None:
+    """It is inherited, as `schema` is; an empty list or text is a value. A mistake in the defaults is still reported once."""
+    shared = {
+        "history": True,
+        "map.fields": "m",
+        "schema": {"a": "int"},
+        "add.fields": "op",
+        "delete.tombstone.handling.mode": "rewrite",
+    }
+    own = {"shop.none": dict.fromkeys(shared), "shop.empty": {"map.fields": [], "add.fields": ""}}
+    silver = parsed(silver={"defaults": shared, "collections": own}).silver
+    assert silver.for_collection("shop.none") == silver.defaults
+    empty = silver.for_collection("shop.empty")
+    assert (empty.history, empty.map_fields, empty.unwrap.add_fields) == (True, (), ())
+    mistaken = {"defaults": {"history": "perhaps", "flatten.struct": "perhaps"}}
+    nulls = {"shop.a": {"history": None, "flatten.struct": None}}
+    assert len(problems(silver={**mistaken, "collections": nulls})) == 2
 
 
 @pytest.mark.parametrize(
@@ -457,7 +489,11 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
         ),
         ({"mongodb.password": "${env:PW}"}, "expected beside mongodb.password"),
         ({"topic.prefix": "mall"}, "the pipeline's name is expected, shop"),
-        ({"collection.include.list": "orders"}, "database.collection is expected"),
+        ({"collection.include.list": "orders"}, r"database.collection is expected, found orders (orders\..*)"),
+        (
+            {"collection.include.list": "orders", "filters.match.mode": "literal"},
+            "database.collection is expected, found orders (database.include.list names whole databases)",
+        ),
         ({"database.exclude.list": "a, ${env:LIST}"}, "names are expected, found ${env:LIST}"),
         ({"commit.max.bytes": 2**29}, "a whole number from 1 to 268435456 is expected"),
         ({"capture.scope": "database"}, "the name of a database is expected"),
@@ -530,9 +566,6 @@ def test_warnings() -> None:
         "source.heartbeat.interval.ms",
         "silver.defaults.route.by.field",
     ]
-    given = {"defaults": {"keep.document": False}, "collections": {"shop.orders": {"history": True}}}
-    (no_updates,) = parsed(source={"capture.mode": "change_streams"}, silver=given).warnings
-    assert no_updates.startswith("silver.collections.shop.orders.history: ") and not parsed(silver=given).warnings
     (alone,) = parsed(source={"capture.target": "shop.orders"}).warnings
     assert alone.startswith("source.capture.target has no effect")
 
