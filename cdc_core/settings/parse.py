@@ -239,6 +239,8 @@ def _lakehouse(reader: SectionReader, sections: Mapping[str, Any]) -> Lakehouse:
     problem_count = len(reader.problems)
     section = dict(reader.section("lakehouse", lakehouse_section))
     store = _store(reader, section.pop("store", None))
+    if section.get("schema_prefix") == "":  # the default
+        del section["schema_prefix"]
     lakehouse = Lakehouse(**reader.keys("lakehouse", section, _LAKEHOUSE), store=store)
     if len(reader.problems) == problem_count:
         _check_lakehouse(reader, lakehouse)

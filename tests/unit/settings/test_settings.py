@@ -47,6 +47,13 @@ STORE = {"fs.s3a.endpoint": "https://s3.example.com", "fs.s3a.path.style.access"
 STORE["fs.azure.sas.token.provider.type"] = "org.example.Provider"
 
 
+def test_a_prefix_may_be_the_empty_one() -> None:
+    """It is the default, and a template writes it out."""
+    given = {"name": "shop", "source": {"mongodb.connection.string": "mongodb://one"}}
+    found = settings.parse({**given, "lakehouse": {"catalog": "main", "schema_prefix": ""}}).lakehouse
+    assert found == settings.Lakehouse(catalog="main")
+
+
 def test_a_store_is_named_with_its_credentials_as_references() -> None:
     """Hadoop's settings of the store are read. A literal credential is refused, and not shown."""
     loaded = parsed(lakehouse={"root": "s3a://b/lake", "store": STORE})
