@@ -241,7 +241,10 @@ class ChangeStream:
         # Not since the last answer: the stream may not have been read for long.
         self._outage = self._outage or Outage(asked_at)
         if self._outage.is_due():
-            log.warning("the source does not answer (%s): %d attempts, and no end", type(error).__name__, self.attempts)
+            # An error of the server may quote a document.
+            is_of_driver = isinstance(error, driver.ConnectionFailure)
+            reason = mongodb_failures.first_line(error) if is_of_driver else type(error).__name__
+            log.warning("the source does not answer (%s): %d attempts, and no end", reason, self.attempts)
 
     def delay(self) -> float:
         """The seconds to wait before the next attempt: doubled with each, up to `max_delay`."""

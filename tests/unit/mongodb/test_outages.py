@@ -18,7 +18,7 @@ def test_an_outage_begins_with_the_first_error(
 ) -> None:
     """An election is not logged, even if the stream was not read for a while because rows waited for their commit.
 
-    An outage that lasts is logged, and its end too.
+    An outage that lasts is logged with its reason, and its end too.
     """
     nothing: Any = None
     stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart(), initial_delay=0)
@@ -30,10 +30,11 @@ def test_an_outage_begins_with_the_first_error(
         time.sleep(lasts if stream.attempts else 0)
         if next(answers):
             return change_stream.EventBatch([], "82", 1, is_drained=True)
-        raise driver.AutoReconnect("gone")
+        raise driver.ServerSelectionTimeoutError('No replica set members available for replica set name "rs0", Timeout: 30s')
 
     monkeypatch.setattr(stream, "_more", more)
     stream.next()
     time.sleep(0.15)
     stream.next()
     assert len(caplog.records) == lines
+    assert all('for replica set name "rs0")' in message for message in caplog.messages[:1])
