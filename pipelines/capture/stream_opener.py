@@ -154,8 +154,9 @@ class StreamOpener:
             stream = self._stream(start)
             try:
                 with mongodb_failures.translating("opening the change stream"):
-                    if position is not None:
-                        self._check_begins_within(stream, position)
+                    # The server that is read: a secondary's oplog may reach further back than the primary's.
+                    if position is not None and not change_stream.reaches(stream.server, position.token):
+                        raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
                     with mongodb_failures.translating_opening():
                         stream.open()
                     # The server reports a lost position with the first batch, not when the stream is opened.
@@ -182,17 +183,6 @@ class StreamOpener:
                 source_set,
             )
             raise tokens.lost(position, None)
-
-    @staticmethod
-    def _check_begins_within(stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:
-        """Raise `HistoryLost` for a position from before the oplog.
-
-        The server accepts any earlier time for an oplog that has never been truncated, such as another deployment's.
-        """
-        # Of the server that is read: a secondary's oplog may reach further back than the primary's.
-        window = mongodb_server.oplog_window(stream.server)
-        if window is not None and tokens.cluster_time(position.token).time < window.first:
-            raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
 
     def _check_not_ahead(self, position: bronze_log.BronzePosition) -> None:
         """Raise `SourceUnsuitable` for a position in the server's future.

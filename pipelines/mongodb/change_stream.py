@@ -21,6 +21,7 @@ from pymongo import errors as driver
 
 from cdc_core.stream import resume_token, split_events
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 from pipelines.mongodb import stream_cursor
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class ChangeStream:
         stages = (self._careful and self.options.careful_stages) or self.options.stages
         reply = self._cursor.open(self.options.db, self.options.collection, [{"$changeStream": stage}, *stages])
         if self._behind is not None and not resume_token.is_invalidate(self._behind):
-            _check_oplog(self, self._event)
+            _check_oplog(self, self._behind, self._event)
         token = reply.get("postBatchResumeToken")
         if token:
             self.begins = self.begins or token["_data"]
@@ -391,14 +392,24 @@ def event_token(event: bytes) -> str:
     return str(RawBSONDocument(event)["_id"]["_data"])
 
 
-def _check_oplog(stream: ChangeStream, event: str | None) -> None:
-    """Raise `HistoryLost` where the stream resumes after a time without an event, and the oplog lacks the event before it.
+def reaches(server: pymongo.MongoClient[Any], token: str) -> bool:
+    """Whether a server's oplog begins before this token, as far as the user may know.
+
+    The server accepts any earlier time for an oplog that has never been truncated, such as another deployment's.
+    """
+    window = mongodb_server.oplog_window(server)
+    return window is None or resume_token.position(token).seconds >= window.first
+
+
+def _check_oplog(stream: ChangeStream, mark: str, event: str | None) -> None:
+    """Raise `HistoryLost` where the stream resumes after `mark`, a time without an event, and the oplog lacks the event before it, or
+    begins later where there was none.
 
     The server accepts such a time whatever it holds: also where an older copy of its data was restored, or in another deployment. An
     event that an oplog no longer reaches says nothing, nor does one of a sharded cluster, of which a shard may have been removed.
     """
     try:
-        is_known = event is None or stream.connection.is_mongos or stream.holds(event)
+        is_known = stream.connection.is_mongos or (reaches(stream.server, mark) if event is None else stream.holds(event))
     except driver.OperationFailure as error:
         if mongodb_failures.is_resumable(error):
             raise

@@ -176,6 +176,23 @@ def test_a_server_that_comes_back_with_older_data_is_told(database: Any) -> None
             opened.next()
 
 
+def test_another_server_at_the_address_is_told_without_any_event(database: Any) -> None:
+    """Its oplog begins after the position, and has never been truncated: it accepts any earlier time."""
+    opened = stream(database.client, database.name, None)
+    with contextlib.closing(opened):
+        opened.open()
+        opened.next()
+        assert opened._event is None and opened.token is not None
+        opened.token = earlier(opened.token, seconds=100 * 86_400)
+        opened._cursor.close()
+        with pytest.raises(mongodb_failures.HistoryLost):
+            opened.next()
+
+
+def earlier(token: str, *, seconds: int) -> str:
+    return f"82{resume_token.position(token).seconds - seconds:08X}{token[10:]}"
+
+
 def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mongodb_uri: str, mongo: Any) -> None:
     """An oplog that has never rolled accepts a time before its beginning, but its events are another deployment's. A position ahead of
     the server's time would be waited for, and all events until then would be lost.
@@ -190,8 +207,7 @@ def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mong
     assert first.begins is not None and resume_token.resumes_alone(first.begins)
 
     def at(seconds: int) -> bronze.BronzePosition:
-        moved = resume_token.position(first.begins or "").seconds + seconds
-        return bronze.BronzePosition(f"82{moved:08X}{(first.begins or '')[10:]}", 1, 1)
+        return bronze.BronzePosition(earlier(first.begins or "", seconds=-seconds), 1, 1)
 
     opener.open(at(0)).stream.close()
     name = mongodb_server.server_info(mongo).replica_set
