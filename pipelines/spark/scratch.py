@@ -26,7 +26,7 @@ def folder() -> Path:
             "no usable folder for temporary files: set TMPDIR to one with free space that this user can write"
         ) from None
     with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+        path.mkdir(mode=0o700, parents=True)  # TMPDIR itself may have been removed since the start
     status = path.lstat()
     # The owner of the folder could replace packages and libraries in it, and read documents.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

@@ -7,7 +7,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
+from cdc_core import errors
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import scratch
 
 GONE = 2**22 + 1
@@ -31,3 +34,10 @@ def test_what_gone_processes_left_goes_but_for_their_last_logs(monkeypatch: pyte
         (each / "more").mkdir(parents=True)
     assert scratch.folder() == mine
     assert {*mine.iterdir()} == {*kept, *logs[2:], folders[0]}
+
+
+def test_a_temporary_folder_that_was_removed_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A service continues, and starts another JVM there; an error that names the JVM's log is told, and is no second error."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed" / "while it ran"))
+    assert isinstance(spark_failures.translated(Py4JNetworkError()), errors.SparkLost)
+    assert scratch.folder().is_dir()
