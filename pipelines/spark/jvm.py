@@ -378,8 +378,11 @@ def _why_not(error: Exception) -> errors.MedallionError:
             "Delta's jars could not be downloaded from Maven Central: the first start needs network access (log: "
             f"{log_file()})"
         )
-    # Skips the lines of a stack trace below its message.
-    reason = next((line for line in reversed(lines) if line and not line.startswith(_NO_REASON)), "")
+    # Skips the lines of a stack trace below its message, and what Spark's script says where Java printed it no command.
+    reasons = (
+        line for line in reversed(lines) if line and not line.startswith(_NO_REASON) and "/spark-class: line " not in line
+    )
+    reason = next(reasons, "")
     if isinstance(error, OSError):
         reason = reason or error.strerror or type(error).__name__
     if not reason:

@@ -342,10 +342,11 @@ def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_memory_that_java_cannot_read_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And not the last of the lines that Java writes, which only says that it ends."""
+    """And not the last of the lines that Java and Spark's script write, which only say that it ends."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reason = "Invalid maximum heap size: -Xmx2 GB"
     output = f"{reason}\nError: Could not create the Java Virtual Machine.\nError: A fatal exception has occurred. Program will exit.\n"
+    output += "/usr/lib/spark/bin/spark-class: line 97: CMD: bad array subscript\n"
     jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
     jvm.log_file().write_text(output)
     assert str(jvm._why_not(EOFError())) == f"Spark did not start: {reason} (log: {jvm.log_file()})"
