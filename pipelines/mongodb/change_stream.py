@@ -397,7 +397,7 @@ def reaches(server: pymongo.MongoClient[Any], token: str) -> bool:
 
     The server accepts any earlier time for an oplog that has never been truncated, such as another deployment's.
     """
-    window = mongodb_server.oplog_window(server)
+    window = mongodb_server.window(server)
     return window is None or resume_token.position(token).seconds >= window.first
 
 

@@ -89,12 +89,17 @@ class OplogWindow(NamedTuple):
 def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
     """The oplog's window; None where the user lacks clusterMonitor, or for a mongos. Raises `SourceUnreachable`."""
     with mongodb_failures.translating("asking how far back the oplog reaches"):
-        try:
-            status = connection.admin.command({"serverStatus": 1, "oplog": 1, "metrics": 0})
-            oplog = status.get("oplog")
-            return OplogWindow(oplog["earliestOptime"].time, oplog["latestOptime"].time) if oplog else None
-        except (driver.OperationFailure, KeyError):
-            return None
+        return window(connection)
+
+
+def window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
+    """As `oplog_window`, but raises the driver's error, after which a change stream is resumed."""
+    try:
+        status = connection.admin.command({"serverStatus": 1, "oplog": 1, "metrics": 0})
+        oplog = status.get("oplog")
+        return OplogWindow(oplog["earliestOptime"].time, oplog["latestOptime"].time) if oplog else None
+    except (driver.OperationFailure, KeyError):
+        return None
 
 
 LEAST_WINDOW_SECONDS = 60

@@ -66,6 +66,20 @@ def test_no_code_ends_a_stream(server: embedded_mongodb.EmbeddedMongoDB, telling
     assert keys == list(CODES)
 
 
+def test_an_election_before_the_first_event_ends_no_stream(server: embedded_mongodb.EmbeddedMongoDB, telling: Any) -> None:
+    """Then the stream asks how far back the oplog reaches, whenever it is reopened."""
+    with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
+        stream = change_stream.ChangeStream(
+            client, change_stream.StreamOptions(db="quiet", max_await_ms=20), change_stream.StreamStart(), initial_delay=0.01
+        )
+        stream.open()
+        with contextlib.closing(stream):
+            stream._cursor.forget()
+            fail(telling, 10107, "serverStatus")
+            stream.next()
+    assert stream.reconnects == 1
+
+
 @pytest.mark.parametrize("command", ["find", "getMore"])
 def test_no_code_gives_a_chunk_up(server: embedded_mongodb.EmbeddedMongoDB, telling: Any, command: str) -> None:
     """The chunk is read again: the error does not mean that the server would always refuse it."""
