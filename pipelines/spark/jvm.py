@@ -352,16 +352,22 @@ _NO_REASON = (
 )
 """The beginnings of lines in a JVM's output that are no reason why it ended: of a stack trace, warnings, and what follows the reason."""
 
+WHERE_SETTINGS_ARE = (
+    "correct the settings of Spark: --conf, SPARK_CONF_DIR/spark-defaults.conf, or JVM options in the environment"
+)
+"""What to do where Spark or its JVM does not start with a setting."""
+
 
 def _why_not(error: Exception) -> errors.MedallionError:
     """The error for a JVM that did not start: no processes or memory left, no Java, an old one, no jars; else the last line of its log."""
     output = log_file().read_text(errors="replace") if log_file().exists() else ""
+    output = output.partition("\nUsage: spark-submit")[0]  # which follows the reason
     lines = [line.strip() for line in output.splitlines()]
     # First, because then Java cannot be asked for its version either.
     if scarcity := next((line for line in (str(error), *lines) if any(text in line for text in _SCARCE)), ""):
         return errors.Temporary(
-            f"Spark did not start: {scarcity} (log: {log_file()}). The system has no memory or processes left: free some, or "
-            "raise this user's limits, and start again"
+            f"Spark did not start: {scarcity} (log: {log_file()}). The system has no memory or processes left: free some, raise "
+            "this user's limits, or lower spark.driver.memory, and start again"
         )
     advice = (
         "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME to the folder of one"
@@ -390,7 +396,7 @@ def _why_not(error: Exception) -> errors.MedallionError:
             f"Spark's JVM ended while it started, and its log says no reason ({log_file()}): something killed it, for example the "
             "system because memory was short. Start again"
         )
-    return errors.DecisionNeeded(f"Spark did not start: {reason} (log: {log_file()})")
+    return errors.DecisionNeeded(f"Spark did not start: {reason} (log: {log_file()}); {WHERE_SETTINGS_ARE}")
 
 
 def _java_version() -> int | None:

@@ -63,7 +63,8 @@ def session(
     _CHOSEN.update(user_settings if given_session else {})
     # Databricks resolves paths in any catalog, and its default catalog has its users' other tables.
     by_path = spark_conf.BY_PATH if root is not None and not is_databricks() else {}
-    _apply(spark, {**spark_conf.REQUIRED, **by_path, **user_settings})
+    with _refusals():
+        _apply(spark, {**spark_conf.REQUIRED, **by_path, **user_settings})
     return spark
 
 
@@ -84,8 +85,14 @@ def _refusals() -> Iterator[None]:
         reason = words.strip().partition("\n")[0]
         # Spark's own check of its metrics fails where a cluster's master could not be reached.
         is_setting = spark_failures.is_caused_by(error, _SETTINGS_ERRORS) and "MetricsSystem" not in words
-        kind = errors.DecisionNeeded if is_setting else errors.Temporary
-        raise spark_failures.translated(error) or kind(f"Spark did not start: {reason} (log: {jvm.log_file()})") from error
+        message = f"Spark did not start: {reason} (log: {jvm.log_file()})"
+        again = "start again; if the error comes back, check spark.master and the other settings of --conf"
+        failure = (
+            errors.DecisionNeeded(f"{message}; {jvm.WHERE_SETTINGS_ARE}")
+            if is_setting
+            else errors.Temporary(f"{message}; {again}")
+        )
+        raise spark_failures.translated(error) or failure from error
 
 
 _SETTINGS_ERRORS = ("IllegalArgumentException", "SparkIllegalArgumentException", "NumberFormatException")

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException
 
 from cdc_core import errors
 from pipelines.spark import conf as spark_conf
@@ -338,18 +340,32 @@ def test_the_cause_of_a_trace_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     trace = 'Exception in thread "main" X: Too many open files\n\tat a.B.c(B.java:1)\nCaused by: Y: no more\n\t... 34 more\n'
     jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
     jvm.log_file().write_text(trace)
-    assert str(jvm._why_not(EOFError())) == f"Spark did not start: Caused by: Y: no more (log: {jvm.log_file()})"
+    assert (
+        str(jvm._why_not(EOFError()))
+        == f"Spark did not start: Caused by: Y: no more (log: {jvm.log_file()}); {jvm.WHERE_SETTINGS_ARE}"
+    )
 
 
-def test_a_memory_that_java_cannot_read_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And not the last of the lines that Java and Spark's script write, which only say that it ends."""
+@pytest.mark.parametrize(
+    "after",
+    [
+        "Error: Could not create the Java Virtual Machine.\nError: A fatal exception has occurred. Program will exit.\n",
+        "Error: Could not create the Java Virtual Machine.\n/usr/lib/spark/bin/spark-class: line 97: CMD: bad array subscript\n",
+        "\nWARNING: Using incubator modules\nUsage: spark-submit [options] <app jar>\n\nOptions:\n  --queue QUEUE_NAME\n",
+    ],
+)
+def test_an_option_that_java_or_spark_submit_refuses_is_quoted(
+    after: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And not the last of the lines after it, which only say that it ends, or how spark-submit is used."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reason = "Invalid maximum heap size: -Xmx2 GB"
-    output = f"{reason}\nError: Could not create the Java Virtual Machine.\nError: A fatal exception has occurred. Program will exit.\n"
-    output += "/usr/lib/spark/bin/spark-class: line 97: CMD: bad array subscript\n"
+    output = f"{reason}\n{after}"
     jvm.log_file().parent.mkdir(parents=True, exist_ok=True)
     jvm.log_file().write_text(output)
-    assert str(jvm._why_not(EOFError())) == f"Spark did not start: {reason} (log: {jvm.log_file()})"
+    assert (
+        str(jvm._why_not(EOFError())) == f"Spark did not start: {reason} (log: {jvm.log_file()}); {jvm.WHERE_SETTINGS_ARE}"
+    )
 
 
 class StartFailed(Py4JJavaError):
@@ -386,6 +402,17 @@ def test_what_spark_says_against_a_start_is_no_bug(
         sparks.session("test")
     assert type(caught.value) is expected
     assert str(caught.value).startswith(f"Spark did not start: {message} (log:")
+    assert ("start again" if expected is errors.Temporary else jvm.WHERE_SETTINGS_ARE) in str(caught.value)
+
+
+def test_a_setting_that_a_new_session_refuses_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark reads `--conf spark.sql.shuffle.partitions=abc` when the session is first used, after its start."""
+    refusal = IllegalArgumentException("spark.sql.shuffle.partitions should be int, but was abc")
+    monkeypatch.setattr(sparks, "_active", lambda: None)
+    monkeypatch.setattr(jvm, "launch", lambda *_, **__: None)
+    monkeypatch.setattr(sparks, "_apply", Mock(side_effect=refusal))
+    with pytest.raises(errors.DecisionNeeded, match="should be int, but was abc"):
+        sparks.session("test")
 
 
 def test_a_jvm_starts_also_where_the_working_directory_was_removed(
