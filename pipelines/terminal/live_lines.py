@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from pipelines import signs
@@ -28,21 +29,35 @@ log = logging.getLogger("pipelines.capture.service")
 
 LOG_EVERY_SECONDS = 30.0
 
-_LIVE = threading.Lock()
-"""Held while a live line is shown: two would write over each other."""
+_SHOWN: list[Status] = []
+"""The live line that is shown: a second one would write over it."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Shows what a command waits for, as a live line on a terminal; inside another such line it shows nothing."""
-    if not (sys.stderr.isatty() and _LIVE.acquire(blocking=False)):
+    """Shows what a command waits for, as a live line on a terminal; inside another such line, in its place."""
+    if not sys.stderr.isatty():
         yield
         return
-    try:
-        with _cursor_comes_back(), Console(stderr=True, highlight=False).status(what):
-            yield
-    finally:
-        _LIVE.release()
+    with _shown(what):
+        yield
+
+
+@contextmanager
+def _shown(what: str) -> Iterator[Status]:
+    """The live line, with this text until the end of the block."""
+    for line in _SHOWN:
+        outer = line.status
+        line.update(what)
+        yield line
+        line.update(outer)
+        return
+    with _cursor_comes_back(), Console(stderr=True, highlight=False).status(what) as line:
+        _SHOWN.append(line)
+        try:
+            yield line
+        finally:
+            _SHOWN.clear()
 
 
 @contextmanager
@@ -74,7 +89,7 @@ def capture_progress() -> Iterator[Callable[[CaptureProgress], None]]:
     if not sys.stderr.isatty():
         yield _ProgressLog().hear
         return
-    with _LIVE, Console(stderr=True, highlight=False).status("capture: connecting") as live:
+    with _shown("capture: connecting") as live:
         rate = Rate()
         yield lambda now: live.update(Text(signs.escaped(described(now, rate=rate.of(now.events)))))
 

@@ -130,16 +130,24 @@ def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pyte
     assert NAME in terminal.getvalue()
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_is_waited_for_is_shown_on_a_terminal_and_only_once(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
-    """Spark may start inside a check, which has a line of its own. A file gets none of it."""
+def test_what_is_waited_for_is_no_part_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    for _ in range(2):
-        with live_lines.waiting("checking"), live_lines.waiting("starting Spark"):
-            pass
-    assert (stream.getvalue().count("checking") == 2) == is_terminal and "Spark" not in stream.getvalue()
+    with live_lines.waiting("checking"), live_lines.waiting("starting Spark"):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_a_live_line_says_what_is_waited_for_inside_it() -> None:
+    """A capture said that it was connecting while Spark started, which takes longest."""
+    written, _ = _on_a_terminal(
+        "import time; from pipelines.terminal import live_lines\n"
+        "with live_lines.capture_progress():\n"
+        "    with live_lines.waiting('starting Spark'):\n        time.sleep(0.5)\n"
+        "    time.sleep(0.5)\n"
+        "with live_lines.waiting('checking'):\n    pass"
+    )
+    assert re.search(r"starting Spark[^\n]*capture: connecting[^\n]*\n.*checking", written), repr(written)
 
 
 def _on_a_terminal(program: str) -> tuple[str, int]:
