@@ -138,7 +138,8 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         if _refused_at_handshake(error):
             return errors.AccessRefused(f"{what}: the server refused the user name or password; check the secret")
         return errors.SourceUnreachable(
-            f"{what}: no server answered in time: {first_line(error)}; check that it is running and that the host is right"
+            f"{what}: no server answered in time: {first_line(error)}; check that it is running, and in the connection string its host "
+            "and its replicaSet"
         )
     if isinstance(error, driver.NotPrimaryError):
         return errors.SourceUnreachable(f"{what}: the server is no longer the primary")
