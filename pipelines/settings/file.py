@@ -291,6 +291,7 @@ def _line_before(mark: yaml.Mark) -> str:
 _HINTS = {
     "'\\t'": "write spaces instead of the tab",
     "expected ':'": "a key is followed by a colon and a space",
+    "expected <block end>, but found '<block mapping start>'": "indent the line as those beside it",
     "unexpected end of stream": "a quote that opens there does not close",
     "recursive": "an alias must not stand within its own anchor",
     "too many digits": "put the value in quotes",
