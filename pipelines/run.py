@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,7 @@ def run_again(
     take_over: bool = False,
     stop: threading.Event,
     progress: Callable[[CaptureProgress], None] | None = None,
+    turn: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> dict[str, object]:
     """The result of `run`, which starts again in a new session (from `again`) whenever Spark's JVM has ended.
 
@@ -65,7 +68,7 @@ def run_again(
     while True:
         started_at = time.monotonic()
         try:
-            return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
+            return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress, turn=turn)
         except Exception as error:
             is_early = time.monotonic() - started_at < RUN_SECONDS
             _check_lost(error, is_final=stop.is_set() or is_early or sparks.is_given() or not sparks.is_local(spark))
@@ -94,19 +97,22 @@ def run(
     take_over: bool = False,
     stop: threading.Event,
     progress: Callable[[CaptureProgress], None] | None = None,
+    turn: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> dict[str, object]:
     """The result of each layer by its name, after all have ended.
 
-    With `once` the layers run one after another, each up to what exists when it starts; otherwise all run at the same time until
-    `stop` is set. A layer that fails stops the others cleanly, and its error is raised. Every table carries its own position: the
-    next run continues from there.
+    With `once` the layers run one after another, each up to what exists when it starts, and inside `turn` of its name; otherwise all
+    run at the same time until `stop` is set. A layer that fails stops the others cleanly, and its error is raised. Every table carries
+    its own position: the next run continues from there.
     """
     if not once:
         query_execution.share(spark)
     halt = stop if once else threading.Event()  # a failed layer halts the others; `stop` belongs to the caller
     layers, layer_results = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
     with sparks.cancelling(spark, halt) as cancelled:
-        _in_turn(layers, layer_results, stop=stop) if once else _together(layers, layer_results, stop=stop, halt=halt)
+        _in_turn(layers, layer_results, stop=stop, turn=turn) if once else _together(
+            layers, layer_results, stop=stop, halt=halt
+        )
     for error, came_after in layer_results.failures:
         if not (came_after and cancelled.is_set()):
             raise error
@@ -287,13 +293,20 @@ class _LayerResults:
     failures: list[tuple[BaseException, bool]] = field(default_factory=list)
 
 
-def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event) -> None:
+def _in_turn(
+    layers: Mapping[str, Layer],
+    ended: _LayerResults,
+    *,
+    stop: threading.Event,
+    turn: Callable[[str], AbstractContextManager[object]],
+) -> None:
     """Run each layer after the one before it; if collections fail in silver, gold processes the others."""
     for name, layer in layers.items():
         if stop.is_set():
             break
         try:
-            ended.results[name] = layer(stop)
+            with turn(name):
+                ended.results[name] = layer(stop)
         except Exception as error:
             if name == "capture" or isinstance(spark_failures.translated(error), errors.SparkLost):
                 raise

@@ -150,7 +150,7 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         settings, spark = application.opened(file, "run", captures=True, is_service=not once, stop=stop)
         results = layers.run_again(
             spark, settings, again=functools.partial(application.session, file, settings, "run", is_service=not once), once=once, take_over=take_over, stop=stop,
-            progress=progress,
+            progress=progress, turn=live_lines.waiting,
         )  # fmt: skip
     for layer, result in results.items():
         report.result(layer, result)

@@ -49,8 +49,10 @@ def _shown(what: str) -> Iterator[Status]:
     for line in _SHOWN:
         outer = line.status
         line.update(what)
-        yield line
-        line.update(outer)
+        try:
+            yield line
+        finally:
+            line.update(outer)
         return
     with _cursor_comes_back(), Console(stderr=True, highlight=False).status(what) as line:
         _SHOWN.append(line)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -53,6 +55,21 @@ class Layers:
             return {name: name} if name == "gold" else name  # gold returns results of its tables and of its models
 
         return run
+
+
+def test_layers_that_run_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal showed the last of the snapshot, with the time left, while silver and gold ran."""
+    Layers(monkeypatch)
+    turns: list[str] = []
+
+    @contextlib.contextmanager
+    def turn(name: str) -> Iterator[None]:
+        turns.append(name)
+        yield
+        turns.append(f"{name} ended")
+
+    pipeline.run(None, SETTINGS, once=True, stop=threading.Event(), turn=turn)  # type: ignore[arg-type]
+    assert turns == ["capture", "capture ended", "silver", "silver ended", "gold", "gold ended"]
 
 
 def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
