@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,19 +19,15 @@ RESCUED = pa.map_(pa.string(), pa.string())
 """What did not fit: dotted path -> Extended JSON text."""
 
 
-def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str], numbers: dict[str, int]) -> dict[str, Any]:
-    """Of two fields with one name the last stays; earlier values are kept under the name alone.
-
-    `numbers` has the last number of each name in `repeated`: a name may be repeated in each of many thousand documents.
-    """
+def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, list[str]]) -> dict[str, Any]:
+    """Of two fields with one name the last stays; earlier values are kept under the name alone."""
     unique = dict(pairs)
     if len(unique) == len(pairs):
         return unique
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            name, text = wrappers.unescape_key(key), cast.ejson(_whole(result[key]))
-            numbers[name] = cast.rescue(repeated, name, text, taken=numbers.get(name, 1))
+            repeated.setdefault(wrappers.unescape_key(key), []).append(cast.ejson(_whole(result[key])))
         result[key] = value
     return result
 
@@ -58,22 +54,31 @@ def _row(text: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
         document, repeated = parsed(text)
     except (ValueError, RecursionError):
         return {"document": None, "rescued": None, "unreadable": True}
-    row, rescued = cast.row(document, schema)
-    for path, earlier in repeated.items():
-        cast.rescue(rescued, path, earlier)
+    row, rescued = whole_row(document, repeated, schema)
     return {"document": row, "rescued": list(rescued.items()) or None, "unreadable": False}
 
 
-def parsed(text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """One document's text as parsed EJSON, and the earlier values of repeated fields.
+def whole_row(
+    document: Mapping[str, Any], repeated: Mapping[str, Sequence[str]], schema: DocumentSchema
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """`cast.row` of a document that `parsed` returned, with the earlier values of repeated fields among what did not fit."""
+    row, rescued = cast.row(document, schema)
+    for name, texts in repeated.items():
+        number = 1  # a name may be repeated in each of many thousand documents
+        for text in texts:
+            number = cast.rescue(rescued, name, text, taken=number)
+    return row, rescued
 
-    Of two fields with one name the last stays, as in every BSON library; earlier values are kept under the field's
-    name. A lone surrogate becomes U+FFFD. Raises ValueError if the text is not a JSON object.
+
+def parsed(text: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """One document's text as parsed EJSON, and by name the earlier values of repeated fields, in order.
+
+    Of two fields with one name the last stays, as in every BSON library. A lone surrogate becomes U+FFFD. Raises ValueError if the text
+    is not a JSON object.
     """
-    repeated: dict[str, str] = {}
-    numbers: dict[str, int] = {}
+    repeated: dict[str, list[str]] = {}
     # Not orjson: it silently keeps only the last of two fields with one name, and refuses lone surrogates.
-    document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated, numbers))
+    document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated))
     if not isinstance(document, dict):
         raise ValueError("a document is a JSON object")
     return (_whole(document) if "\\ud" in text.lower() else document), repeated

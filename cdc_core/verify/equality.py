@@ -1,6 +1,6 @@
 """ "Source equals gold" for one document: its values are in their columns or in `__rescued`, and nothing else is.
 
-The expected row is that of the exact path (`cast.row`). A row written under an earlier schema may have a value in
+The expected row is that of the exact path (`exact.whole_row`). A row written under an earlier schema may have a value in
 `__rescued` that would have a column today, which still counts as equal: such values are removed from the document
 before the rest is compared. Absent equals null, NaN equals NaN, and the order of fields is ignored.
 
@@ -16,7 +16,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import orjson
 
 from cdc_core.extended_json import wrappers
-from cdc_core.schema import cast, kinds
+from cdc_core.schema import kinds
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.typed import exact
@@ -156,7 +157,7 @@ class ExactDocument:
     """A document as the exact path reads it, with the earlier values of repeated fields."""
 
     parsed: Mapping[str, Any]
-    repeated: Mapping[str, str]
+    repeated: Mapping[str, Sequence[str]]
 
     @staticmethod
     def read(text: str) -> ExactDocument:
@@ -165,16 +166,14 @@ class ExactDocument:
 
     def expected(self, schema: DocumentSchema) -> TableRow:
         """The row that the schema makes of it."""
-        columns, rescued = cast.row(self.parsed, schema)
-        for path, earlier in self.repeated.items():
-            cast.rescue(rescued, path, earlier)
+        columns, rescued = exact.whole_row(self.parsed, self.repeated, schema)
         return TableRow(columns, rescued, {})
 
 
 def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
     """The differences in no particular order; empty for a row that matches the document."""
     full_row = document.expected(schema)
-    remaining, unexplained_paths = document, []
+    remaining, kept, unexplained_paths = document, {**row.rescued}, []
     for path, text in row.rescued.items():
         if path in full_row.rescued and _is_same(_text(full_row.rescued[path]), _text(text)):
             continue
@@ -185,19 +184,26 @@ def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) 
             unexplained_paths.append(path)
         else:
             remaining = ExactDocument(pruned, remaining.repeated)
+            del kept[path]
     expected = full_row if remaining is document else remaining.expected(schema)
-    result = [
-        Difference(path, "what is rescued is not what the source holds")
-        for path in unexplained_paths
-        # With flattening, a document is rescued as `{}` if no column has a value of it.
-        if row.rescued[path] != expected.rescued.get(path)
-    ]
-    result += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
+    # With flattening, a document is rescued as `{}` if no column has a value of it. Without the pruned values, others have lower numbers.
+    in_table, in_source = Counter(map(_unnumbered, kept.items())), Counter(map(_unnumbered, expected.rescued.items()))
+    unknown, lost = in_table - in_source, in_source - in_table
+    unknown_paths = [path for path in unexplained_paths if _unnumbered((path, row.rescued[path])) in unknown]
+    lost_paths = [path for path, text in expected.rescued.items() if _unnumbered((path, text)) in lost]
+    result = [Difference(path, "what is rescued is not what the source holds") for path in unknown_paths]
+    result += (Difference(path, "neither in its column nor rescued") for path in lost_paths if path not in unknown_paths)
     types = dict(schema.table())
     for name, expected_value in expected.columns.items():
         result += _between(types[name], canonical(expected_value), canonical(row.columns.get(name)), name)
     result += (Difference(name, "no field of the source") for name in _present(row.others))
     return tuple(result)
+
+
+def _unnumbered(rescued: tuple[str, str]) -> tuple[str, bytes]:
+    """A path without the number of its value, and the value."""
+    path, text = rescued
+    return _NUMBERED.sub("", path), orjson.dumps(_text(text), option=orjson.OPT_SORT_KEYS)
 
 
 def _pruned(value: Any, steps: list[str], source_value: Any) -> Any:

@@ -107,6 +107,22 @@ def test_what_was_rescued_before_its_column_came_is_equal() -> None:
     }
 
 
+@pytest.mark.parametrize("last", ["[]", "5", "null"])
+def test_the_values_of_a_repeated_field_are_equal_whatever_their_numbers(last: str) -> None:
+    """The last value was rescued before its column came: without it, the others count from one."""
+    document = equality.ExactDocument.read(f'{{"_id":1,"x":2,"x":3,"x":{last}}}')
+    before, _ = evolution.join(document_schema.EMPTY, observe({"_id": 1}))
+    schema, _ = evolution.join(before, observe({"x": [7]} if last == "[]" else {"x": 7}))
+    row = document.expected(before)
+    assert equality.differences(document, row, schema) == ()
+    texts = [*row.rescued.values()]
+    for number, path in enumerate(row.rescued):
+        planted = {**row.rescued, path: texts[number - 1]}
+        assert equality.differences(document, equality.TableRow(row.columns, planted, {}), schema)
+        del planted[path]
+        assert equality.differences(document, equality.TableRow(row.columns, planted, {}), schema)
+
+
 def test_a_flattened_document_of_which_nothing_was_in_a_column_is_equal() -> None:
     """It was rescued as `{}` beside its values. Today one of these has a column, and the other still does not fit."""
     schema = schema_of({"_id": 1, "a": {"n": 1}}, {"_id": 2, "a": {"list": [7]}}, flatten=True)
