@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log, stored_files, table_definition, table_history
+from pipelines.delta import stored_files, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import current
 
@@ -86,14 +86,13 @@ class ModelInputs:
         if not delta.exists(self.spark, table):
             return None
         delta.check_ours(self.spark, table)
-        id_, files = self._identified(table)
         standing = table_history.standing(self.spark, table)
         # A table is created, claimed and filled by a commit each: before the last one, and before it is rewritten after a repair, its rows
         # do not count. If its history does not say, it counts if it has rows.
-        if standing.metadata.get("to") is None and (standing.position is not None or not files):
+        if standing.metadata.get("to") is None and (standing.position is not None or not delta.size(self.spark, table).files):
             return None
         version, rows = self._version(table, self.pinned.get(name))
-        return ModelInput(name, table, version, id_, rows)
+        return ModelInput(name, table, version, delta.table_id(self.spark, table), rows)
 
     def follows(self, name: str, position: Mapping[str, Any]) -> bool:
         """Whether a table is at a position that a model was made from, or later: another table, and an older copy of its files, have other
@@ -104,15 +103,6 @@ class ModelInputs:
         if position["id"] != source.id or version > source.version:
             return False
         return self._version(source.table, version) == (version, position["at"])
-
-    def _identified(self, table: tables.TableRef) -> tuple[str, int]:
-        """Delta's id of a table, and its number of files; without a query if this process can read the log, as a service calls it often."""
-        folder = local_log.folder(table)
-        size, id_ = (None, None) if folder is None else (local_log.size(folder), table_definition.table_id(folder))
-        if size is not None and id_ is not None:
-            return id_, size.files
-        detail = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id", "numFiles").collect()[0]
-        return detail.id, detail.numFiles
 
     def _version(self, table: tables.TableRef, version: int | None) -> tuple[int, str]:
         """A version, or the newest one, and the identity of its rows: `current.rows_of` its last commit with metadata, or, after a RESTORE,
