@@ -53,8 +53,6 @@ class ModelInputs:
     pipeline: str
     views: dict[str, str] = field(default_factory=dict)
     """The temporary view of each model that has no table, or, in a dry run, whose table would change."""
-    nonce: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    """Part of the names of temporary views, so that two runs in one session do not replace each other's."""
     _tables: dict[str, ModelInput | None] = field(default_factory=dict)
     _view_positions: dict[str, dict[str, object]] = field(default_factory=dict)
 
@@ -89,7 +87,9 @@ class ModelInputs:
         standing = table_history.standing(self.spark, table)
         # A table is created, claimed and filled by a commit each: before the last one, and before it is rewritten after a repair, its rows
         # do not count. If its history does not say, it counts if it has rows.
-        if standing.metadata.get("to") is None and (standing.position is not None or not delta.size(self.spark, table).files):
+        if standing.metadata.get("to") is None and (
+            standing.position is not None or not delta.size(self.spark, table).files
+        ):
             return None
         version, rows = self._version(table, self.pinned.get(name))
         return ModelInput(name, table, version, delta.table_id(self.spark, table), rows)
@@ -137,7 +137,7 @@ class ModelInputs:
 
     def add_view(self, model: sql_model.Model, frame: DataFrame) -> None:
         """Make a temporary view of a model's query, for the models that refer to it in this run."""
-        view = f"model_{model.name}_{self.nonce}"
+        view = f"model_{model.name}_{uuid.uuid4().hex[:8]}"  # unique: two runs in one session do not replace each other's
         frame.createOrReplaceTempView(view)
         self.note_view(model, view)
 

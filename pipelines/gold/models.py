@@ -337,7 +337,7 @@ class _DryRun:
             would = f"wait for {', '.join(map(self._with_nearest, missing))}, which gold does not hold yet"
         else:
             frame = queries.frame(self.spark, model, self.inputs.relation)
-            queries.check(self.spark, model, frame, self.inputs.relation, self.inputs.nonce)
+            queries.check(self.spark, model, frame, self.inputs.relation)
             _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
             _check_no_view(self.spark, model, self.inputs)
             would = self._would(model)
@@ -436,7 +436,7 @@ class _ModelsRun:
                 table.switch_vectors()
             return ModelResult(model.name, "nothing", 0, None, time.monotonic() - started)
         frame = queries.frame(self.spark, model, self.inputs.relation)
-        queries.check(self.spark, model, frame, self.inputs.relation, self.inputs.nonce)
+        queries.check(self.spark, model, frame, self.inputs.relation)
         did, rows, version = self._viewed(model, frame) if is_view else table.written(frame)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -52,14 +53,11 @@ def frame(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_m
         return spark.sql(one_query(model.query(relation)))
 
 
-def check(
-    spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str], nonce: str
-) -> None:
+def check(spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str]) -> None:
     """Raise `SettingsError` if the columns of a query, `frame`, cannot be published, if columns that the model names do not exist, or if
     rows of an incremental model may depend on rows with other keys than theirs, in tables with a `key`.
 
-    `nonce` is a part of the names of temporary views. Where there is no plan to read, as over Spark Connect, the model's rows alone tell
-    of other keys (`model_table`).
+    Where there is no plan to read, as over Spark Connect, the model's rows alone tell of other keys (`model_table`).
     """
     is_incremental = model.materialized is sql_model.Materialization.INCREMENTAL
     schemas = {ref: spark.sql(f"SELECT * FROM {relation(ref)}").schema for ref in model.refs if is_incremental}
@@ -67,7 +65,7 @@ def check(
     if is_incremental:
         _check_key_types(model, schemas)
         if sparks.is_classic(spark):
-            _check_lineage(spark, model, schemas, nonce)
+            _check_lineage(spark, model, schemas)
 
 
 def _check_columns(model: sql_model.Model, published: T.StructType, schemas: Mapping[sql_model.Ref, T.StructType]) -> None:
@@ -82,11 +80,8 @@ def _check_columns(model: sql_model.Model, published: T.StructType, schemas: Map
         raise errors.SettingsError(problems)
 
 
-def _check_lineage(
-    spark: SparkSession, model: sql_model.Model, schemas: Mapping[sql_model.Ref, T.StructType], nonce: str
-) -> None:
-    # In lower case, as Spark names temporary views in its plans.
-    views = {ref: f"{model.name}_{number}_{nonce}".lower() for number, ref in enumerate(schemas)}
+def _check_lineage(spark: SparkSession, model: sql_model.Model, schemas: Mapping[sql_model.Ref, T.StructType]) -> None:
+    views = {ref: f"keys_{uuid.uuid4().hex}" for ref in schemas}
     with ExitStack() as stack:
         for ref, view in views.items():
             # Without the tables, of which the plan would have all details.

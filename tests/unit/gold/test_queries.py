@@ -41,7 +41,7 @@ def test_what_no_table_can_hold_is_told_of_its_column(told: str) -> None:
     """At any depth: Delta reports it only after the table exists, without rows, and some readers only when they fail."""
     frame = cast("Any", SimpleNamespace(schema=REFUSED[told]))
     with pytest.raises(errors.SettingsError) as refused:
-        queries.check(ANY, MODEL, frame, ANY, "")
+        queries.check(ANY, MODEL, frame, ANY)
     assert f"m.sql: {told}" in str(refused.value).splitlines()
 
 
@@ -49,7 +49,7 @@ def test_what_a_table_can_hold_is_taken() -> None:
     given = struct(
         a=T.MapType(T.StringType(), struct(__gone=INT, b=T.ArrayType(T.DecimalType(38, 2)))), c=T.TimestampNTZType()
     )
-    queries.check(ANY, MODEL, cast("Any", SimpleNamespace(schema=given)), ANY, "")
+    queries.check(ANY, MODEL, cast("Any", SimpleNamespace(schema=given)), ANY)
 
 
 def test_keys_of_two_types_are_refused_where_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,6 @@ def test_keys_of_two_types_are_refused_where_there_is_no_plan(monkeypatch: pytes
             sql_model.parse("m", texts, where="m.sql"),
             frame,
             lambda ref: ref.name,
-            "",
         )
     assert analysed == ["s.x", "s.y"]
 
