@@ -365,10 +365,6 @@ class DeletionVectors:
     def _delta(self, name: str) -> Any:
         return jvm.java_class(self._spark, f"{DELTA}.{name}")
 
-    def _delta_object(self, name: str) -> Any:
-        """The instance of a Scala object."""
-        return getattr(self._delta(f"{name}$"), "MODULE$")
-
     def are_enabled(self, version: Any) -> bool:
         """Whether rows may be replaced by deletion vectors in a version, given as Delta's snapshot or transaction."""
         return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(version.metadata().configuration()))
@@ -384,7 +380,7 @@ class DeletionVectors:
         session, files = self._spark._jsparkSession, transaction.filterFiles()
         helper = self._delta("commands.DMLWithDeletionVectorsHelper")
         always = jvm.java_class(self._spark, "org.apache.spark.sql.catalyst.expressions.Literal").TrueLiteral()
-        generator = self._delta_object("commands.DeletionVectorBitmapGenerator")
+        generator = getattr(self._delta("commands.DeletionVectorBitmapGenerator$"), "MODULE$")  # a Scala object
         row_index_sets = generator.buildRowIndexSetsForFilesMatchingCondition(
             session, transaction, True, locations._jdf, files, always, option(file), option(row)
         )
