@@ -17,10 +17,9 @@ class ServerInfo(NamedTuple):
     """The server's version and kind, from `hello` and `buildInfo`."""
 
     version: tuple[int, ...]
-    is_replica_set: bool
     is_sharded: bool
     replica_set: str | None = None
-    """The replica set's name; None for a mongos."""
+    """The replica set's name; None for a mongos, and for a standalone server."""
 
     @property
     def text(self) -> str:
@@ -34,7 +33,6 @@ def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
         build = connection.admin.command("buildInfo")
     return ServerInfo(
         tuple(int(part) for part in build["versionArray"]),
-        "setName" in hello,
         hello.get("msg") == "isdbgrid",
         hello.get("setName"),
     )
@@ -42,7 +40,7 @@ def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
 
 def check_suitable(info: ServerInfo) -> None:
     """Raise `SourceUnsuitable` for a standalone server, or one older than MongoDB 6.0."""
-    if not (info.is_replica_set or info.is_sharded):
+    if not (info.replica_set or info.is_sharded):
         raise errors.SourceUnsuitable(
             "connecting to MongoDB: this server is not a replica set, which change streams need; start mongod with "
             "--replSet and run rs.initiate(), or connect to the replica set"

@@ -38,7 +38,7 @@ def test_it_is_a_replica_set_that_keeps_its_data_and_its_port(tmp_path: Path) ->
     server = embedded_mongodb.EmbeddedMongoDB(tmp_path)
     with server:
         with contextlib.closing(mongodb.client(server.uri)) as client:
-            assert mongodb_server.server_info(client).is_replica_set
+            assert mongodb_server.server_info(client).replica_set
         assert count(server, add=2) == 2
         first = server.uri
     with server:

@@ -126,6 +126,6 @@ def test_a_replica_set_has_no_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     log: Any = SimpleNamespace(table=TABLE, position=POSITION)
     for is_sharded, moves in ((True, found), (False, None)):
-        info = mongodb_server.ServerInfo((8, 0, 0), not is_sharded, is_sharded)
+        info = mongodb_server.ServerInfo((8, 0, 0), is_sharded)
         monkeypatch.setattr(mongodb_server, "server_info", lambda _, info=info: info)
         assert capture.Capture._encoder(of_a_run, log).moves is moves

@@ -72,7 +72,7 @@ def test_a_server_that_goes_away_meanwhile_is_a_line_of_the_status(monkeypatch: 
 
     client = SimpleNamespace(admin=SimpleNamespace(command=ends), close=lambda: None)
     monkeypatch.setattr(status.connections, "connection", lambda _: SimpleNamespace(client=lambda **_: client))
-    monkeypatch.setattr(status.mongodb_server, "server_info", lambda _: ServerInfo((7, 0, 0), True, False))
+    monkeypatch.setattr(status.mongodb_server, "server_info", lambda _: ServerInfo((7, 0, 0), False, "rs"))
     unused: Any = SimpleNamespace(source=None)
     assert "the connection failed: connection closed" in (status._source(unused).problem or "")
 
