@@ -19,6 +19,7 @@ from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import schema as evolution
 from pipelines.operations import status as pipeline_status
+from pipelines.operations import units
 from pipelines.page import audits
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def rendered(content: PageContent) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
-    environment.filters |= {"time": _time, "number": _number, "bytes": _bytes, "behind": _behind}
+    environment.filters |= {"time": _time, "number": _number, "behind": _behind}
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     latest: dict[str, Mapping[str, Any]] = {}
     # For each collection the worst of the newest results of its layers.
@@ -371,21 +372,8 @@ def _number(value: float) -> str:
     return f"{value:,}"
 
 
-def _bytes(value: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
 def _length(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown"
-    for limit, unit, length in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86400:.0f} days"
+    return "unknown" if seconds is None else units.duration(max(0, seconds))
 
 
 def _behind(layer: pipeline_status.TableStatus | None) -> str:

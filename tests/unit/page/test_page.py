@@ -46,7 +46,7 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
     for said in (
         "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "1.2 MB", "not published; the last good version stays",
         "7 of 900", "&lt;k1&gt;; k2", "min_value: 0", "could not be checked: MetricError", "2 not met", "shop.orders not published",
-        "process 42 on host-a", "differs", "25 h",
+        "process 42 on host-a", "differs", "1 d 1 h",
     ):  # fmt: skip
         assert said in text, said
     assert text.count("<svg") == 4
@@ -86,7 +86,7 @@ def test_a_history_has_its_place_where_one_is_kept() -> None:
     content = seen()
     orders = replace(content.status.collections[0], history=layer("history", 9, lag_events=23, lag_seconds=90))
     kept = replace(content, status=replace(content.status, collections=(orders,)))
-    assert "23 events, 90 s" in page.rendered(kept) and "history behind" in page.rendered(kept)
+    assert "23 events, 1 min 30 s" in page.rendered(kept) and "history behind" in page.rendered(kept)
     assert "history behind" not in page.rendered(content)
 
 
