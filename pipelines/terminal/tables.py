@@ -71,9 +71,7 @@ def models(plans: Sequence[ModelPlan]) -> None:
     if not plans:
         screen.print("There are no models: gold.models is not set, or the folder has no .sql files.")
         return
-    table = Table(box=box.SIMPLE, padding=(0, 1))
-    for name in ("model", "type", "reads", "a run would", "expectations"):
-        table.add_column(name, overflow="fold")
+    table = _plain_table("model", "type", "reads", "a run would", "expectations")
     for model in plans:
         reads = "\n".join(map(signs.escaped, model.reads))
         table.add_row(_text(model.name), model.materialized, reads, _text(model.would), str(model.expectations or ""))
@@ -88,9 +86,7 @@ def cuts(recorded_cuts: Sequence[Cut]) -> None:
     if not recorded_cuts:
         screen.print("There are no cuts yet. Make one with: medallion gold --as-of now")
         return
-    table = Table(box=box.SIMPLE, padding=(0, 1))
-    for name in ("cut", "source at", "bronze batch", "tables", "documents", "incomplete"):
-        table.add_column(name, overflow="fold")
+    table = _plain_table("cut", "source at", "bronze batch", "tables", "documents", "incomplete")
     for each in recorded_cuts:
         missing = _text(", ".join(each.missing))
         table.add_row(each.name, times.shown(each.time), str(each.batch), str(len(each.tables)), each.documents, missing)
@@ -110,9 +106,7 @@ def cut(made_cut: Cut) -> None:
         )
     if made_cut.missing:
         screen.print(_text(f"Incomplete, for example because of an unfinished snapshot: {', '.join(made_cut.missing)}"))
-    table = Table(box=box.SIMPLE, padding=(0, 1))
-    for name in ("table", "version", "location"):
-        table.add_column(name, overflow="fold")
+    table = _plain_table("table", "version", "location")
     for entry in made_cut.tables:
         table.add_row(_text(entry.name), "–" if entry.version is None else str(entry.version), _text(entry.identifier))
     screen.print(table)
