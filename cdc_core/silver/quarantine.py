@@ -19,16 +19,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 COLUMNS_DDL = f"{bronze.COLUMNS_DDL}, `reason` STRING, `to` BIGINT"
 

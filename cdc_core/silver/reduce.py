@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
@@ -33,9 +33,6 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import names as column_names
 from cdc_core.silver import fold
 from cdc_core.sql import arrow
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 DELETED = ("before", "documentKey")
 """The bronze columns that a delete's row is made of, if the delete mode keeps one."""

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.sql.names import identifier
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _CHOICE, _HELD, _GIVEN = "__choice", "__held", "__given"
 _STAYS, _NOTHING = -1, -2

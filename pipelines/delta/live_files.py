@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition
@@ -38,9 +39,6 @@ from pipelines.delta import (
 )
 from pipelines.delta.key_search import Places
 from pipelines.delta.table_files import LocalFiles
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MANY_ROWS = 50_000_000
 """Keys are searched here in files with at most this many rows in all; a million rows take less than 0.1 s. Executors find keys among more

@@ -5,16 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.sql import arrow
 from cdc_core.sql.names import identifier
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 EXAMPLES = 5
 """The most keys that are named for each kind of difference."""

@@ -7,12 +7,10 @@ import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 KEY = "__key"
 """The column that identifies the rows to replace."""

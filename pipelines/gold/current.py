@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructField, StructType
@@ -32,9 +32,6 @@ from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold.candidate import Audit, Candidate, no_audit
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 PROPERTIES = {
     "delta.enableTypeWidening": "false",

@@ -15,8 +15,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core import errors
@@ -24,9 +25,6 @@ from cdc_core.expectations import suite as suites
 from cdc_core.properties import types as values
 from cdc_core.sql.names import identifier
 from pipelines.gold import queries
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 EXAMPLES = 10
 _READ = frozenset(".`*")

@@ -6,10 +6,11 @@ Changes of silver are found by `current.GoldTable`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core import errors
@@ -18,9 +19,6 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import live_files, table_history, table_schema
 from pipelines.delta.live_files import LiveFiles
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 MANY_FILES = 500
 """The most changed files that are named in a query; with more, both versions are read whole."""

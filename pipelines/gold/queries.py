@@ -7,10 +7,10 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from cdc_core import errors
@@ -21,9 +21,6 @@ from cdc_core.sql import table_columns
 from cdc_core.sql.names import identifier
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
 """Characters that Delta refuses in column names without column mapping."""

@@ -10,19 +10,17 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import decoding
 from cdc_core.typed import plan as typed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 BEGINNING = 1000
 """The number of first documents that give a collection its first schema. Where more documents than this show something new, the first of

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.bronze.batch_range import BatchRange
@@ -18,9 +18,6 @@ from cdc_core.typed import plan as typed
 from pipelines.bronze import registry, survey
 from pipelines.delta import upsert
 from pipelines.silver.collection import SilverCollection
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
@@ -26,10 +26,6 @@ from pipelines.silver import batch as batches
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import SilverCollection
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 FACTS = ("__key", "__sequence", "__batch")
 """The columns of a table of remembered deletes."""

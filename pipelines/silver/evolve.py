@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
@@ -21,9 +21,6 @@ from pipelines.schema import log as schemas
 from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def _braced(text: str) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
@@ -28,9 +29,6 @@ from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 
 class AwaitedEvents(NamedTuple):

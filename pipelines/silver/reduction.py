@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Observation
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from cdc_core.silver import reduce
@@ -24,9 +23,6 @@ from pipelines.silver import deletes, evolve, partial_updates
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 from pipelines.spark import session as sparks
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core import errors
@@ -27,9 +27,6 @@ from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry, survey
 from pipelines.delta import query_execution
 from pipelines.verify.table_rows import HELD, HELD_DDL
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc_core.extended_json import keys as canonical_keys
@@ -31,9 +32,6 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.schema import log as schemas
 from pipelines.verify import bronze_state, documents, explanations, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS = 60.0
 """How long one close look waits for the table to pass its time, and how long changing documents are read again."""
